@@ -1,0 +1,61 @@
+# Two commands matter: `make demo` and `make test`. Each sets up its own environment the first time.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: help setup demo test lint test-fast test-slow test-gpu test-wheel format clean
+
+help:
+	@echo "make demo        train a small ViT with and without CutMix and look at its attention (3 minutes)"
+	@echo "make test        lint, types, tests and coverage"
+	@echo "make test-fast   the tests alone, without coverage"
+	@echo "make test-slow   tests marked slow"
+	@echo "make test-gpu    tests that need a CUDA device"
+	@echo "make test-wheel  build the wheel, install it into an empty environment and run its demo"
+	@echo "make format      let ruff format and fix"
+
+setup: $(READY)
+
+$(READY): pyproject.toml src/nearsight/version.py
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed: make PYTHON=python3.11 …"; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+demo: $(READY)
+	$(BIN)/nearsight demo
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test: lint
+	$(BIN)/coverage erase
+	$(BIN)/coverage run -m pytest -m "not slow and not gpu"
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report --fail-under=90
+
+test-fast: $(READY)
+	$(BIN)/pytest -q -m "not slow and not gpu"
+
+test-slow: $(READY)
+	$(BIN)/pytest -m slow
+
+test-gpu: $(READY)
+	$(BIN)/pytest -m gpu
+
+test-wheel: $(READY)
+	rm -rf build/wheel && mkdir -p build/wheel
+	$(BIN)/python -m build --quiet --wheel --outdir build/wheel
+	$(PYTHON) -m venv build/wheel/empty
+	build/wheel/empty/bin/python -m pip install --quiet --disable-pip-version-check build/wheel/*.whl
+	cd build/wheel && empty/bin/nearsight demo
+
+format: $(READY)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:
+	rm -rf build dist .coverage .coverage.* .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,11 @@
+"""Nearsight: see, measure and induce spatial locality in Vision Transformers.
+
+Importing it registers its models with timm, so that `timm.create_model("compact_vit")` works too.
+"""
+
+from nearsight import metrics
+from nearsight.lens import HeadTable, measure
+from nearsight.models import create_model
+from nearsight.version import __version__
+
+__all__ = ["HeadTable", "__version__", "create_model", "measure", "metrics"]

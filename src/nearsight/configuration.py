@@ -1,0 +1,118 @@
+"""Frozen dataclass configs to JSON and back, strictly: unknown fields and wrong types are named."""
+
+import ast
+import dataclasses
+import inspect
+import itertools
+import math
+import textwrap
+import types
+import typing
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from nearsight.errors import InputError
+
+T = TypeVar("T")
+
+# Base classes whose instances say which subclass they are, under the key "name": base -> lookup of the subclass.
+_families: dict[type, Callable[[str], type]] = {}
+
+
+def register_family(base: type, lookup: Callable[[str], type]) -> None:
+    """Let fields of type `base` hold any class that `lookup` finds by its `name`."""
+    _families[base] = lookup
+
+
+def field_docs(kind: type) -> dict[str, str]:
+    """Field name → the text that stands under the field in the dataclass's source, base classes included."""
+    docs: dict[str, str] = {}
+    for owner in reversed(kind.__mro__):
+        if not dataclasses.is_dataclass(owner):
+            continue
+        (definition,) = ast.parse(textwrap.dedent(inspect.getsource(owner))).body
+        assert isinstance(definition, ast.ClassDef)
+        for above, below in itertools.pairwise(definition.body):
+            if isinstance(above, ast.AnnAssign) and isinstance(above.target, ast.Name) and isinstance(below, ast.Expr):
+                docs[above.target.id] = " ".join(str(ast.literal_eval(below.value)).split())
+    return docs
+
+
+def encode(value: Any) -> Any:
+    """A config as JSON values. Members of a registered family carry their name."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {field.name: encode(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        in_family = any(isinstance(value, base) for base in _families)
+        return {"name": type(value).name, **fields} if in_family else fields  # type: ignore[attr-defined]
+    if isinstance(value, tuple | list):
+        return [encode(item) for item in value]
+    if isinstance(value, Path):
+        return str(value)
+    return value
+
+
+def decode(kind: type[T], value: Any, where: str = "") -> T:
+    """The config of type `kind` that `encode` turned into `value`; `where` names the place in error messages."""
+    return typing.cast("T", _decode(kind, value, where))
+
+
+def _decode(kind: Any, value: Any, where: str) -> Any:
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin is typing.Literal:
+        if value in arguments:
+            return value
+        raise InputError(f"{where or 'value'} is {value!r}, but must be one of {', '.join(map(repr, arguments))}")
+    if origin in (typing.Union, types.UnionType):
+        if value is None and types.NoneType in arguments:
+            return None
+        (kind,) = (argument for argument in arguments if argument is not types.NoneType)
+        return _decode(kind, value, where)
+    if origin is tuple:
+        return _decode_tuple(arguments, value, where)
+    if dataclasses.is_dataclass(kind):
+        return _decode_dataclass(kind, value, where)
+    return _decode_scalar(kind, value, where)
+
+
+def _decode_tuple(arguments: tuple[Any, ...], value: Any, where: str) -> tuple[Any, ...]:
+    if not isinstance(value, list | tuple):
+        raise InputError(f"{where or 'value'} is {value!r}, but must be a list")
+    if arguments[-1] is Ellipsis:
+        arguments = arguments[:1] * len(value)
+    if len(arguments) != len(value):
+        raise InputError(f"{where or 'value'} has {len(value)} items, but needs {len(arguments)}")
+    return tuple(
+        _decode(kind, item, f"{where}[{i}]") for i, (kind, item) in enumerate(zip(arguments, value, strict=True))
+    )
+
+
+def _decode_dataclass(kind: Any, value: Any, where: str) -> Any:
+    if not isinstance(value, Mapping):
+        raise InputError(f"{where or 'the config'} is {value!r}, but must be an object with named fields")
+    fields = dict(value)
+    if kind in _families:
+        if "name" not in fields:
+            raise InputError(f"{where or 'the config'} has no 'name'")
+        kind = _families[kind](fields.pop("name"))
+    hints = typing.get_type_hints(kind)
+    known = {field.name for field in dataclasses.fields(kind)}
+    for name in fields:
+        if name not in known:
+            raise InputError(f"{_join(where, name)} is not a setting this version knows")
+    return kind(**{name: _decode(hints[name], item, _join(where, name)) for name, item in fields.items()})
+
+
+def _decode_scalar(kind: Any, value: Any, where: str) -> Any:
+    if kind is Path and isinstance(value, str):
+        return Path(value)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if kind is float and is_number and math.isfinite(value):
+        return float(value)
+    if type(value) is kind and kind in (int, str, bool):
+        return value
+    raise InputError(f"{where or 'value'} is {value!r}, but must be of type {getattr(kind, '__name__', kind)}")
+
+
+def _join(where: str, name: str) -> str:
+    return f"{where}.{name}" if where else name
