@@ -1,0 +1,192 @@
+"""Attention distance and entropy against loops that nobody could get wrong, closed forms and properties."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from nearsight.metrics import attention_distance, attention_entropy, grid_distances, uniform_attention_distance
+
+
+def random_attention(*shape: int, num_tokens: int, seed: int = 0, sharpness: float = 2.0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(*shape, num_tokens, num_tokens, generator=generator, dtype=torch.float64)
+    return (sharpness * logits).softmax(-1)
+
+
+def distance_loop(attn: Tensor, grid_size: tuple[int, int], prefix: int, renormalize: bool) -> float:
+    """MAD of one head of one image, equation by equation."""
+    rows, cols = grid_size
+    diagonal = math.sqrt((rows - 1) ** 2 + (cols - 1) ** 2)
+    total = 0.0
+    for i in range(rows * cols):
+        row = [float(attn[prefix + i, prefix + j]) for j in range(rows * cols)]
+        mass = sum(row) if renormalize else 1.0
+        for j, weight in enumerate(row):
+            apart = math.sqrt((i // cols - j // cols) ** 2 + (i % cols - j % cols) ** 2)
+            total += weight / mass * (apart / diagonal if diagonal else 0.0)
+    return total / (rows * cols)
+
+
+def entropy_loop(attn: Tensor, prefix: int, eps: float) -> float:
+    num_patches = attn.shape[-1] - prefix
+    total = 0.0
+    for i in range(num_patches):
+        row = [float(attn[prefix + i, prefix + j]) for j in range(num_patches)]
+        mass = sum(row)
+        total += -sum(weight / mass * math.log(weight / mass + eps) for weight in row)
+    return total / num_patches / math.log(num_patches)
+
+
+@pytest.mark.parametrize("prefix", [0, 1, 2, 5])
+@pytest.mark.parametrize("grid_size", [(3, 3), (2, 5), (4, 1)])
+@pytest.mark.parametrize("renormalize", [True, False])
+def test_both_metrics_equal_the_loop(prefix: int, grid_size: tuple[int, int], renormalize: bool) -> None:
+    attn = random_attention(2, 3, num_tokens=grid_size[0] * grid_size[1] + prefix)
+    distance = attention_distance(attn, grid_size, num_prefix_tokens=prefix, renormalize=renormalize)
+    entropy = attention_entropy(attn, num_prefix_tokens=prefix)
+    assert distance.shape == entropy.shape == (2, 3)
+    assert distance.dtype == entropy.dtype == torch.float64
+    for image in range(2):
+        for head in range(3):
+            one = attn[image, head]
+            assert float(distance[image, head]) == pytest.approx(
+                distance_loop(one, grid_size, prefix, renormalize), rel=1e-12
+            )
+            assert float(entropy[image, head]) == pytest.approx(entropy_loop(one, prefix, 1e-12), rel=1e-12)
+
+
+def test_identity_attention_is_perfectly_local() -> None:
+    attn = torch.eye(65).expand(2, 65, 65)
+    assert attention_distance(attn, (8, 8)).tolist() == [0, 0]
+    assert attention_entropy(attn).tolist() == [0, 0]
+
+
+def test_uniform_attention_on_the_papers_grid() -> None:
+    attn = torch.full((1, 65, 65), 1 / 65)
+    assert float(attention_distance(attn, (8, 8))) == pytest.approx(0.417848, abs=5e-7)
+    assert uniform_attention_distance((8, 8)) == pytest.approx(0.417848, abs=5e-7)
+    assert float(attention_entropy(attn)) == pytest.approx(1, abs=1e-9)
+
+
+def test_farthest_token_attention_is_the_geometric_maximum() -> None:
+    distances = grid_distances((8, 8))
+    attn = torch.zeros(1, 65, 65)
+    attn[0, 1:, 1:] = torch.nn.functional.one_hot(distances.argmax(-1), 64)
+    maximum = float(attention_distance(attn, (8, 8)))
+    assert maximum == pytest.approx(float(distances.max(-1).values.mean()), rel=1e-12)
+    assert maximum == pytest.approx(0.7938, abs=5e-5)
+    assert distances.max() == pytest.approx(1)
+
+
+def test_without_renormalising_the_distance_is_understated_by_what_cls_receives() -> None:
+    attn = torch.full((1, 65, 65), 0.5 / 64)
+    attn[..., 0] = 0.5
+    full = float(attention_distance(attn, (8, 8)))
+    assert float(attention_distance(attn, (8, 8), renormalize=False)) == pytest.approx(full / 2, rel=1e-9)
+
+
+def test_a_query_that_looks_at_no_patch_is_left_out() -> None:
+    attn = random_attention(1, num_tokens=10)
+    blind = attn.clone()
+    blind[0, 4] = 0
+    blind[0, 4, 0] = 1  # the fourth patch looks at CLS alone
+    seeing = [i for i in range(9) if i != 3]
+    rows = attn[0, 1:, 1:] / attn[0, 1:, 1:].sum(-1, keepdim=True)
+    expected = (rows * grid_distances((3, 3))).sum(-1)[seeing].mean()
+    assert float(attention_distance(blind, (3, 3))) == pytest.approx(float(expected), rel=1e-12)
+    assert math.isfinite(float(attention_entropy(blind)))
+    only_cls = torch.zeros(1, 10, 10)
+    only_cls[..., 0] = 1
+    assert math.isnan(float(attention_distance(only_cls, (3, 3))))
+    assert math.isnan(float(attention_entropy(only_cls)))
+
+
+def test_nan_attention_stays_visible() -> None:
+    attn = random_attention(2, num_tokens=10)
+    attn[1, 5, 5] = math.nan
+    assert torch.isnan(attention_distance(attn, (3, 3))).tolist() == [False, True]
+    assert torch.isnan(attention_entropy(attn)).tolist() == [False, True]
+
+
+def test_one_patch_has_distance_and_entropy_zero() -> None:
+    attn = torch.full((1, 2, 2), 0.5)
+    assert float(attention_distance(attn, (1, 1))) == 0
+    assert float(attention_entropy(attn)) == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_low_precision_input_is_reduced_in_float64(dtype: torch.dtype) -> None:
+    attn = random_attention(3, num_tokens=17).to(dtype)
+    assert torch.equal(attention_distance(attn, (4, 4)), attention_distance(attn.double(), (4, 4)))
+    assert torch.equal(attention_entropy(attn), attention_entropy(attn.double()))
+
+
+def test_gradients_are_those_of_the_definition() -> None:
+    attn = random_attention(2, num_tokens=10).requires_grad_()
+    assert torch.autograd.gradcheck(lambda a: attention_distance(a, (3, 3)), attn)
+    assert torch.autograd.gradcheck(attention_entropy, attn)
+
+
+@pytest.mark.parametrize(
+    ("shape", "grid_size", "prefix", "message"),
+    [
+        ((1, 65, 65), (8, 7), 1, "65 tokens do not fit a 8×7 grid with 1 prefix tokens"),
+        ((1, 64, 64), (8, 8), 1, "64 tokens do not fit"),
+        ((1, 64, 65), (8, 8), 1, "is needed"),
+        ((64, 64), (8, 8), 0, "is needed"),
+        ((1, 4, 4), (2, 2), 4, "leave no patch"),
+        ((1, 4, 4), (2, 2), -1, "leave no patch"),
+    ],
+)
+def test_what_does_not_fit_is_a_value_error(
+    shape: tuple[int, ...], grid_size: tuple[int, int], prefix: int, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        attention_distance(torch.ones(shape), grid_size, num_prefix_tokens=prefix)
+
+
+@pytest.mark.parametrize("distance", [grid_distances, uniform_attention_distance])
+def test_a_grid_without_rows_is_refused(distance: Callable[[tuple[int, int]], object]) -> None:
+    with pytest.raises(ValueError, match="at least one row"):
+        distance((0, 4))
+
+
+@pytest.mark.parametrize("grid_size", [(8, 8), (3, 5), (1, 4), (1, 1), (14, 14)])
+def test_uniform_attention_distance_is_the_mean_over_all_pairs(grid_size: tuple[int, int]) -> None:
+    cells = [(row, column) for row in range(grid_size[0]) for column in range(grid_size[1])]
+    total = sum(math.dist(a, b) for a in cells for b in cells)
+    diagonal = math.hypot(grid_size[0] - 1, grid_size[1] - 1) or 1.0
+    assert uniform_attention_distance(grid_size) == pytest.approx(total / len(cells) ** 2 / diagonal)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.integers(1, 5),
+    st.integers(1, 5),
+    st.integers(0, 3),
+    st.floats(0, 30),
+    st.integers(0, 2**32 - 1),
+    st.sampled_from([torch.float32, torch.float64]),
+)
+def test_bounds(rows: int, cols: int, prefix: int, sharpness: float, seed: int, dtype: torch.dtype) -> None:
+    attn = random_attention(2, num_tokens=rows * cols + prefix, seed=seed, sharpness=sharpness).to(dtype)
+    most = float(grid_distances((rows, cols)).max(-1).values.mean())
+    distance = attention_distance(attn, (rows, cols), num_prefix_tokens=prefix)
+    entropy = attention_entropy(attn, num_prefix_tokens=prefix)
+    assert ((distance >= 0) & (distance <= most + 1e-12)).all()
+    assert ((entropy >= 0) & (entropy <= 1 + 1e-12)).all()
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.permutations(range(6)), st.integers(1, 5))
+def test_order_and_grouping_of_images_do_not_matter(order: list[int], cut: int) -> None:
+    attn = random_attention(6, 2, num_tokens=10)
+    whole = attention_distance(attn, (3, 3))
+    assert torch.equal(attention_distance(attn[order], (3, 3)), whole[order])
+    parts = [attention_distance(part, (3, 3)) for part in (attn[:cut], attn[cut:])]
+    assert torch.equal(torch.cat(parts), whole)
