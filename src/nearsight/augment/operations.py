@@ -1,0 +1,139 @@
+"""One operation per image, chosen image by image: the engine behind AutoAugment, RandAugment and ColorJitter.
+
+On an accelerator every kind of work is done for the whole batch and each image keeps what it needs: shapes never depend
+on the draws, so the step can be captured in a graph. On the CPU, where work costs more than waiting, images are sorted
+by operation and only what is needed is done. Both give the same bits.
+
+Magnitudes mean what they mean in torchvision's policies: degrees, pixels, blend factors less 1, bits kept, the solarize
+threshold as a share of 255, a share of the hue circle.
+
+Shape suffixes: N images, C channels, H rows, W columns.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from enum import IntEnum
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from nearsight.augment import affine, blends, tables
+
+
+class Operation(IntEnum):
+    """What can be done to an image: first those that move pixels, then those that map levels, then those that blend."""
+
+    IDENTITY = 0
+    SHEAR_X = 1
+    SHEAR_Y = 2
+    TRANSLATE_X = 3
+    TRANSLATE_Y = 4
+    ROTATE = 5
+    BRIGHTNESS = 6
+    CONTRAST = 7
+    POSTERIZE = 8
+    SOLARIZE = 9
+    SOLARIZE_ADD = 10
+    AUTOCONTRAST = 11
+    EQUALIZE = 12
+    INVERT = 13
+    COLOR = 14
+    SHARPNESS = 15
+    HUE = 16
+
+
+def apply_operations(
+    images_NCHW: Tensor, operation_N: Tensor, magnitude_N: Tensor, fill_C: Tensor, possible: frozenset[Operation]
+) -> Tensor:
+    """uint8 images after their operations; `possible` names all operations that can occur."""
+    if images_NCHW.device.type == "cpu" and not torch.compiler.is_compiling():
+        return only_what_is_needed(images_NCHW, operation_N, magnitude_N, fill_C)
+    return everything_and_select(images_NCHW, operation_N, magnitude_N, fill_C, possible)
+
+
+Entry = TypeVar("Entry")
+Matrices = Callable[[Tensor, int, int], Tensor]
+Table = Callable[[Tensor, Tensor], Tensor]
+Blend = Callable[[Tensor, Tensor], Tensor]
+
+_MATRICES: dict[Operation, Matrices] = {
+    Operation.SHEAR_X: lambda m, height, width: affine.shear_x_matrices(m, height),
+    Operation.SHEAR_Y: lambda m, height, width: affine.shear_y_matrices(m, width),
+    Operation.TRANSLATE_X: lambda m, height, width: affine.translate_matrices(m, torch.zeros_like(m)),
+    Operation.TRANSLATE_Y: lambda m, height, width: affine.translate_matrices(torch.zeros_like(m), m),
+    Operation.ROTATE: lambda m, height, width: affine.rotate_matrices(m),
+}
+_TABLES: dict[Operation, Table] = {
+    Operation.BRIGHTNESS: lambda images, m: tables.brightness_table(m),
+    Operation.CONTRAST: lambda images, m: tables.contrast_table(m, blends.mean_grey(images)),
+    Operation.POSTERIZE: lambda images, m: tables.posterize_table(m.round().to(torch.int64)),
+    Operation.SOLARIZE: lambda images, m: tables.solarize_table(255 * m),
+    Operation.SOLARIZE_ADD: lambda images, m: tables.solarize_add_table(m.trunc()),
+    Operation.AUTOCONTRAST: lambda images, m: tables.autocontrast_table(images),
+    Operation.EQUALIZE: lambda images, m: tables.equalize_table(images),
+    Operation.INVERT: lambda images, m: tables.invert_table(images.device),
+}
+_BLENDS: dict[Operation, Blend] = {
+    Operation.COLOR: blends.saturation,
+    Operation.SHARPNESS: blends.sharpness,
+    Operation.HUE: blends.hue,
+}
+
+
+def everything_and_select(
+    images_NCHW: Tensor, operation_N: Tensor, magnitude_N: Tensor, fill_C: Tensor, possible: frozenset[Operation]
+) -> Tensor:
+    """Fixed shapes and no look at the draws from the host. Images with another operation pass each kind unchanged."""
+    height, width = images_NCHW.shape[-2:]
+    images = images_NCHW
+    if matrices := _possible(_MATRICES, possible):
+        matrix_N23 = affine.identity_matrices(len(images), images.device)
+        for operation, build in matrices.items():
+            here = (operation_N == operation.value)[:, None, None]
+            matrix_N23 = torch.where(here, build(magnitude_N, height, width), matrix_N23)
+        images = affine.sample_nearest(images, matrix_N23, fill_C)
+    result = images
+    if lookups := _possible(_TABLES, possible):
+        table_NC256 = tables.identity_table(images.device)
+        for operation, tabulate in lookups.items():
+            table_NC256 = torch.where(
+                (operation_N == operation.value)[:, None, None], tabulate(images, magnitude_N), table_NC256
+            )
+        result = tables.look_up(images, table_NC256)
+    for operation, blend in _possible(_BLENDS, possible).items():
+        result = torch.where((operation_N == operation.value)[:, None, None, None], blend(images, magnitude_N), result)
+    return result
+
+
+def only_what_is_needed(images_NCHW: Tensor, operation_N: Tensor, magnitude_N: Tensor, fill_C: Tensor) -> Tensor:
+    """Images sorted by operation, so that those with the same work to do lie side by side; then back in their order."""
+    channels, height, width = images_NCHW.shape[-3:]
+    order_N = operation_N.argsort(stable=True)
+    ends = [0, *torch.bincount(operation_N, minlength=len(Operation)).cumsum(0).tolist()]
+    sorted_images, sorted_magnitude = images_NCHW.index_select(0, order_N), magnitude_N[order_N]
+
+    def members(operations: Iterable[Operation]) -> Iterator[tuple[Operation, Tensor, Tensor]]:
+        """The operations that occur, with their images and magnitudes."""
+        for operation in operations:
+            here = slice(ends[operation], ends[operation + 1])
+            if here.start < here.stop:
+                yield operation, sorted_images[here], sorted_magnitude[here]
+
+    done = [sorted_images[: ends[Operation.IDENTITY + 1]]]
+    moved = sorted_images[ends[min(_MATRICES)] : ends[max(_MATRICES) + 1]]
+    if len(moved):
+        matrices = [_MATRICES[operation](magnitude, height, width) for operation, _, magnitude in members(_MATRICES)]
+        done.append(affine.sample_nearest(moved, torch.cat(matrices), fill_C))
+    mapped = sorted_images[ends[min(_TABLES)] : ends[max(_TABLES) + 1]]
+    if len(mapped):
+        lookups = [
+            _TABLES[operation](images, magnitude).expand(len(images), channels, -1)
+            for operation, images, magnitude in members(_TABLES)
+        ]
+        done.append(tables.look_up(mapped, torch.cat(lookups)))
+    done += [_BLENDS[operation](images, magnitude) for operation, images, magnitude in members(_BLENDS)]
+    return torch.cat(done).index_select(0, order_N.argsort())
+
+
+def _possible(table: dict[Operation, Entry], possible: frozenset[Operation]) -> dict[Operation, Entry]:
+    return {operation: entry for operation, entry in table.items() if operation in possible}

@@ -1,0 +1,96 @@
+"""The augmentations of K cells as one program: uint8 images and labels in, normalised images and targets out."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from nearsight.augment.base import Augmentation, Batch, Cells
+from nearsight.augment.streams import Drawn
+from nearsight.augment.threads import threads_for
+from nearsight.errors import InputError
+from nearsight.randomness import Draws
+
+
+def normalize(images: Tensor, mean_C: Tensor, std_C: Tensor) -> Tensor:
+    """Grey levels [..., C, H, W] to zero mean and unit deviation, float32; means and deviations in grey levels."""
+    # In place on the copy: on a CPU, fresh memory for every step costs more than the arithmetic.
+    copy = images.to(torch.float32, copy=True)
+    return copy.sub_(mean_C[:, None, None]).div_(std_C[:, None, None])
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """The augmentation lists of K cells, merged. Cells may differ in what they have and how strong it is."""
+
+    stages: tuple[tuple[type[Augmentation], Cells], ...]
+    num_classes: int
+    mean_C: Tensor
+    std_C: Tensor
+
+    @classmethod
+    def stack(
+        cls,
+        cells: Sequence[Sequence[Augmentation]],
+        *,
+        num_classes: int,
+        mean: Sequence[float],
+        std: Sequence[float],
+        device: torch.device,
+    ) -> "Pipeline":
+        """`mean` and `std` are per channel, for images scaled to [0, 1], as data sets publish them."""
+        stages = []
+        for kind in _merged_order([[type(augmentation) for augmentation in cell] for cell in cells]):
+            configs = [next((a for a in cell if type(a) is kind), None) for cell in cells]
+            if any(config is not None and config.p > 0 for config in configs):
+                stages.append((kind, kind.stack(configs, device)))
+        mean_C = torch.tensor(mean, device=device) * 255
+        std_C = torch.tensor(std, device=device) * 255
+        return cls(tuple(stages), num_classes, mean_C, std_C)
+
+    def select(self, keep: Tensor) -> "Pipeline":
+        """The pipeline of the cells with these positions."""
+        stages = tuple((kind, cells.select(keep)) for kind, cells in self.stages)
+        return Pipeline(stages, self.num_classes, self.mean_C, self.std_C)
+
+    def __call__(self, images_KBCHW: Tensor, labels_KB: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
+        """Normalised float32 images [K, B, C, H, W] and target distributions [K, B, classes]."""
+        if torch.compiler.is_compiling():
+            return self._augmented(images_KBCHW, labels_KB, draws)
+        with threads_for(images_KBCHW):
+            return self._augmented(images_KBCHW, labels_KB, draws)
+
+    def _augmented(self, images_KBCHW: Tensor, labels_KB: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
+        shape_CHW = images_KBCHW.shape[-3:]
+        sample_nums: dict[str, int] = {}
+        batch_nums: dict[str, int] = {}
+        for kind, cells in self.stages:
+            sample_nums |= kind.sample_draws(cells, shape_CHW)
+            batch_nums |= kind.batch_draws(cells)
+            shape_CHW = kind.output_shape(cells, shape_CHW)
+        drawn = Drawn.of(draws, sample_nums, batch_nums)
+        targets_KBC = F.one_hot(labels_KB, self.num_classes).to(torch.float32)
+        batch = Batch(images_KBCHW, targets_KBC, self.mean_C, self.std_C)
+        for kind, cells in self.stages:
+            batch = kind.apply(batch, cells, drawn)
+        return normalize(batch.images_KBCHW, self.mean_C, self.std_C), batch.targets_KBC
+
+
+def _merged_order(lists: Sequence[Sequence[type[Augmentation]]]) -> list[type[Augmentation]]:
+    """One order that keeps the order of every list: repeatedly take a head that is not further down another list."""
+    for kinds in lists:
+        if len(set(kinds)) < len(kinds):
+            raise InputError(f"an augmentation is listed twice: {', '.join(kind.name for kind in kinds)}")
+    remaining = [list(kinds) for kinds in lists if kinds]
+    order: list[type[Augmentation]] = []
+    while remaining:
+        heads = dict.fromkeys(kinds[0] for kinds in remaining)
+        free = [head for head in heads if not any(head in kinds[1:] for kinds in remaining)]
+        if not free:
+            raise InputError(f"cells of one stack apply {', '.join(h.name for h in heads)} in different orders")
+        first = min(free, key=lambda kind: kind.stage)
+        order.append(first)
+        remaining = [kept for kinds in remaining if (kept := [kind for kind in kinds if kind is not first])]
+    return order

@@ -1,0 +1,72 @@
+"""All uniform draws of a step by one call of the generator.
+
+Asking `Draws` stream by stream gives the same numbers, but runs the ten rounds of Philox, some 250 small tensor
+operations, once for each stream: more than the augmentations themselves cost on a small batch.
+"""
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from nearsight.randomness import Draws, philox, stream_id
+
+_WORD = 0xFFFFFFFF
+_WORDS_PER_LANE = 4
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """The uniform draws in [0, 1) of one step, by the name of their stream."""
+
+    sample: dict[str, Tensor]
+    """Draws that belong to the samples: [K, B, num]."""
+    batch: dict[str, Tensor]
+    """Draws that belong to the batch: [K, num]."""
+
+    @classmethod
+    def of(cls, draws: Draws, sample_nums: Mapping[str, int], batch_nums: Mapping[str, int]) -> "Drawn":
+        """Equal to `draws.per_sample(name, num)` and `draws.per_batch(name, num)` for every name → num."""
+        if not sample_nums and not batch_nums:
+            return cls({}, {})
+        num_cells, num_samples = draws.index_KB.shape
+        sample_stream, sample_lane = _lanes(sample_nums, draws.index_KB.device)
+        batch_stream, batch_lane = _lanes(batch_nums, draws.index_KB.device)
+        # One row of counters per cell: all lanes of the first sample, of the second, …, and those of the batch.
+        index_KBL = draws.index_KB.unsqueeze(-1).expand(-1, -1, len(sample_lane))
+        index_Kn = torch.cat((index_KBL.flatten(1), draws.step.expand(num_cells, len(batch_lane))), dim=1)
+        stream_n = torch.cat((sample_stream.repeat(num_samples), batch_stream))
+        lane_n = torch.cat((sample_lane.repeat(num_samples), batch_lane))
+        seed_K1 = draws.seed_K.unsqueeze(-1)
+        key = (seed_K1 & _WORD, (seed_K1 >> 32) & _WORD)
+        words = philox(key, (index_Kn & _WORD, (draws.epoch & _WORD).unsqueeze(-1), stream_n, lane_n))
+        # The top 24 bits of each word, as in `nearsight.randomness.uniform`.
+        draw_Kn4 = (torch.stack(words, dim=-1) >> 8).to(torch.float32) * 2.0**-24
+        num_sample_lanes = num_samples * len(sample_lane)
+        draw_KBm = draw_Kn4[:, :num_sample_lanes].reshape(num_cells, num_samples, -1)
+        return cls(_by_name(draw_KBm, sample_nums), _by_name(draw_Kn4[:, num_sample_lanes:].flatten(1), batch_nums))
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _stream_word(name: str) -> int:
+    """A function of its own because torch.compile cannot trace the hash behind it."""
+    return stream_id(name)
+
+
+def _num_lanes(num: int) -> int:
+    return (num + _WORDS_PER_LANE - 1) // _WORDS_PER_LANE
+
+
+def _lanes(nums: Mapping[str, int], device: torch.device) -> tuple[Tensor, Tensor]:
+    """The counter words that tell streams and their lanes apart, one after another: int64 [lanes of all streams]."""
+    none = torch.zeros(0, dtype=torch.int64, device=device)
+    streams = [torch.full((_num_lanes(num),), _stream_word(name), device=device) for name, num in nums.items()]
+    lanes = [torch.arange(_num_lanes(num), device=device) for num in nums.values()]
+    return torch.cat((none, *streams)), torch.cat((none, *lanes))
+
+
+def _by_name(draw: Tensor, nums: Mapping[str, int]) -> dict[str, Tensor]:
+    starts = itertools.accumulate((_WORDS_PER_LANE * _num_lanes(num) for num in nums.values()), initial=0)
+    return {name: draw[..., start : start + num] for (name, num), start in zip(nums.items(), starts, strict=False)}

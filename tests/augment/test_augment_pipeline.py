@@ -1,0 +1,210 @@
+"""The pipeline: cells side by side, order, normalisation, and what a captured or compiled step needs."""
+
+import inspect
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nearsight.augment import (
+    AUGMENTATIONS,
+    Augmentation,
+    AutoAugment,
+    CutMix,
+    CutOut,
+    HorizontalFlip,
+    Mixup,
+    Pipeline,
+    RandAugment,
+    RandomCrop,
+    RandomErasing,
+    ResizedCrop,
+    TileShuffle,
+    normalize,
+)
+from nearsight.errors import InputError
+from nearsight.randomness import Draws
+
+MEAN = (0.5071, 0.4865, 0.4409)
+STD = (0.2673, 0.2564, 0.2762)
+CPU = torch.device("cpu")
+MODERN = [RandomCrop(), HorizontalFlip(), AutoAugment(), CutMix(p=0.5)]
+
+
+def stacked(cells) -> Pipeline:
+    return Pipeline.stack(cells, num_classes=10, mean=MEAN, std=STD, device=CPU)
+
+
+def labels(num_cells: int, num: int) -> torch.Tensor:
+    return torch.arange(num_cells * num).view(num_cells, num) % 10
+
+
+def plain(images: torch.Tensor) -> torch.Tensor:
+    return (images.float() - torch.tensor(MEAN)[:, None, None] * 255) / (torch.tensor(STD)[:, None, None] * 255)
+
+
+def test_registry():
+    assert all(kind.name == name for name, kind in AUGMENTATIONS.items())
+    assert {"crop", "flip", "autoaugment", "colorjitter", "cutmix"} <= set(AUGMENTATIONS)
+    assert set(AUGMENTATIONS.values()) == set(Augmentation.__subclasses__())
+
+
+@pytest.mark.parametrize("name", AUGMENTATIONS)
+def test_a_cell_without_it_is_bit_identical(make_draws, make_images, name):
+    kind = AUGMENTATIONS[name]
+    images = make_images(60, 24, 28).view(3, 20, 3, 24, 28)
+    out, targets = stacked([[kind(p=1.0)], [], [kind(p=0.0)]])(images, labels(3, 20), make_draws(3, 20))
+    assert torch.equal(out[1:], plain(images)[1:])
+    assert torch.equal(targets[1:], torch.nn.functional.one_hot(labels(3, 20)[1:], 10).float())
+    assert not torch.equal(out[0], plain(images)[0])
+
+
+@pytest.mark.parametrize("name", AUGMENTATIONS)
+def test_a_cell_does_not_depend_on_its_stack(make_draws, make_images, name):
+    kind = AUGMENTATIONS[name]
+    strong = {field: True for field in ("per_sample", "mix_labels") if field in inspect.signature(kind).parameters}
+    images = make_images(48).view(3, 16, 3, 32, 32)
+    draws = make_draws(3, 16)
+    together = stacked([[kind()], [kind(p=0.6, **strong)], []])(images, labels(3, 16), draws)
+    for cell, setting in enumerate(([kind()], [kind(p=0.6, **strong)])):
+        alone = type(draws)(draws.seed_K[cell : cell + 1], draws.epoch, draws.step, draws.index_KB[cell : cell + 1])
+        out, targets = stacked([setting])(images[cell : cell + 1], labels(3, 16)[cell : cell + 1], alone)
+        assert torch.equal(out[0], together[0][cell])
+        assert torch.equal(targets[0], together[1][cell])
+
+
+def test_select_keeps_the_cells(make_draws, make_images):
+    images = make_images(48).view(3, 16, 3, 32, 32)
+    draws = make_draws(3, 16)
+    pipeline = stacked([MODERN, [RandomCrop(padding=2)], [AutoAugment(p=0.5), CutMix(p=1.0, alpha=0.3)]])
+    whole = pipeline(images, labels(3, 16), draws)
+    keep = torch.tensor([2, 0])
+    kept_draws = type(draws)(draws.seed_K[keep], draws.epoch, draws.step, draws.index_KB[keep])
+    out, targets = pipeline.select(keep)(images[keep], labels(3, 16)[keep], kept_draws)
+    assert torch.equal(out, whole[0][keep])
+    assert torch.equal(targets, whole[1][keep])
+
+
+def test_samples_keep_their_draws_in_another_batch(make_draws, make_images):
+    """Augmentations of single images depend on the sample, not on its place in the batch."""
+    images = make_images(20).unsqueeze(0)
+    draws = make_draws(1, 20)
+    pipeline = stacked([[RandomCrop(), HorizontalFlip(), AutoAugment(), CutOut()]])
+    out, _ = pipeline(images, labels(1, 20), draws)
+    order = torch.randperm(20, generator=torch.Generator().manual_seed(0))
+    moved = type(draws)(draws.seed_K, draws.epoch, draws.step + 1, draws.index_KB[:, order])
+    assert torch.equal(pipeline(images[:, order], labels(1, 20), moved)[0], out[:, order])
+
+
+def test_epochs_steps_and_seeds_differ(make_draws, make_images):
+    images = make_images(30).unsqueeze(0)
+    pipeline = stacked([[RandomCrop(), CutMix(p=1.0)]])
+
+    def out(**change):
+        return pipeline(images, labels(1, 30), make_draws(1, 30, **change))[0]
+
+    assert torch.equal(out(), out())
+    for change in ({"seed": 1}, {"epoch": 4}, {"step": 6}):
+        assert not torch.equal(out(), out(**change)), change
+
+
+def test_stages_after_a_resize_see_the_new_size(make_draws, make_images):
+    images = make_images(20, 32, 40).view(2, 10, 3, 32, 40)
+    later = [RandomErasing(p=1.0, noise=1.0), TileShuffle(tile=4)]
+    out, _ = stacked([[ResizedCrop(size=16), *later], [ResizedCrop(size=16)]])(images, labels(2, 10), make_draws(2, 10))
+    assert out.shape == (2, 10, 3, 16, 16)
+    assert out.isfinite().all()
+
+
+def test_normalize(make_images):
+    images = make_images(6)
+    ours = normalize(images, torch.tensor(MEAN) * 255, torch.tensor(STD) * 255)
+    assert torch.allclose(ours, plain(images))
+    assert ours.dtype == torch.float32
+
+
+def test_the_order_of_the_list_is_kept(make_draws, make_images):
+    images = make_images(30).unsqueeze(0)
+    draws = make_draws(1, 30)
+    first = stacked([[HorizontalFlip(), RandomCrop()]])(images, labels(1, 30), draws)[0]
+    second = stacked([[RandomCrop(), HorizontalFlip()]])(images, labels(1, 30), draws)[0]
+    assert not torch.equal(first, second)
+    assert [kind.name for kind, _ in stacked([[CutMix()], [RandomCrop()], [AutoAugment()]]).stages] == [
+        "crop",
+        "autoaugment",
+        "cutmix",
+    ]
+
+
+def test_bad_lists(make_draws, make_images):
+    with pytest.raises(InputError, match=r"listed twice"):
+        stacked([[CutMix(), CutMix(p=0.5)]])
+    with pytest.raises(InputError, match=r"different orders"):
+        stacked([[CutMix(), RandomCrop()], [RandomCrop(), CutMix()]])
+    blended_too_early = stacked([[Mixup(), AutoAugment()]])
+    with pytest.raises(InputError, match=r"autoaugment works on whole grey levels"):
+        blended_too_early(make_images(4).unsqueeze(0), labels(1, 4), make_draws(1, 4))
+    with pytest.raises(InputError, match=r"none of the cells"):
+        CutMix.stack([None, None], CPU)
+
+
+def test_threads_are_left_as_they_were(make_draws, make_images):
+    seen = []
+
+    class Watching(HorizontalFlip):
+        @classmethod
+        def apply(cls, batch, cells, drawn):
+            seen.append(torch.get_num_threads())
+            if len(seen) == 2:
+                raise RuntimeError("stop")
+            return super().apply(batch, cells, drawn)
+
+    pipeline = stacked([[Watching()]])
+    arguments = (make_images(4).unsqueeze(0), labels(1, 4), make_draws(1, 4))
+    torch.set_num_threads(2)
+    pipeline(*arguments)
+    with pytest.raises(RuntimeError, match="stop"):
+        pipeline(*arguments)
+    assert torch.get_num_threads() == 2
+    large = make_images(1).expand(1, 3000, -1, -1, -1)
+    pipeline(large, labels(1, 3000), make_draws(1, 3000))
+    assert seen == [1, 1, 2]
+    assert torch.get_num_threads() == 2
+
+
+def test_one_graph_without_a_look_at_the_data(make_draws, make_images):
+    """fullgraph refuses .item(), boolean masks and anything else that would make the host wait for the device."""
+    everything = [kind(p=0.9) for kind in AUGMENTATIONS.values()]
+    images = make_images(12, 16, 16).view(2, 6, 3, 16, 16)
+    pipeline = stacked([everything, []])
+    torch._dynamo.reset()
+    compiled = torch.compile(pipeline, fullgraph=True, backend="eager", dynamic=False)
+    out, targets = compiled(images, labels(2, 6), make_draws(2, 6))
+    expected, expected_targets = pipeline(images, labels(2, 6), make_draws(2, 6))
+    assert torch.allclose(out, expected, atol=1e-5)
+    assert torch.allclose(targets, expected_targets, atol=1e-6)
+    assert torch.equal(out[1], plain(images)[1])
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(
+    num_cells=st.integers(1, 3),
+    num=st.integers(1, 5),
+    height=st.integers(3, 20),
+    width=st.integers(3, 20),
+    padding=st.integers(0, 9),
+    magnitude=st.integers(0, 30),
+)
+def test_any_shape(num_cells, num, height, width, padding, magnitude):
+    generator = torch.Generator().manual_seed(height * 31 + width)
+    images = torch.randint(0, 256, (num_cells, num, 3, height, width), generator=generator).to(torch.uint8)
+    index = torch.arange(num_cells * num).view(num_cells, num)
+    draws = Draws(torch.arange(num_cells), torch.tensor(0), torch.tensor(0), index)
+    cell = [RandomCrop(padding=padding), HorizontalFlip(), RandAugment(magnitude=magnitude), CutMix(p=1.0)]
+    out, targets = stacked([cell] * num_cells)(images, index % 10, draws)
+    assert out.shape == images.shape
+    grey = out * torch.tensor(STD)[:, None, None] * 255 + torch.tensor(MEAN)[:, None, None] * 255
+    assert grey.min() > -0.01
+    assert grey.max() < 255.01
+    assert torch.allclose(targets.sum(-1), torch.ones(num_cells, num), atol=1e-6)

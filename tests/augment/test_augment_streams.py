@@ -1,0 +1,22 @@
+"""One call of the generator gives what `Draws` gives stream by stream."""
+
+import torch
+
+from nearsight.augment.streams import Drawn
+
+
+def test_equal_to_draws(make_draws):
+    draws = make_draws(3, 11, seed=2**33 + 1)
+    sample_nums = {"a": 1, "b": 4, "c": 5, "d": 23}
+    batch_nums = {"a.batch": 6, "e": 2}
+    drawn = Drawn.of(draws, sample_nums, batch_nums)
+    assert list(drawn.sample) == list(sample_nums)
+    assert list(drawn.batch) == list(batch_nums)
+    for name, num in sample_nums.items():
+        assert torch.equal(drawn.sample[name], draws.per_sample(name, num)), name
+    for name, num in batch_nums.items():
+        assert torch.equal(drawn.batch[name], draws.per_batch(name, num)), name
+
+
+def test_no_streams(make_draws):
+    assert Drawn.of(make_draws(2, 3), {}, {}) == Drawn({}, {})
