@@ -1,0 +1,102 @@
+"""Behind `nearsight data check`: whether a data set on disk is what its makers published."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from nearsight.data.cache import open_cached, verify_cache
+from nearsight.data.checksums import published_checksums
+from nearsight.data.dataset import ImageSet
+from nearsight.data.loading import dataset_spec, find_source, load_dataset
+from nearsight.data.locations import data_folder
+from nearsight.data.source import DatasetSpec
+from nearsight.errors import InputError
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was checked."""
+
+    what: str
+    """The thing."""
+    ok: bool
+    """Whether it is as it should be."""
+    detail: str
+    """What was found, and what was expected if that differs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckReport:
+    """Everything that was checked about a data set."""
+
+    name: str
+    """The data set."""
+    folder: Path | None
+    """Where it is; None when it needs no files."""
+    layout: str
+    """Which layout was found there."""
+    findings: tuple[Finding, ...]
+    """In the order of the checks."""
+
+    @property
+    def ok(self) -> bool:
+        return all(finding.ok for finding in self.findings)
+
+
+def _count(what: str, found: int, expected: int | None) -> Finding:
+    ok = expected in (None, found)
+    return Finding(what, ok, f"{found:,}" if ok else f"{found:,}, but {expected:,} are published")
+
+
+def _balance(part: str, images: ImageSet, num_classes: int, spec: DatasetSpec) -> Finding:
+    counts = torch.bincount(images.labels_N, minlength=num_classes)
+    least, most = int(counts.min()), int(counts.max())
+    spread = f"{least:,} per class" if least == most else f"{least:,} to {most:,} per class"
+    # Where balance is not promised, a class without a single image is still wrong.
+    ok = least == most if spec.balanced else least > 0
+    return Finding(f"{part} class balance", ok, spread if ok else f"{spread}, but the published set has equal classes")
+
+
+def check_dataset(name: str, data_dir: Path | None = None) -> CheckReport:
+    """Compare counts, class balance and checksums with what is published, and the cache with its own checksum.
+
+    All findings are collected: a report that stops at the first damaged file would have to be asked for many times.
+    """
+    spec = dataset_spec(name)
+    if spec.find is None:
+        dataset = load_dataset(name)
+        classes, parts = dataset.classes, (dataset.train, dataset.test)
+        folder, layout, findings = None, "drawn by nearsight", []
+    else:
+        source = find_source(name, spec, data_folder(data_dir), spec.image_size)
+        folder, layout = source.folder, source.layout
+        findings = [
+            Finding(
+                checksum.path.name,
+                checksum.ok,
+                f"md5 {checksum.found}"
+                if checksum.ok
+                else f"md5 {checksum.found}, but {checksum.expected} is published",
+            )
+            for checksum in published_checksums(source, spec.md5)
+        ]
+        # Kept apart from what load_dataset opens, which must have passed these very checks.
+        checked = name if all(finding.ok for finding in findings) else f"{name}-unverified"
+        try:
+            decoded = open_cached(checked, source, spec.image_size)
+        except InputError as error:
+            findings.append(Finding("images", False, str(error)))
+            return CheckReport(name=name, folder=folder, layout=layout, findings=tuple(findings))
+        classes, parts = decoded.classes, (decoded.train, decoded.test)
+        intact = verify_cache(checked, source, spec.image_size)
+        findings.append(Finding("image cache", intact, "sha256 is right" if intact else "sha256 is wrong; remove it"))
+    train, test = parts
+    findings += [
+        _count("classes", len(classes), spec.num_classes),
+        _count("training images", len(train), spec.num_train),
+        _count("test images", len(test), spec.num_test),
+        _balance("training", train, len(classes), spec),
+        _balance("test", test, len(classes), spec),
+    ]
+    return CheckReport(name=name, folder=folder, layout=layout, findings=tuple(findings))

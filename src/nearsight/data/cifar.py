@@ -1,0 +1,157 @@
+"""CIFAR-10 and CIFAR-100 (Krizhevsky 2009), in the binary and in the python version, as published.
+
+Binary: records of one (CIFAR-10) or two (CIFAR-100: coarse, fine) label bytes and 3,072 pixel bytes, planes R, G, B.
+Python: pickled dictionaries with the same pixels as a [N, 3072] array and the labels as a list.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from nearsight.data.dataset import check_label_range
+from nearsight.data.pickled import read_pickled_arrays
+from nearsight.data.source import Chunk, Source
+from nearsight.errors import InputError
+
+_NUM_PIXELS = 3 * 32 * 32
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """Where a version keeps what."""
+
+    version: str
+    """"binary" or "python"."""
+    folder: str
+    """Folder below the data folder."""
+    train: tuple[str, ...]
+    """Files of the training set, in order."""
+    test: str
+    """File of the test set."""
+    names: str
+    """File of the class names."""
+    num_classes: int
+    """How many names that file has."""
+    label_at: int = 0
+    """Binary: which label byte of a record is the class."""
+    label_key: str = "labels"
+    """Python: which entry is the class."""
+    names_key: str = "label_names"
+    """Python: which entry of the names file lists the classes."""
+
+
+CIFAR10 = (
+    Layout(
+        version="binary",
+        folder="cifar-10-batches-bin",
+        train=tuple(f"data_batch_{number}.bin" for number in range(1, 6)),
+        test="test_batch.bin",
+        names="batches.meta.txt",
+        num_classes=10,
+    ),
+    Layout(
+        version="python",
+        folder="cifar-10-batches-py",
+        train=tuple(f"data_batch_{number}" for number in range(1, 6)),
+        test="test_batch",
+        names="batches.meta",
+        num_classes=10,
+    ),
+)
+CIFAR100 = (
+    Layout(
+        version="binary",
+        folder="cifar-100-binary",
+        train=("train.bin",),
+        test="test.bin",
+        names="fine_label_names.txt",
+        num_classes=100,
+        label_at=1,
+    ),
+    Layout(
+        version="python",
+        folder="cifar-100-python",
+        train=("train",),
+        test="test",
+        names="meta",
+        num_classes=100,
+        label_key="fine_labels",
+        names_key="fine_label_names",
+    ),
+)
+
+
+def _read_binary(path: Path, layout: Layout) -> Chunk:
+    # CIFAR-10 records begin with one label byte, CIFAR-100 records with two: the class is the last.
+    record = layout.label_at + 1 + _NUM_PIXELS
+    content = np.fromfile(path, dtype=np.uint8)
+    if len(content) == 0 or len(content) % record:
+        raise InputError(
+            f"{path} is truncated or no CIFAR file: it has {len(content)} bytes, "
+            f"but a whole number of {record}-byte records is expected; get it again"
+        )
+    records = content.reshape(-1, record)
+    return records[:, -_NUM_PIXELS:].reshape(-1, 3, 32, 32), records[:, layout.label_at].astype(np.int64)
+
+
+def _read_python(path: Path, layout: Layout) -> Chunk:
+    content = read_pickled_arrays(path)
+    pixels, labels = content.get("data"), content.get(layout.label_key)
+    if not (isinstance(pixels, np.ndarray) and pixels.dtype == np.uint8 and pixels.shape[1:] == (_NUM_PIXELS,)):
+        raise InputError(f"{path} has no uint8 array [N, {_NUM_PIXELS}] named 'data'; get it again")
+    if not isinstance(labels, list) or len(labels) != len(pixels):
+        raise InputError(f"{path} has no list of {len(pixels)} labels named {layout.label_key!r}; get it again")
+    return pixels.reshape(-1, 3, 32, 32), np.asarray(labels, dtype=np.int64)
+
+
+def _read(paths: tuple[Path, ...], layout: Layout) -> Iterator[Chunk]:
+    for path in paths:
+        images_nCHW, labels_n = (_read_binary if layout.version == "binary" else _read_python)(path, layout)
+        check_label_range(str(path), torch.from_numpy(labels_n), layout.num_classes)
+        yield images_nCHW, labels_n
+
+
+def _class_names(path: Path, layout: Layout) -> tuple[str, ...]:
+    names: Any
+    if layout.version == "binary":
+        names = path.read_text(encoding="utf-8").split()
+    else:
+        names = read_pickled_arrays(path).get(layout.names_key, [])
+    if len(names) != layout.num_classes:
+        raise InputError(f"{path} has {len(names)} class names, but {layout.num_classes} are expected; get it again")
+    return tuple(map(str, names))
+
+
+def _find(folder: Path, layout: Layout) -> Source:
+    train, test, names = tuple(folder / name for name in layout.train), folder / layout.test, folder / layout.names
+    files = (*train, test, names)
+    missing = [path.name for path in files if not path.is_file()]
+    if missing:
+        raise InputError(f"{folder} is not complete: {', '.join(missing)} missing; get it again")
+    return Source(
+        folder=folder,
+        layout=f"{layout.version} version",
+        files=files,
+        classes=_class_names(names, layout),
+        train=lambda: _read(train, layout),
+        test=lambda: _read((test,), layout),
+    )
+
+
+def _find_any(data_dir: Path, layouts: tuple[Layout, ...]) -> Source | None:
+    for layout in layouts:
+        if (data_dir / layout.folder).is_dir():
+            return _find(data_dir / layout.folder, layout)
+    return None
+
+
+def find_cifar10(data_dir: Path, _image_size: int) -> Source | None:
+    return _find_any(data_dir, CIFAR10)
+
+
+def find_cifar100(data_dir: Path, _image_size: int) -> Source | None:
+    return _find_any(data_dir, CIFAR100)

@@ -1,0 +1,89 @@
+"""From image files to uint8 RGB arrays of one size, on all cores, with every unreadable file named.
+
+Shape suffixes: n images of a chunk, C channels, H rows, W columns.
+"""
+
+import io
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from nearsight.data.source import Chunk
+from nearsight.errors import InputError
+
+EXTENSIONS = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp")
+_CHUNK = 512
+
+
+class UnreadableError(Exception):
+    """An image that cannot be decoded; the message says why."""
+
+
+def is_image_name(name: str) -> bool:
+    return name.lower().endswith(EXTENSIONS) and not name.startswith(".")
+
+
+def open_rgb(image: Path | bytes) -> Image.Image:
+    """A decoded picture; grey, palette and transparent ones become RGB."""
+    try:
+        with Image.open(io.BytesIO(image) if isinstance(image, bytes) else image) as opened:
+            return opened.convert("RGB")
+    # Pillow's decoders raise whatever their parsers do (SyntaxError for a broken PNG, say), and all mean the same here.
+    except Exception as error:
+        raise UnreadableError(str(error) or type(error).__name__) from error
+
+
+def _exact(picture: Image.Image, size: int) -> Image.Image:
+    if picture.size != (size, size):
+        raise UnreadableError(f"is {picture.width}×{picture.height}, but all must be {size}×{size}")
+    return picture
+
+
+def _fitted(picture: Image.Image, size: int) -> Image.Image:
+    """The shorter side resized to `size`, then the centre: what torchvision's Resize and CenterCrop do."""
+    scale = size / min(picture.size)
+    width, height = (max(size, int(side * scale)) for side in picture.size)
+    left, top = round((width - size) / 2), round((height - size) / 2)
+    return picture.resize((width, height), Image.Resampling.BICUBIC).crop((left, top, left + size, top + size))
+
+
+def _pixels(image: Path | bytes, size: int, fit: bool) -> NDArray[np.uint8] | str:
+    """[C, H, W], or why there are none: an error in a worker must not hide those of its neighbours."""
+    try:
+        picture = open_rgb(image)
+        picture = _fitted(picture, size) if fit else _exact(picture, size)
+    except UnreadableError as error:
+        return str(error)
+    return np.asarray(picture).transpose(2, 0, 1)
+
+
+def unreadable(where: Path, problems: Sequence[tuple[str, str]]) -> InputError:
+    """One error for all files of a folder that could not be read."""
+    shown = "; ".join(f"{name} ({reason})" for name, reason in problems[:5])
+    more = f"; and {len(problems) - 5} more" if len(problems) > 5 else ""
+    return InputError(f"{len(problems)} image(s) in {where} cannot be used: {shown}{more}; repair or remove them")
+
+
+def decode(
+    where: Path, images: Sequence[Path | bytes], labels: Sequence[int], size: int, *, fit: bool = True
+) -> Iterator[Chunk]:
+    """Chunks of decoded images in the given order. `fit` resizes and crops; without it, another size is an error."""
+    problems: list[tuple[str, str]] = []
+    with ThreadPoolExecutor(os.cpu_count()) as threads:  # Pillow decodes without the interpreter lock
+        for begin in range(0, len(images), _CHUNK):
+            several = images[begin : begin + _CHUNK]
+            decoded = list(threads.map(lambda image: _pixels(image, size, fit), several))
+            for offset, (image, pixels) in enumerate(zip(several, decoded, strict=True)):
+                if isinstance(pixels, str):
+                    name = f"image {begin + offset}" if isinstance(image, bytes) else str(image.relative_to(where))
+                    problems.append((name, pixels))
+            if not problems:
+                chunk = np.stack([pixels for pixels in decoded if not isinstance(pixels, str)])
+                yield chunk, np.asarray(labels[begin : begin + _CHUNK], dtype=np.int64)
+    if problems:
+        raise unreadable(where, problems)

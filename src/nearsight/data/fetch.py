@@ -1,0 +1,95 @@
+"""Behind `nearsight data fetch`: get a data set from its makers, check it, unpack it."""
+
+import contextlib
+import errno
+import os
+import shutil
+import tempfile
+import urllib.error
+from pathlib import Path
+
+from nearsight.data.archives import unpack_archive
+from nearsight.data.downloads import Download, HubDownload
+from nearsight.data.extras import require
+from nearsight.data.loading import dataset_spec, find_source
+from nearsight.data.locations import data_folder
+from nearsight.data.source import Source
+from nearsight.errors import InputError
+from nearsight.files import output_folder
+
+_ARCHIVES = (".tar.gz", ".tgz", ".tar", ".zip")
+
+
+def fetch_dataset(name: str, data_dir: Path | None = None) -> Source:
+    """Download a data set into the data folder, unless it is there, and say where it is."""
+    spec = dataset_spec(name)
+    if spec.find is None:
+        raise InputError(f"{name} needs no files: nearsight draws it")
+    folder = data_folder(data_dir)
+    with contextlib.suppress(InputError):  # an incomplete one is fetched again
+        if folder.is_dir() and (present := spec.find(folder, spec.image_size)) is not None:
+            return present
+    if not spec.downloads:
+        raise InputError(f"{name} cannot be fetched: {spec.about}; put it into {folder}")
+    output_folder(folder)
+    for download in spec.downloads:
+        if isinstance(download, HubDownload):
+            _from_hub(download, folder)
+        else:
+            _from_web(download, folder)
+    return find_source(name, spec, folder, spec.image_size)
+
+
+def _download(download: Download, into: Path) -> Path:
+    # Imported here: torchvision takes a second to load, and nothing else in this room needs it.
+    from torchvision.datasets.utils import download_url
+
+    try:
+        download_url(download.url, into, filename=download.filename, md5=download.md5)
+    except urllib.error.URLError as error:
+        raise InputError(
+            f"{download.url} cannot be reached: {error.reason}; try again with a network, "
+            "or get the file elsewhere and unpack it into the data folder"
+        ) from error
+    except RuntimeError as error:  # torchvision's word for a wrong checksum
+        raise InputError(f"{download.url} did not arrive as published (md5 {download.md5}): {error}") from error
+    return into / download.filename
+
+
+def _from_web(download: Download, folder: Path) -> None:
+    # In a folder of its own until it is complete: nothing half-fetched ever has a data set's name.
+    try:
+        with tempfile.TemporaryDirectory(prefix=".fetching-", dir=folder) as temporary:
+            file = _download(download, Path(temporary))
+            if file.name.endswith(_ARCHIVES):
+                unpacked = Path(temporary, "unpacked")
+                unpack_archive(file, unpacked)
+                _move_all(unpacked, folder)
+            else:
+                (folder / download.folder).mkdir(exist_ok=True)
+                os.replace(file, folder / download.folder / file.name)
+    except OSError as error:
+        reason = "the disk is full" if error.errno == errno.ENOSPC else error.strerror or error
+        raise InputError(f"{download.url} could not be fetched into {folder}: {reason}") from error
+
+
+def _move_all(unpacked: Path, folder: Path) -> None:
+    for item in sorted(unpacked.iterdir()):
+        target = folder / item.name
+        if target.exists():
+            raise InputError(f"{target} is there already, but is not complete; remove it and fetch again")
+        shutil.move(item, target)
+
+
+def _from_hub(download: HubDownload, folder: Path) -> None:
+    hub = require("huggingface_hub", f"to fetch {download.repository}")
+    try:
+        hub.snapshot_download(
+            download.repository,
+            repo_type="dataset",
+            allow_patterns=["*.parquet", "**/*.parquet"],
+            local_dir=folder / download.folder,
+        )
+    except Exception as error:  # the hub's clients raise those of whichever HTTP library they use
+        first_line = next(iter(str(error).splitlines()), type(error).__name__)
+        raise InputError(f"{download.repository} could not be fetched from the hub: {first_line}; try again") from error

@@ -1,0 +1,55 @@
+"""Behind `nearsight data list`: which data sets there are, and which are on this machine."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from nearsight.data.cache import cache_file
+from nearsight.data.locations import data_folder
+from nearsight.data.registry import DATASETS
+from nearsight.errors import InputError
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListedDataset:
+    """A line of the list."""
+
+    name: str
+    """What to call it."""
+    about: str
+    """What it is."""
+    state: str
+    """"present", "absent", "damaged" or, for a set that nearsight draws, "built in"."""
+    folder: Path | None
+    """Where it is."""
+    detail: str
+    """Its layout, or what is wrong with it, or how to get it."""
+    decoded: bool
+    """Whether it is in the image cache, so that opening it takes no time."""
+
+
+def _listed(name: str, folder: Path) -> ListedDataset:
+    spec = DATASETS[name]
+    if spec.find is None:
+        return ListedDataset(
+            name=name, about=spec.about, state="built in", folder=None, detail="always there", decoded=False
+        )
+    try:
+        source = spec.find(folder, spec.image_size)
+    except InputError as error:
+        return ListedDataset(
+            name=name, about=spec.about, state="damaged", folder=folder, detail=str(error), decoded=False
+        )
+    if source is None:
+        way = f"nearsight data fetch {name}" if spec.downloads else f"put it into {folder}"
+        return ListedDataset(name=name, about=spec.about, state="absent", folder=None, detail=way, decoded=False)
+    decoded = cache_file(name, source, spec.image_size).is_file()
+    return ListedDataset(
+        name=name, about=spec.about, state="present", folder=source.folder, detail=source.layout, decoded=decoded
+    )
+
+
+def list_datasets(data_dir: Path | None = None) -> tuple[ListedDataset, ...]:
+    """Every data set of the registry, in its order."""
+    folder = data_folder(data_dir)
+    # `image-folder` is whatever the caller says the data folder is, so it cannot be present or absent.
+    return tuple(_listed(name, folder) for name in DATASETS if name != "image-folder")
