@@ -1,0 +1,107 @@
+"""The compact ViT of the protocol study (S1 §4.1): depth 8, width 192, 8 heads, MLP 384, about 2.4 M parameters.
+
+It is timm's `VisionTransformer` at that size, so whatever works on a timm ViT works on it. Only the initialisation is
+ours, and it is a choice: the paper does not report its own.
+"""
+
+from typing import Any, Literal, get_args
+
+import torch
+from timm.layers import to_2tuple
+from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
+from timm.models.vision_transformer import VisionTransformer
+from torch import nn
+
+from nearsight.errors import InputError, check_at_least, unknown_name
+
+Initialization = Literal["trunc_normal", "pytorch"]
+
+
+class CompactViT(VisionTransformer):  # type: ignore[misc]  # timm carries no types
+    """A Pre-LN ViT with learned positions and a CLS head, without dropout, on any grid.
+
+    Args:
+        init: "trunc_normal" draws every projection from a normal of deviation 0.02 with zero biases (the ViT and DeiT
+            habit); "pytorch" keeps each layer's PyTorch default (uniform, scaled by fan-in).
+        position_std: deviation of the normal from which positions and the CLS token are drawn.
+    """
+
+    def __init__(self, *, init: Initialization = "trunc_normal", position_std: float = 0.02, **kwargs: Any) -> None:
+        _check_shape(**kwargs)
+        if init not in get_args(Initialization):
+            raise unknown_name("initialisation", init, get_args(Initialization))
+        check_at_least("position_std", position_std, 0.0)
+        super().__init__(weight_init="skip", **kwargs)
+        self._initialize(init, position_std)
+
+    @torch.no_grad()
+    def _initialize(self, init: Initialization, position_std: float) -> None:
+        for module in self.modules():
+            if isinstance(module, nn.Linear | nn.Conv2d):
+                if init == "pytorch":
+                    module.reset_parameters()
+                    continue
+                nn.init.trunc_normal_(module.weight, std=0.02)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+        for learned in (self.cls_token, self.pos_embed):
+            if learned is not None:
+                nn.init.normal_(learned, std=position_std)
+
+
+def _check_shape(
+    *,
+    img_size: int | tuple[int, int],
+    patch_size: int | tuple[int, int],
+    embed_dim: int,
+    num_heads: int,
+    depth: int,
+    **_: Any,
+) -> None:
+    for name, value in (("embed_dim", embed_dim), ("num_heads", num_heads), ("depth", depth)):
+        check_at_least(name, value, 1)
+    for side, patch in zip(to_2tuple(img_size), to_2tuple(patch_size), strict=True):
+        check_at_least("patch_size", patch, 1)
+        if side % patch:
+            raise InputError(f"patch size {patch} does not divide an image side of {side} pixels")
+    if embed_dim % num_heads:
+        raise InputError(f"{num_heads} heads do not divide a width of {embed_dim}")
+
+
+default_cfgs = generate_default_cfgs(
+    {
+        "compact_vit": {
+            "num_classes": 100,
+            "input_size": (3, 32, 32),
+            "fixed_input_size": True,
+            "interpolation": "bicubic",
+            "crop_pct": 1.0,
+            "mean": (0.5071, 0.4865, 0.4409),  # CIFAR-100, its reference data set
+            "std": (0.2673, 0.2564, 0.2762),
+            "first_conv": "patch_embed.proj",
+            "classifier": "head",
+            "license": "apache-2.0",
+        }
+    }
+)
+
+
+@register_model  # type: ignore[untyped-decorator]
+def compact_vit(pretrained: bool = False, **kwargs: Any) -> VisionTransformer:
+    """S1's compact ViT for 32-pixel images in patches of 4 (2,417,956 parameters with 100 classes)."""
+    defaults = {
+        "img_size": 32,
+        "patch_size": 4,
+        "embed_dim": 192,
+        "depth": 8,
+        "num_heads": 8,
+        "mlp_ratio": 2.0,
+        "num_classes": 100,
+    }
+    return build_model_with_cfg(
+        CompactViT,
+        "compact_vit",
+        pretrained,
+        feature_cfg={"out_indices": 3, "feature_cls": "getter"},
+        **{**defaults, **kwargs},
+    )

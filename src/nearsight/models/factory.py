@@ -1,0 +1,96 @@
+"""From a name or a config to a model, and from a model to a file and back."""
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import timm
+from torch import Tensor, nn
+
+from nearsight.configuration import decode, encode
+from nearsight.errors import InputError, check_at_least
+from nearsight.models.compact import Initialization
+from nearsight.tensorfile import load_tensors, save_tensors
+
+
+def create_model(name: str, **kwargs: Any) -> nn.Module:
+    """`timm.create_model`, which knows this package's models too, with an error that names the nearest model."""
+    if not timm.is_model(name.split(".")[0]):
+        near = difflib.get_close_matches(name, timm.list_models(), n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else "; timm.list_models() shows those it knows"
+        raise InputError(f"{name!r} is not a model timm knows{hint}")
+    model: nn.Module = timm.create_model(name, **kwargs)
+    return model
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """A compact ViT, up to what its data set says (image size, classes)."""
+
+    name: str = "compact_vit"
+    """Registered model name."""
+    patch_size: int = 4
+    """Side of a patch in pixels; must divide the image."""
+    depth: int = 8
+    """Transformer blocks."""
+    width: int = 192
+    """Embedding dimension; a multiple of the number of heads."""
+    num_heads: int = 8
+    """Attention heads per block."""
+    mlp_width: int = 384
+    """Hidden units of each block's MLP."""
+    init: Initialization = "trunc_normal"
+    """Initialisation of the projections (assumed: the paper does not report it)."""
+    position_std: float = 0.02
+    """Deviation of the initial positions and CLS token (assumed, likewise)."""
+
+    def __post_init__(self) -> None:
+        for field in ("patch_size", "depth", "width", "num_heads", "mlp_width"):
+            check_at_least(field, getattr(self, field), 1)
+        if self.width % self.num_heads:
+            raise InputError(f"{self.num_heads} heads do not divide a width of {self.width}")
+
+    @property
+    def shape(self) -> tuple[str | int, ...]:
+        """What two models must share for their weights to be stacked; how these start may differ."""
+        return self.name, self.patch_size, self.depth, self.width, self.num_heads, self.mlp_width
+
+    def build(self, image_size: tuple[int, int], num_classes: int) -> nn.Module:
+        """The model with fresh weights, drawn from torch's global generator."""
+        return create_model(
+            self.name,
+            img_size=image_size,
+            num_classes=num_classes,
+            patch_size=self.patch_size,
+            depth=self.depth,
+            embed_dim=self.width,
+            num_heads=self.num_heads,
+            mlp_ratio=self.mlp_width / self.width,
+            init=self.init,
+            position_std=self.position_std,
+        )
+
+
+def save_model(
+    path: Path, state: Mapping[str, Tensor], config: ModelConfig, image_size: tuple[int, int], num_classes: int
+) -> None:
+    """Weights with what is needed to build the model they belong to, in one safetensors file."""
+    described = {"model": encode(config), "image_size": list(image_size), "num_classes": num_classes}
+    save_tensors(path, state, described)
+
+
+def load_model(path: Path) -> nn.Module:
+    """The model of a file written by `save_model`, in eval mode."""
+    tensors, described = load_tensors(path)
+    try:
+        config = decode(ModelConfig, described["model"])
+        height, width = described["image_size"]
+        model = config.build((height, width), described["num_classes"])
+        model.load_state_dict(tensors)
+    except KeyError as error:
+        raise InputError(f"{path} does not say which model its weights belong to ({error} is missing)") from error
+    except RuntimeError as error:
+        raise InputError(f"{path} holds weights that do not fit the model it names") from error
+    return model.eval()
