@@ -1,0 +1,79 @@
+"""A run as data: everything that decides its numbers, and the identity that follows from it."""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from nearsight.configuration import decode, encode
+from nearsight.errors import InputError, check_at_least
+from nearsight.files import canonical_hash
+from nearsight.models import ModelConfig
+from nearsight.train.protocol import Protocol
+
+SCHEMA = 1
+"""Version of the run folder's layout and of config.json; raised whenever an older reader would go wrong."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """Which images, and how they are divided."""
+
+    name: str = "shapes"
+    """Data set, as `nearsight data list` names it."""
+    image_size: int | None = None
+    """Side of the images in pixels; the data set's own by default."""
+    num_train: int | None = None
+    """Training images before the validation split; all by default."""
+    num_test: int | None = None
+    """Test images; all by default."""
+    validation_fraction: float = 0.2
+    """Share of the training images held out for validation, stratified by class."""
+    split_seed: int = 0
+    """Seed of that split; independent of the run's seed, so that all runs of a study share the split."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.validation_fraction < 1:
+            raise InputError(f"validation_fraction is {self.validation_fraction}, but must lie between 0 and 1")
+        for name in ("image_size", "num_train", "num_test"):
+            if (value := getattr(self, name)) is not None:
+                check_at_least(name, value, 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """One training run: model, data, protocol and seed."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    protocol: Protocol = field(default_factory=Protocol)
+    seed: int = 0
+    """Seed of every random choice of the run."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """Arithmetic of the forward and backward; weights and optimiser are float32 in both."""
+    num_measured: int = 5000
+    """Test images on which the heads are measured (all, if there are fewer)."""
+
+    def __post_init__(self) -> None:
+        check_at_least("seed", self.seed, 0)
+        check_at_least("num_measured", self.num_measured, 1)
+
+    @property
+    def identity(self) -> str:
+        """16 hex digits that are the same for two runs if and only if their settings are."""
+        return canonical_hash(encode(self))
+
+    def to_json(self) -> dict[str, Any]:
+        return {"schema": SCHEMA, "identity": self.identity, "config": encode(self)}
+
+    @classmethod
+    def from_json(cls, value: Any, source: str) -> "RunConfig":
+        """The config in a config.json; `source` names the file in errors."""
+        if not isinstance(value, dict) or not isinstance(value.get("schema"), int) or "config" not in value:
+            raise InputError(f"{source} is not the config of a run")
+        if value["schema"] > SCHEMA:
+            raise InputError(
+                f"{source} has schema {value['schema']}, but this nearsight reads up to {SCHEMA}; update nearsight"
+            )
+        try:
+            return decode(cls, value["config"])
+        except InputError as error:
+            raise InputError(f"{source}: {error}") from error

@@ -1,0 +1,98 @@
+"""What is done to train a model: optimiser, schedule, stopping and augmentations, and nothing about how or where.
+
+The two protocols are those of S1 §4.3. What the paper does not report (learning rate, weight decay, CutMix probability
+and α, smoothing, padding) is a field with a conventional value, and `ASSUMED` names it.
+"""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Self
+
+from nearsight.augment import AUGMENTATIONS, Augmentation, AutoAugment, CutMix, HorizontalFlip, RandomCrop
+from nearsight.configuration import register_family
+from nearsight.errors import InputError, check_at_least, unknown_name
+
+ASSUMED = ("lr", "weight_decay", "decay_all", "smoothing", "cutmix.p", "cutmix.alpha", "crop.padding", "precision")
+"""Settings the paper does not report; their values here are conventional first guesses."""
+
+
+def _augmentation(name: str) -> type[Augmentation]:
+    if name not in AUGMENTATIONS:
+        raise unknown_name("augmentation", name, AUGMENTATIONS)
+    return AUGMENTATIONS[name]
+
+
+register_family(Augmentation, _augmentation)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Protocol:
+    """A training protocol. Everything here changes the numbers a run gives."""
+
+    lr: float = 1e-3
+    """Peak learning rate of AdamW."""
+    weight_decay: float = 0.05
+    """Decoupled weight decay."""
+    decay_all: bool = False
+    """Decay norms, biases, CLS token and positions too, as AdamW over all parameters would."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    """AdamW's decay rates of the gradient's first and second moment."""
+    clip_norm: float | None = None
+    """Largest gradient norm; larger gradients are scaled down to it."""
+    batch_size: int = 128
+    """Images per step."""
+    max_epochs: int = 600
+    """Epochs at most; the cosine ends here."""
+    warmup_epochs: int = 5
+    """Epochs over which the learning rate rises linearly to its peak."""
+    patience: int = 20
+    """Epochs without a better validation accuracy after which training stops."""
+    smoothing: float = 0.0
+    """Label smoothing ε."""
+    augment: tuple[Augmentation, ...] = (RandomCrop(), HorizontalFlip())
+    """Augmentations, in the order in which they are applied."""
+
+    def __post_init__(self) -> None:
+        check_at_least("max_epochs", self.max_epochs, 1)
+        check_at_least("warmup_epochs", self.warmup_epochs, 0)
+        check_at_least("batch_size", self.batch_size, 1)
+        check_at_least("patience", self.patience, 1)
+        check_at_least("weight_decay", self.weight_decay, 0)
+        if not self.lr > 0:
+            raise InputError(f"lr is {self.lr}, but must be positive")
+        if not 0 <= self.smoothing < 1:
+            raise InputError(f"smoothing is {self.smoothing}, but must lie in [0, 1)")
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise InputError(f"betas are {self.betas}, but must lie in [0, 1)")
+        if self.clip_norm is not None and not self.clip_norm > 0:
+            raise InputError(f"clip_norm is {self.clip_norm}, but must be positive")
+
+    def augmentation(self, name: str) -> Augmentation | None:
+        """The augmentation of this name, if the protocol has it."""
+        return next((augmentation for augmentation in self.augment if augmentation.name == name), None)
+
+    def without(self, name: str) -> Self:
+        kept = tuple(augmentation for augmentation in self.augment if augmentation.name != _augmentation(name).name)
+        return dataclasses.replace(self, augment=kept)
+
+    def with_(self, augmentation: Augmentation) -> Self:
+        """The protocol with this augmentation: in the place of one of the same name, else where its stage belongs."""
+        if self.augmentation(augmentation.name) is not None:
+            changed = (augmentation if old.name == augmentation.name else old for old in self.augment)
+            return dataclasses.replace(self, augment=tuple(changed))
+        place = sum(old.stage <= augmentation.stage for old in self.augment)
+        return dataclasses.replace(self, augment=(*self.augment[:place], augmentation, *self.augment[place:]))
+
+
+def baseline() -> Protocol:
+    """Random crop and flip, nothing else (S1 §4.3.1)."""
+    return Protocol()
+
+
+def modern() -> Protocol:
+    """AutoAugment, CutMix and label smoothing on top of Baseline (S1 §4.3.2, CIFAR)."""
+    return dataclasses.replace(baseline().with_(AutoAugment()).with_(CutMix(p=0.5, alpha=1.0)), smoothing=0.1)
+
+
+PROTOCOLS = {"baseline": baseline, "modern": modern}
+"""The protocols a run can start from, by name."""

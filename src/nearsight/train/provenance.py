@@ -1,0 +1,59 @@
+"""The birth certificate of a run: which code, which libraries, which machine."""
+
+import importlib.metadata
+import os
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from nearsight.version import __version__
+
+_LIBRARIES = ("torch", "torchvision", "timm", "numpy", "safetensors")
+
+
+def provenance(device: torch.device) -> dict[str, Any]:
+    """Commit, versions and hardware, as found now."""
+    return {"commit": _commit(), "versions": _versions(), "hardware": _hardware(device)}
+
+
+def _commit() -> str | None:
+    """The commit of the checkout this package runs from, "+changes" if edited; None for an installed package."""
+    folder = Path(__file__).resolve().parent
+    try:
+        # An installed package may lie inside some other project's checkout: only a tracked file speaks for this one.
+        _git(folder, "ls-files", "--error-unmatch", Path(__file__).name)
+        commit = _git(folder, "rev-parse", "HEAD")
+        return commit + ("+changes" if _git(folder, "status", "--porcelain", "--", "..") else "")
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    done = subprocess.run(
+        ["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=True, timeout=10
+    )
+    return done.stdout.strip()
+
+
+def _versions() -> dict[str, str]:
+    versions = {"nearsight": __version__, "python": platform.python_version()}
+    for library in _LIBRARIES:
+        versions[library] = importlib.metadata.version(library)
+    if torch.version.cuda:
+        versions["cuda"] = torch.version.cuda
+    return versions
+
+
+def _hardware(device: torch.device) -> dict[str, Any]:
+    hardware: dict[str, Any] = {
+        "device": device.type,
+        "machine": platform.machine(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+    }
+    if device.type == "cuda":
+        hardware["gpu"] = torch.cuda.get_device_name(device)
+    return hardware

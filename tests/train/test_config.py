@@ -1,0 +1,132 @@
+"""Configs: validated at construction, strict in JSON, identified by what changes numbers."""
+
+import dataclasses
+import json
+from typing import Any
+
+import pytest
+
+from nearsight.augment import AutoAugment, CutMix, HorizontalFlip, RandomCrop
+from nearsight.configuration import decode, encode, field_docs
+from nearsight.errors import InputError
+from nearsight.models import ModelConfig
+from nearsight.train import SCHEMA, DataConfig, Protocol, RunConfig, baseline, modern
+
+
+def test_round_trip_through_json() -> None:
+    config = RunConfig(
+        model=ModelConfig(depth=3),
+        data=DataConfig(name="cifar100", num_train=100),
+        protocol=dataclasses.replace(modern(), betas=(0.8, 0.9), clip_norm=5.0),
+        seed=4,
+    )
+    stored = json.loads(json.dumps(config.to_json()))
+    assert RunConfig.from_json(stored, "config.json") == config
+
+
+def test_the_protocols_are_the_papers() -> None:
+    assert [augmentation.name for augmentation in baseline().augment] == ["crop", "flip"]
+    assert [augmentation.name for augmentation in modern().augment] == ["crop", "flip", "autoaugment", "cutmix"]
+    assert baseline().smoothing == 0
+    assert modern().smoothing == 0.1
+    for protocol in (baseline(), modern()):
+        assert (protocol.batch_size, protocol.max_epochs, protocol.warmup_epochs, protocol.patience) == (
+            128,
+            600,
+            5,
+            20,
+        )
+        assert (protocol.lr, protocol.weight_decay) == (1e-3, 0.05)
+
+
+def test_augmentations_go_where_their_stage_belongs() -> None:
+    protocol = baseline().with_(CutMix(p=0.5)).with_(AutoAugment())
+    assert [augmentation.name for augmentation in protocol.augment] == ["crop", "flip", "autoaugment", "cutmix"]
+    assert protocol.with_(CutMix(p=0.9)).augmentation("cutmix") == CutMix(p=0.9)
+    assert protocol.without("cutmix").augmentation("cutmix") is None
+    with pytest.raises(InputError, match="'cutmx' is not a known augmentation; did you mean 'cutmix'"):
+        protocol.without("cutmx")
+
+
+def test_identity_is_a_function_of_the_settings_alone() -> None:
+    assert RunConfig().identity == RunConfig().identity
+    assert len(RunConfig().identity) == 16
+    others = [
+        RunConfig(seed=1),
+        RunConfig(precision="bf16"),
+        RunConfig(model=ModelConfig(position_std=1.0)),
+        RunConfig(data=DataConfig(split_seed=1)),
+        RunConfig(protocol=Protocol(augment=(HorizontalFlip(), RandomCrop()))),
+        RunConfig(protocol=modern()),
+    ]
+    assert len({config.identity for config in (RunConfig(), *others)}) == len(others) + 1
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Protocol(max_epochs=-3), "max_epochs is -3"),
+        (lambda: Protocol(lr=0.0), "lr is 0.0"),
+        (lambda: Protocol(lr=float("nan")), "lr is nan"),
+        (lambda: Protocol(smoothing=1.0), "smoothing is 1.0"),
+        (lambda: Protocol(patience=0), "patience is 0"),
+        (lambda: Protocol(betas=(0.9, 1.0)), "betas are"),
+        (lambda: Protocol(clip_norm=0.0), "clip_norm is 0.0"),
+        (lambda: CutMix(p=1.5), r"cutmix\.p is 1\.5, but a probability lies in \[0, 1\]"),
+        (lambda: DataConfig(validation_fraction=1.0), "validation_fraction is 1.0"),
+        (lambda: DataConfig(num_train=0), "num_train is 0"),
+        (lambda: RunConfig(seed=-1), "seed is -1"),
+        (lambda: ModelConfig(width=50, num_heads=8), "8 heads do not divide"),
+    ],
+)
+def test_impossible_settings_are_refused_at_construction(make: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        make()
+
+
+def changed(path: list[str | int], value: Any) -> dict[str, Any]:
+    stored: Any = json.loads(json.dumps(RunConfig(protocol=modern()).to_json()))
+    place = stored
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = value
+    return stored
+
+
+@pytest.mark.parametrize(
+    ("stored", "message"),
+    [
+        (changed(["schema"], SCHEMA + 1), f"schema {SCHEMA + 1}, but this nearsight reads up to {SCHEMA}"),
+        (changed(["schema"], "one"), "is not the config of a run"),
+        ([], "is not the config of a run"),
+        (changed(["config", "seed"], "3"), "seed is '3', but must be of type int"),
+        (changed(["config", "seed"], True), "seed is True"),
+        (changed(["config", "colour"], 1), "colour is not a setting"),
+        (changed(["config", "precision"], "fp8"), "must be one of 'fp32', 'bf16'"),
+        (changed(["config", "protocol", "betas"], [0.9]), "has 1 items, but needs 2"),
+        (changed(["config", "protocol", "betas"], 0.9), "must be a list"),
+        (changed(["config", "protocol"], 3), "must be an object"),
+        (changed(["config", "protocol", "lr"], None), "lr is None"),
+        (changed(["config", "protocol", "augment", 0], {"p": 1.0}), "has no 'name'"),
+        (changed(["config", "protocol", "augment", 0, "name"], "crup"), "did you mean 'crop'"),
+        (changed(["config", "protocol", "augment", 0, "padding"], 1.5), "must be of type int"),
+    ],
+)
+def test_a_config_that_does_not_fit_is_named(stored: Any, message: str) -> None:
+    with pytest.raises(InputError, match=r"config\.json") as caught:
+        RunConfig.from_json(stored, "config.json")
+    caught.match(message)
+
+
+def test_optional_values_and_floats_written_as_integers() -> None:
+    assert decode(Protocol, {"lr": 1, "clip_norm": None}) == Protocol(lr=1.0)
+    assert encode(decode(Protocol, {"lr": 1}))["lr"] == 1.0
+
+
+def test_field_docs_are_the_texts_under_the_fields() -> None:
+    docs = field_docs(CutMix)
+    assert docs["p"] == "Probability that it is applied."
+    assert docs["alpha"].startswith("Both parameters of the Beta")
+    documented = {name for kind in (Protocol, DataConfig, ModelConfig) for name in field_docs(kind)}
+    fields = {field.name for kind in (Protocol, DataConfig, ModelConfig) for field in dataclasses.fields(kind)}
+    assert documented == fields

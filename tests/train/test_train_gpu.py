@@ -1,0 +1,60 @@
+"""The same numbers on a GPU as on the CPU, up to rounding."""
+
+import dataclasses
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+
+from nearsight.augment import CutMix
+from nearsight.lens import measure
+from nearsight.models import ModelConfig, load_model
+from nearsight.randomness import permutation, uniform
+from nearsight.train import DataConfig, RunConfig, RunFolder, modern, train_run
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+
+@pytest.fixture
+def config() -> RunConfig:
+    protocol = dataclasses.replace(modern().with_(CutMix(p=0.7)), max_epochs=2, warmup_epochs=1, batch_size=64)
+    return RunConfig(
+        model=ModelConfig(depth=3, width=48, num_heads=4, mlp_width=96),
+        data=DataConfig(name="shapes", num_train=1000, num_test=200),
+        protocol=protocol,
+        num_measured=200,
+    )
+
+
+def numbers(folder: RunFolder) -> pd.DataFrame:
+    return pd.read_csv(folder.path / "history.csv").drop(columns="seconds")
+
+
+def test_random_numbers_are_the_same_everywhere() -> None:
+    seed, epoch, index = torch.tensor([3, 2**50]), torch.tensor([0, 7]), torch.arange(1000)
+    cpu = uniform(seed.unsqueeze(-1), "s", epoch.unsqueeze(-1), index, 7)
+    gpu = uniform(seed.cuda().unsqueeze(-1), "s", epoch.cuda().unsqueeze(-1), index.cuda(), 7)
+    assert torch.equal(cpu, gpu.cpu())
+    assert torch.equal(permutation(seed, "o", epoch, 5000), permutation(seed.cuda(), "o", epoch.cuda(), 5000).cpu())
+
+
+def test_training_agrees_with_the_cpu(config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
+    cpu = train_run(config, tmp_path / "cpu", device="cpu")
+    gpu = train_run(config, tmp_path / "gpu", device="cuda")
+    pd.testing.assert_frame_equal(numbers(cpu), numbers(gpu), rtol=2e-3, atol=0.011)
+    pd.testing.assert_frame_equal(pd.read_csv(cpu.heads), pd.read_csv(gpu.heads), rtol=1e-2)
+
+
+def test_a_run_moves_between_devices(config: RunConfig, tmp_path: Path) -> None:
+    one_epoch = dataclasses.replace(config, precision="bf16")
+    folder = train_run(one_epoch, tmp_path / "run", device="cuda")
+    images = torch.randn(4, 3, 32, 32)
+    model = load_model(folder.model)
+    here, there = measure(model, images, device="cpu"), measure(model, images, device="cuda")
+    assert abs(here.mad - there.mad).max() < 1e-4
+    assert next(model.parameters()).device.type == "cpu"
