@@ -1,0 +1,21 @@
+"""The figures of S1 and of the page, as matplotlib figures.
+
+They are made with matplotlib's object interface only: no window, no global current figure, usable from any thread.
+"""
+
+from nearsight.report.figures.curves import training_curves
+from nearsight.report.figures.files import save_figure, svg_text
+from nearsight.report.figures.heat import heatmaps
+from nearsight.report.figures.intervals import locality_intervals
+from nearsight.report.figures.plane import mad_entropy_plane
+from nearsight.report.figures.profiles import mad_profiles
+
+__all__ = [
+    "heatmaps",
+    "locality_intervals",
+    "mad_entropy_plane",
+    "mad_profiles",
+    "save_figure",
+    "svg_text",
+    "training_curves",
+]

@@ -1,0 +1,113 @@
+"""Distance and entropy of every head at a glance (S1, Figure 3)."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
+from numpy.typing import NDArray
+
+from nearsight.report.figures.style import GRID, HATCH, PAPER, house_style
+from nearsight.report.inputs import ModelHeads, check_labels, shorten
+
+# In inches. A number of four characters needs the cell below; panels shrink when many models stand side by side.
+CELL = (0.42, 0.28)
+CELL_FOR_NUMBER = (0.32, 0.19)
+PANEL_WIDTH, PANEL_HEIGHT = (1.5, 4.4), (2.2, 5.6)
+ALL_PANELS_WIDTH = 14.0
+CHARACTER_OF_TITLE = 0.1
+TICK_LABEL = 0.25
+
+SCALE_LABELS = {
+    "mad": "mean attention distance\n(fraction of the grid's diagonal)",
+    "entropy": "attention entropy\n(1 = uniform)",
+}
+# Not the theme's colours: the cells under the text are the same on a dark page.
+LIGHT_TEXT, DARK_TEXT = "#fcfcfd", "#101418"
+
+
+def heatmaps(models: Sequence[ModelHeads]) -> Figure:
+    """Mean attention distance (top) and entropy (bottom), layers × heads, one column per model.
+
+    All models share one colour scale per metric. Both begin at 0, so that small differences look small. Heads that do
+    not exist are hatched. Cells hold their number where it fits.
+    """
+    check_labels(models)
+    layers = sorted({layer for model in models for layer in model.layers()})
+    num_heads = max(model.matrix("mad").shape[1] for model in models)
+    widest = max(PANEL_WIDTH[0], min(PANEL_WIDTH[1], ALL_PANELS_WIDTH / len(models)))
+    width = float(np.clip(CELL[0] * num_heads, PANEL_WIDTH[0], widest))
+    height = float(np.clip(CELL[1] * len(layers), *PANEL_HEIGHT))
+    with_numbers = width / num_heads >= CELL_FOR_NUMBER[0] and height / len(layers) >= CELL_FOR_NUMBER[1]
+    with house_style():
+        figure = Figure(figsize=((width + 0.25) * len(models) + 1.4, 2 * (height + 0.5) + 0.4), layout="constrained")
+        panels = figure.subplots(2, len(models), sharex=True, sharey=True, squeeze=False)
+        for metric, row in zip(("mad", "entropy"), panels, strict=True):
+            cells = [_cells(model, metric, layers, num_heads) for model in models]
+            largest = 1.0 if metric == "entropy" else _largest(cells)
+            for index, panel in enumerate(row):
+                image = _draw_cells(panel, cells[index], largest, with_numbers=with_numbers)
+                image.set_gid(f"{metric}-model{index}")
+            bar = figure.colorbar(image, ax=list(row), aspect=18, pad=0.015)
+            bar.outline.set_visible(False)
+            bar.ax.tick_params(length=0)
+            bar.set_label(SCALE_LABELS[metric], fontsize=8.5)
+            row[0].set_ylabel("layer")
+        for panel, model in zip(panels[0], models, strict=True):
+            panel.set_title(shorten(model.label, int(width / CHARACTER_OF_TITLE)), parse_math=False)
+        for panel in panels[-1]:
+            panel.set_xlabel("head")
+        _count_from_one(panels[0, 0], layers, num_heads, most_columns=int(width / TICK_LABEL))
+    return figure
+
+
+def _cells(model: ModelHeads, metric: str, layers: Sequence[int], num_heads: int) -> NDArray[np.float64]:
+    """The model's numbers in the rows and columns that all models share."""
+    cells = np.full((len(layers), num_heads), np.nan)
+    matrix = model.matrix(metric)
+    cells[[layers.index(layer) for layer in model.layers()], : matrix.shape[1]] = matrix
+    return cells
+
+
+def _largest(cells: Sequence[NDArray[np.float64]]) -> float:
+    values = np.concatenate([matrix.ravel() for matrix in cells])
+    # A scale from 0 to 0 cannot be drawn; with nothing above 0 any scale shows the same.
+    return float(np.nanmax(values, initial=0.0)) or 1.0
+
+
+def _draw_cells(panel: Axes, cells: NDArray[np.float64], largest: float, *, with_numbers: bool) -> AxesImage:
+    # Missing cells are transparent and let the hatched background through: nobody takes them for a zero.
+    panel.patch.set(facecolor=GRID, hatch="////", edgecolor=HATCH, linewidth=0)
+    image = panel.imshow(
+        np.ma.masked_invalid(cells), cmap="viridis", vmin=0.0, vmax=largest, aspect="auto", interpolation="none"
+    )
+    panel.spines[:].set_visible(False)
+    panel.set_xticks(np.arange(0.5, cells.shape[1] - 1), minor=True)
+    panel.set_yticks(np.arange(0.5, cells.shape[0] - 1), minor=True)
+    panel.grid(which="minor", color=PAPER, linewidth=0.8 if cells.size <= 400 else 0.3)
+    panel.set_axisbelow(False)
+    panel.tick_params(which="both", length=0)
+    if with_numbers:
+        for (row, head), value in np.ndenumerate(cells):
+            if np.isfinite(value):
+                colour = _readable_on(image.cmap(value / largest))
+                panel.text(head, row, f"{value:.2f}", ha="center", va="center", fontsize=7, color=colour)
+    return image
+
+
+def _readable_on(background: tuple[float, float, float, float]) -> str:
+    """Black or white text, whichever stands out more (the contrast ratio of WCAG)."""
+    channels = np.asarray(to_rgb(background))
+    linear = np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
+    luminance = float(linear @ (0.2126, 0.7152, 0.0722))
+    return DARK_TEXT if (luminance + 0.05) ** 2 > 0.05 * 1.05 else LIGHT_TEXT
+
+
+def _count_from_one(panel: Axes, layers: Sequence[int], num_heads: int, *, most_columns: int) -> None:
+    """The panels share their axes, so numbering one numbers all."""
+    rows = range(0, len(layers), -(-len(layers) // 16))
+    columns = range(0, num_heads, -(-num_heads // most_columns))
+    panel.set_yticks(rows, [str(layers[row] + 1) for row in rows])
+    panel.set_xticks(columns, [str(column + 1) for column in columns])

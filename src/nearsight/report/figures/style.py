@@ -1,0 +1,178 @@
+"""How every figure looks: one palette, one way to tell models and layers apart.
+
+Models differ in colour, dash and marker at once, layers in lightness, so that a figure survives colour blindness and a
+grey printer.
+"""
+
+import contextlib
+import re
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.colors import to_hex, to_rgb
+from matplotlib.figure import Figure
+from matplotlib.legend import Legend
+from matplotlib.lines import Line2D
+
+from nearsight.report.inputs import ModelHeads, shorten
+
+DISTANCE_LABEL = "mean attention distance\n(fraction of the grid's diagonal)"
+DISTANCE_LABEL_ONE_LINE = "mean attention distance (fraction of the grid's diagonal)"
+ENTROPY_LABEL = "attention entropy (1 = uniform)"
+
+# Everything that is not data. The page replaces exactly these colours by those of its light or dark theme.
+INK = "#1c2127"
+MUTED = "#656d77"
+GRID = "#dfe3e8"
+PAPER = "#ffffff"
+HATCH = "#a4aeb9"
+
+# Okabe and Ito's colours that stand out from white as lines; grey stands in for their black, which would vanish on a
+# dark page, and the yellow is darkened.
+MODEL_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#767676", "#a89b00")
+MODEL_DASHES: tuple[Any, ...] = (
+    "solid",
+    (0, (5, 2)),
+    (0, (1.2, 1.4)),
+    (0, (5, 1.5, 1.2, 1.5)),
+    (0, (9, 2.5)),
+    (0, (3, 1.2, 1.2, 1.2, 1.2, 1.2)),
+    (0, (2.5, 1.2)),
+)
+MODEL_MARKERS = ("o", "^", "s", "D", "v", "P", "X", "p", "*")
+FIGURE_LABEL_LIMIT = 30
+
+_STYLE: dict[Any, Any] = {
+    "font.family": ["DejaVu Sans"],  # comes with matplotlib, so a figure is the same on every machine
+    "font.size": 9.0,
+    "axes.titlesize": 9.5,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.titlepad": 8.0,
+    "axes.labelsize": 9.0,
+    "axes.edgecolor": MUTED,
+    "axes.linewidth": 0.7,
+    "axes.labelcolor": INK,
+    "axes.titlecolor": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.facecolor": "none",
+    "axes.axisbelow": True,
+    "text.color": INK,
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+    "xtick.labelsize": 8.0,
+    "ytick.labelsize": 8.0,
+    "xtick.major.size": 3.0,
+    "ytick.major.size": 3.0,
+    "xtick.major.width": 0.7,
+    "ytick.major.width": 0.7,
+    "grid.color": GRID,
+    "grid.linewidth": 0.7,
+    "legend.frameon": False,
+    "legend.fontsize": 8.0,
+    "legend.title_fontsize": 8.0,
+    "legend.handlelength": 2.8,
+    "figure.facecolor": PAPER,
+    "savefig.facecolor": "auto",
+    "hatch.linewidth": 0.8,
+    "hatch.color": HATCH,
+    "svg.hashsalt": "nearsight",
+}
+_SETTINGS_OF_LOOKS = re.compile(
+    r"(axes|errorbar|figure|font|grid|hatch|image|legend|lines|markers|patch|path|savefig|scatter|svg|text|[xy]axis|[xy]tick)\."
+)
+_ONE_AT_A_TIME = threading.RLock()
+
+
+@contextlib.contextmanager
+def house_style(*, letters: Literal["outlines", "text"] = "outlines") -> Iterator[None]:
+    """Matplotlib's own defaults with this package's style on top, whatever the user's settings are.
+
+    `letters` says what becomes of them in an SVG.
+
+    Matplotlib keeps its settings in one global place, hence the lock: two threads that draw reports do not mix.
+    """
+    defaults: dict[Any, Any] = {
+        name: value for name, value in mpl.rcParamsDefault.items() if _SETTINGS_OF_LOOKS.match(name)
+    }
+    with (
+        _ONE_AT_A_TIME,
+        mpl.rc_context({**defaults, **_STYLE, "svg.fonttype": "none" if letters == "text" else "path"}),
+    ):
+        yield
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelStyle:
+    colour: str
+    dash: Any
+    marker: str
+
+
+def model_style(index: int) -> ModelStyle:
+    """The look of the model at this place in the list; it differs from all others far beyond eight."""
+    return ModelStyle(
+        colour=MODEL_COLOURS[index % len(MODEL_COLOURS)],
+        dash=MODEL_DASHES[index % len(MODEL_DASHES)],
+        marker=MODEL_MARKERS[index % len(MODEL_MARKERS)],
+    )
+
+
+def shade(colour: str, depth: float) -> str:
+    """A colour for a layer: lightened for the first one (depth 0), a little darkened for the last one (depth 1)."""
+
+    def channel(value: float) -> float:
+        lightened, darkened = value + (1 - value) * 0.52, value * 0.78
+        return lightened + (darkened - lightened) * depth
+
+    red, green, blue = to_rgb(colour)
+    return to_hex((channel(red), channel(green), channel(blue)))
+
+
+def depth_of(layer: int, layers: Sequence[int]) -> float:
+    """A layer's place among those shown: 0 for the first, 1 for the last; a single one keeps nearly its colour.
+
+    By place and not by number, so that layers 1 and 2 of 48 can still be told apart.
+    """
+    return 0.7 if len(layers) == 1 else layers.index(layer) / (len(layers) - 1)
+
+
+def label_in_figure(model: ModelHeads) -> str:
+    return shorten(model.label, FIGURE_LABEL_LIMIT)
+
+
+def add_legend(
+    target: Figure | Axes, handles: Sequence[Line2D], labels: Sequence[str], *, title: str | None = None, **options: Any
+) -> Legend:
+    """A legend that shows labels as they are.
+
+    Matplotlib drops labels that begin with an underscore and reads dollar signs as formulas; setting the text
+    afterwards does neither.
+    """
+    legend = target.legend(handles=handles, labels=[str(place) for place in range(len(labels))], title=title, **options)
+    for text, label in zip(legend.get_texts(), labels, strict=True):
+        text.set_parse_math(False)
+        text.set_text(label)
+    legend.get_title().set_color(MUTED)
+    legend.set_alignment("left")
+    return legend
+
+
+def light_grid(axes: Axes, axis: Literal["both", "x", "y"] = "both") -> None:
+    axes.grid(visible=True, axis=axis)
+    axes.tick_params(length=0 if axis == "both" else 3.0)
+
+
+def draw_uniform_line(axes: Axes, distance: float, *, horizontal: bool, gid: str) -> None:
+    """The distance of a head that looks everywhere alike: what 'not local' means on this grid."""
+    if horizontal:
+        axes.axhline(distance, color=MUTED, linewidth=0.8, linestyle=(0, (1, 2)), zorder=1, gid=gid)
+    else:
+        axes.axvline(distance, color=MUTED, linewidth=0.8, linestyle=(0, (1, 2)), zorder=1, gid=gid)

@@ -1,0 +1,156 @@
+"""What a report is made of: one model's heads and, where known, how the model came to be.
+
+Plain data frames with the columns of a run folder's files, so that figures and readings can be made from any run, any
+measured model, or a file somebody sent.
+"""
+
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from nearsight.errors import InputError
+
+HEAD_COLUMNS = ("epoch", "layer", "layer_name", "head", "mad", "mad_std", "entropy", "entropy_std", "num_images")
+HISTORY_COLUMNS = ("epoch", "train_loss", "val_loss", "val_acc", "lr", "seconds")
+
+# The entropy of uniform attention exceeds 1 by rounding, and by the ε inside its logarithm.
+ROUNDING = 1e-6
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ModelHeads:
+    """One measured model: its name in figures and words, its heads, and what is known about its training."""
+
+    label: str
+    """The model's name for people; it may hold any characters."""
+    heads: pd.DataFrame
+    """The columns of heads.csv; layers and heads count from 0; a head that does not exist is NaN or has no row."""
+    epoch: int | None = None
+    """Which of the measured epochs is reported; None is the last one."""
+    history: pd.DataFrame | None = None
+    """The columns of history.csv; accuracies are fractions."""
+    test_accuracy: float | None = None
+    """A fraction."""
+    config: Mapping[str, Any] | None = None
+    """The complete configuration of the run."""
+    provenance: Mapping[str, Any] | None = None
+    """Commit, versions, hardware, seed, wall time."""
+
+    def __post_init__(self) -> None:
+        check_heads(self.heads, f"the heads of {self.label!r}")
+        if self.history is not None:
+            check_history(self.history, f"the history of {self.label!r}")
+        if self.epoch is not None and self.epoch not in set(self.heads["epoch"]):
+            raise InputError(f"the heads of {self.label!r} were not measured at epoch {self.epoch}")
+
+    def measured(self) -> pd.DataFrame:
+        """The rows of the reported epoch, by layer and head."""
+        epoch = self.heads["epoch"].max() if self.epoch is None else self.epoch
+        return self.heads[self.heads["epoch"] == epoch].sort_values(["layer", "head"])
+
+    def layers(self) -> tuple[int, ...]:
+        """The numbers of the measured layers, from 0."""
+        return tuple(sorted({int(layer) for layer in self.measured()["layer"]}))
+
+    def matrix(self, column: str) -> NDArray[np.float64]:
+        """A column as layers × heads, in the order of `layers()`; heads that do not exist are NaN."""
+        rows = self.measured()
+        row_of_layer = {layer: row for row, layer in enumerate(self.layers())}
+        matrix = np.full((len(row_of_layer), int(rows["head"].max()) + 1), np.nan)
+        matrix[rows["layer"].map(row_of_layer), rows["head"]] = rows[column]
+        return matrix
+
+
+def check_labels(models: Sequence[ModelHeads]) -> None:
+    """Figures and tables tell models apart by their label."""
+    if not models:
+        raise InputError("a report needs at least one measured model")
+    labels = [model.label for model in models]
+    for label in labels:
+        if labels.count(label) > 1:
+            raise InputError(f"two models are both called {shorten(label, 60)!r}; give each its own label")
+
+
+def check_heads(frame: pd.DataFrame, source: str) -> None:
+    _check_columns(frame, HEAD_COLUMNS, source, numeric=[name for name in HEAD_COLUMNS if name != "layer_name"])
+    for name in ("epoch", "layer", "head", "num_images"):
+        values = frame[name].to_numpy(dtype=np.float64)
+        if not np.all(np.isfinite(values)) or np.any(values != np.round(values)) or np.any(values < 0):
+            raise InputError(f"{source}: column {name!r} must hold whole numbers from 0")
+    for name in ("mad", "entropy"):
+        values = frame[name].to_numpy(dtype=np.float64)
+        outside = values[(values < -ROUNDING) | (values > 1 + ROUNDING)]
+        if outside.size:
+            raise InputError(f"{source}: column {name!r} holds {outside[0]:g}, but {name} lies in [0, 1]")
+    for name in ("mad_std", "entropy_std"):
+        if (frame[name] < 0).any():
+            raise InputError(f"{source}: column {name!r} holds a negative standard deviation")
+    if frame.duplicated(["epoch", "layer", "head"]).any():
+        raise InputError(f"{source}: the same epoch, layer and head is there twice; measure the model again")
+
+
+def check_history(frame: pd.DataFrame, source: str) -> None:
+    _check_columns(frame, HISTORY_COLUMNS, source, numeric=HISTORY_COLUMNS)
+
+
+def _check_columns(frame: pd.DataFrame, columns: Sequence[str], source: str, *, numeric: Iterable[str]) -> None:
+    missing = [name for name in columns if name not in frame.columns]
+    if missing:
+        raise InputError(f"{source}: no column {', '.join(map(repr, missing))}; needed: {', '.join(columns)}")
+    if frame.empty:
+        raise InputError(f"{source}: no rows")
+    for name in numeric:
+        if not pd.api.types.is_numeric_dtype(frame[name]) or pd.api.types.is_bool_dtype(frame[name]):
+            raise InputError(f"{source}: column {name!r} holds something that is not a number")
+
+
+def read_heads(path: Path) -> pd.DataFrame:
+    """The rows of a heads.csv, checked."""
+    frame = _read_table(path)
+    check_heads(frame, str(path))
+    # A file in which a layer has no name must give the same type as one in which all have.
+    return frame.astype({"epoch": np.int64, "layer": np.int64, "head": np.int64, "num_images": np.int64}).assign(
+        layer_name=frame["layer_name"].fillna("").astype(str)
+    )
+
+
+def read_history(path: Path) -> pd.DataFrame:
+    """The rows of a history.csv, checked."""
+    frame = _read_table(path)
+    check_history(frame, str(path))
+    return frame
+
+
+def _read_table(path: Path) -> pd.DataFrame:
+    try:
+        return pd.read_csv(path)
+    except FileNotFoundError as error:
+        raise InputError(f"{path} does not exist") from error
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror or error}") from error
+    except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} is damaged or not a CSV file: {' '.join(str(error).split())}") from error
+
+
+def shorten(label: str, limit: int) -> str:
+    """A label as one printable line of at most `limit` characters.
+
+    The middle goes: what tells generated names apart often stands at their end. Control characters would make an SVG
+    file invalid, and direction overrides would turn the text that follows.
+    """
+    characters = (
+        " " if character.isspace() else character
+        for character in label
+        if character.isspace() or unicodedata.category(character)[0] != "C"
+    )
+    line = " ".join("".join(characters).split()) or "unnamed"
+    if len(line) <= limit:
+        return line
+    tail = (limit - 1) // 3
+    return f"{line[: limit - 1 - tail].rstrip()}…{line[len(line) - tail :].lstrip()}"

@@ -1,0 +1,233 @@
+"""What the numbers say, in plain words.
+
+Every sentence is computed, and none says more than the numbers do: a difference is stated only where the ranges over
+images do not overlap, and one training run per model is never taken for a statement about the recipe.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from nearsight.errors import InputError
+from nearsight.report.inputs import ModelHeads, check_labels, shorten
+
+# mean ± 1.96 standard deviations holds about 95 % of the images when their values are about normal.
+COVERAGE = 1.96
+LABEL_LIMIT = 60
+BRACKETS = "Brackets give the range that holds about 95 % of the images."
+ONE_MODEL = "This describes one model; it says nothing about other seeds."
+ONE_RUN = "With one training run per model, this says nothing about other seeds."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """A mean attention distance of one model, with its spread over images."""
+
+    label: str
+    """The model."""
+    layer: int
+    """From 0."""
+    head: int | None
+    """From 0; None for the average over the layer's heads."""
+    mean: float
+    std: float
+    """Over images. For an average over heads: the mean of the heads' deviations, which the true one cannot exceed."""
+    num_images: int
+
+    @property
+    def has_interval(self) -> bool:
+        """One image has no spread: its deviation of 0 would make every difference look certain."""
+        return self.num_images > 1 and bool(np.isfinite(self.std))
+
+    @property
+    def low(self) -> float:
+        # A distance is never below 0, nor above the grid's diagonal.
+        return max(0.0, self.mean - COVERAGE * self.std) if self.has_interval else float("nan")
+
+    @property
+    def high(self) -> float:
+        return min(1.0, self.mean + COVERAGE * self.std) if self.has_interval else float("nan")
+
+    def in_words(self) -> str:
+        if not self.has_interval:
+            return f"{self.mean:.3f} (no interval)"
+        return f"{self.mean:.3f} ({self.low:.3f} to {self.high:.3f})"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contrast:
+    """The same quantity of two models."""
+
+    a: Estimate
+    b: Estimate
+
+    @property
+    def clear(self) -> bool:
+        """Whether the two intervals exist and do not overlap."""
+        if not (self.a.has_interval and self.b.has_interval):
+            return False
+        return self.a.high < self.b.low or self.b.high < self.a.low
+
+    @property
+    def lower(self) -> Estimate | None:
+        """The clearly lower of the two."""
+        if not self.clear:
+            return None
+        return self.a if self.a.mean < self.b.mean else self.b
+
+    def verdict(self, clear_words: str) -> str:
+        if self.lower is not None:
+            return f"The intervals do not overlap: {clear_words.format(quoted(self.lower.label))}."
+        if self.a.has_interval and self.b.has_interval:
+            return "The intervals overlap: no clear difference."
+        return "An interval needs at least two images: no clear difference can be stated."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """What comparing two models gives: the words, the verdict, and the numbers behind both."""
+
+    sentences: tuple[str, ...]
+    """The verdict first, then the sentence of each contrast, then what the comparison cannot say."""
+    clear: bool
+    """Whether at least one contrast is clear and no other clear one says the opposite."""
+    more_local: str | None
+    """The label of the more local model, where that is clear."""
+    most_local_head: Contrast
+    first_layer: Contrast
+
+    @property
+    def headline(self) -> str:
+        return self.sentences[0]
+
+
+def quoted(label: str) -> str:
+    return f"“{shorten(label, LABEL_LIMIT)}”"
+
+
+def most_local_head(model: ModelHeads) -> Estimate:
+    """The head with the smallest mean attention distance of the whole model."""
+    rows = _existing_heads(model)
+    row = rows.iloc[int(rows["mad"].argmin())]
+    return Estimate(
+        label=model.label,
+        layer=int(row["layer"]),
+        head=int(row["head"]),
+        mean=float(row["mad"]),
+        std=float(row["mad_std"]),
+        num_images=int(row["num_images"]),
+    )
+
+
+def first_layer_mean(model: ModelHeads) -> Estimate:
+    """The mean attention distance of the first measured layer, averaged over its heads."""
+    rows = _existing_heads(model)
+    rows = rows[rows["layer"] == rows["layer"].min()]
+    return Estimate(
+        label=model.label,
+        layer=int(rows["layer"].iloc[0]),
+        head=None,
+        mean=float(rows["mad"].mean()),
+        std=float(rows["mad_std"].mean(skipna=False)),
+        num_images=int(rows["num_images"].min()),
+    )
+
+
+def _existing_heads(model: ModelHeads) -> pd.DataFrame:
+    rows = model.measured()
+    rows = rows[rows["mad"].notna()]
+    if rows.empty:
+        raise InputError(f"{quoted(model.label)} has no measured head, so there is nothing to read")
+    return rows
+
+
+def compare(a: ModelHeads, b: ModelHeads) -> Reading:
+    """Which of two models attends more locally, if either clearly does.
+
+    The interval of a number is its mean ± 1.96 standard deviations over images: the range that holds about 95 % of the
+    images. It is far wider than the error of the mean, so a difference called clear is large beside the images' own
+    variation.
+    """
+    heads = Contrast(a=most_local_head(a), b=most_local_head(b))
+    layers = Contrast(a=first_layer_mean(a), b=first_layer_mean(b))
+    # By side, not by label: comparing a model with another of the same name must not mix the two up.
+    winners = {contrast.lower is contrast.a for contrast in (heads, layers) if contrast.clear}
+    more, less = (a, b) if winners == {True} else (b, a)
+    clear = len(winners) == 1
+    return Reading(
+        sentences=(
+            _headline(more, less, heads, layers) if clear else _no_clear_difference(a, b, contradicted=bool(winners)),
+            f"The most local head of {quoted(a.label)} ({_place(heads.a)}) has a mean attention distance of "
+            f"{heads.a.in_words()}, that of {quoted(b.label)} ({_place(heads.b)}) {heads.b.in_words()}. "
+            + heads.verdict("{} has the more local head"),
+            f"Averaged over the heads of the first layer, it is {layers.a.in_words()} for {quoted(a.label)} and "
+            f"{layers.b.in_words()} for {quoted(b.label)}. " + layers.verdict("{} has the more local first layer"),
+            BRACKETS,
+            ONE_RUN,
+        ),
+        clear=clear,
+        more_local=more.label if clear else None,
+        most_local_head=heads,
+        first_layer=layers,
+    )
+
+
+def _headline(more: ModelHeads, less: ModelHeads, heads: Contrast, layers: Contrast) -> str:
+    local, other = quoted(more.label), quoted(less.label)
+    if heads.clear and layers.clear:
+        return f"{local} attends more locally than {other}."
+    if heads.clear:
+        return f"{local} has a more local head than {other}; their first layers do not clearly differ."
+    return f"{local} has a more local first layer than {other}; their most local heads do not clearly differ."
+
+
+def _no_clear_difference(a: ModelHeads, b: ModelHeads, *, contradicted: bool) -> str:
+    if contradicted:
+        return (
+            f"No clear difference between {quoted(a.label)} and {quoted(b.label)}: one has the more local head, "
+            "the other the more local first layer."
+        )
+    return f"No clear difference in locality between {quoted(a.label)} and {quoted(b.label)}."
+
+
+def describe(model: ModelHeads) -> tuple[str, ...]:
+    """One model on its own: its most local head and its first layer."""
+    head, layer = most_local_head(model), first_layer_mean(model)
+    images = "1 image" if head.num_images == 1 else f"{head.num_images:,} images"
+    return (
+        f"The most local head of {quoted(model.label)} has a mean attention distance of {head.in_words()}.",
+        f"It is {_place(head)}, measured on {images}. Averaged over the heads of the first layer, the distance is "
+        f"{layer.in_words()}.",
+        BRACKETS,
+        ONE_MODEL,
+    )
+
+
+def _place(estimate: Estimate) -> str:
+    head = "" if estimate.head is None else f", head {estimate.head + 1}"
+    return f"layer {estimate.layer + 1}{head}"
+
+
+def layer_table(models: Sequence[ModelHeads]) -> pd.DataFrame:
+    """Per layer (counted from 1, as in the figures) and model: min and mean MAD, min and mean entropy over heads.
+
+    Columns are pairs of label and `min_mad`, `mean_mad`, `min_entropy`, `mean_entropy`; a layer that a model does not
+    have is NaN.
+    """
+    check_labels(models)
+    tables = {}
+    for model in models:
+        by_layer = model.measured().groupby("layer")
+        tables[model.label] = pd.DataFrame(
+            {
+                "min_mad": by_layer["mad"].min(),
+                "mean_mad": by_layer["mad"].mean(),
+                "min_entropy": by_layer["entropy"].min(),
+                "mean_entropy": by_layer["entropy"].mean(),
+            }
+        )
+    table = pd.concat(tables, axis=1, names=["model", "number"]).sort_index()
+    table.index = (table.index + 1).rename("layer")
+    return table

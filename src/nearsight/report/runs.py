@@ -1,0 +1,32 @@
+"""From run folders to what reports are made of."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from nearsight.report.figures import heatmaps, mad_entropy_plane, mad_profiles, save_figure
+from nearsight.report.inputs import ModelHeads, read_heads, read_history
+from nearsight.train import RunFolder
+
+
+def model_heads(folder: RunFolder, label: str, *, heads: Path | None = None) -> ModelHeads:
+    """A finished run's heads (or those in another heads.csv) with all that the page says about how they came to be."""
+    return ModelHeads(
+        label=label,
+        heads=read_heads(heads or folder.heads),
+        history=read_history(folder.path / "history.csv"),
+        test_accuracy=folder.read_result()["test_acc"],
+        config=folder.read_config().to_json(),
+        provenance=folder.read_provenance(),
+    )
+
+
+def write_figures(
+    models: Sequence[ModelHeads], folder: Path, *, grid_size: tuple[int, int] | None = None
+) -> tuple[Path, ...]:
+    """S1's three figures of these models, as PNG and SVG; the files written."""
+    figures = {
+        "mad-profiles": mad_profiles(models, grid_size=grid_size),
+        "mad-entropy-plane": mad_entropy_plane(models, grid_size=grid_size),
+        "heatmaps": heatmaps(models),
+    }
+    return tuple(path for name, figure in figures.items() for path in save_figure(figure, folder, name))

@@ -1,0 +1,137 @@
+"""Tables of the page, as HTML."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from typing import Any
+
+import numpy as np
+
+from nearsight.report.figures.style import model_style
+from nearsight.report.inputs import ModelHeads, shorten
+from nearsight.report.reading import Estimate, first_layer_mean, layer_table, most_local_head
+
+NUMBER_TITLES = {
+    "min_mad": "min MAD",
+    "mean_mad": "mean MAD",
+    "min_entropy": "min entropy",
+    "mean_entropy": "mean entropy",
+}
+MISSING = "–"
+FULL_NAME = 1000
+
+
+def label_html(label: str) -> str:
+    """A name from outside: shown as it is, and kept from turning the direction of the text around it."""
+    return f"<bdi>{escape(label)}</bdi>"
+
+
+def model_html(index: int, model: ModelHeads, limit: int = 60) -> str:
+    """A model's name with the colour it has in the figures; its characters beyond `limit` are in the overview."""
+    colour = model_style(index).colour
+    swatch = f'<span class="swatch" style="background: {colour}" aria-hidden="true"></span>'
+    return swatch + label_html(shorten(model.label, limit))
+
+
+def overview(models: Sequence[ModelHeads]) -> str:
+    """One row per model: what it is, how well it does, how local it is."""
+    head = ("model", "test accuracy", "layers × heads", "images", "most local head", "where", "first layer, mean")
+    rows = []
+    for index, model in enumerate(models):
+        best, first = most_local_head(model), first_layer_mean(model)
+        assert best.head is not None
+        rows.append(
+            (
+                model_html(index, model, limit=FULL_NAME),
+                MISSING if model.test_accuracy is None else f"{100 * model.test_accuracy:.2f} %",
+                " × ".join(str(length) for length in model.matrix("mad").shape),
+                f"{best.num_images:,}",
+                estimate_html(best),
+                f"layer {best.layer + 1}, head {best.head + 1}",
+                estimate_html(first),
+            )
+        )
+    return table(
+        "The models and their most local heads",
+        [_row("th", head, scope="col")],
+        map(_labelled, rows),
+        kind="numbers overview",
+    )
+
+
+def estimate_html(estimate: Estimate) -> str:
+    if not estimate.has_interval:
+        return f"<b>{estimate.mean:.3f}</b>"
+    return (
+        f"<b>{estimate.mean:.3f}</b> "
+        f'<span class="range">{estimate.low:.3f}\N{NO-BREAK SPACE}to\N{NO-BREAK SPACE}{estimate.high:.3f}</span>'
+    )
+
+
+def layers(models: Sequence[ModelHeads]) -> str:
+    """The per-layer table; each column's smallest number stands out."""
+    numbers = layer_table(models)
+    first = '<tr><th scope="col" rowspan="2">layer</th>' + "".join(
+        f'<th scope="colgroup" colspan="{len(NUMBER_TITLES)}">{model_html(index, model)}</th>'
+        for index, model in enumerate(models)
+    )
+    second = _row("th", list(NUMBER_TITLES.values()) * len(models), scope="col")
+    smallest = numbers.min().to_numpy()
+    body = []
+    for layer, values in zip(numbers.index, numbers.to_numpy(), strict=True):
+        cells = [
+            MISSING if np.isnan(value) else f"<b>{value:.3f}</b>" if value == least else f"{value:.3f}"
+            for value, least in zip(values, smallest, strict=True)
+        ]
+        body.append(_labelled((str(layer), *cells)))
+    return table(
+        "Distance and entropy per layer, over its heads", [first + "</tr>", second], body, kind="numbers layers"
+    )
+
+
+def facts(records: Sequence[Mapping[str, Any] | None], models: Sequence[ModelHeads], *, only_differing: bool) -> str:
+    """Nested records side by side: one row per dotted name, one column per model; empty where there is nothing."""
+    flat = [flattened(record or {}) for record in records]
+    names = list(dict.fromkeys(name for record in flat for name in record))
+    if only_differing:
+        names = [name for name in names if len({record.get(name) for record in flat}) > 1]
+    if not names:
+        return ""
+    body = [
+        _labelled((label_html(name), *(label_html(record.get(name, MISSING)) for record in flat))) for name in names
+    ]
+    head = ["", *(model_html(index, model) for index, model in enumerate(models))]
+    return table("Settings by model", [_row("th", head, scope="col")], body, kind="facts")
+
+
+def flattened(record: Mapping[str, Any], above: str = "") -> dict[str, str]:
+    """{"model": {"depth": 8}} as {"model.depth": "8"}; lists are values."""
+    flat: dict[str, str] = {}
+    for name, value in record.items():
+        if isinstance(value, Mapping) and value:
+            flat.update(flattened(value, f"{above}{name}."))
+        else:
+            flat[f"{above}{name}"] = value if isinstance(value, str) else json_text(value)
+    return flat
+
+
+def json_text(value: Any, indent: int | None = None) -> str:
+    return json.dumps(value, indent=indent, ensure_ascii=False, default=str)
+
+
+def table(caption: str, head: Iterable[str], body: Iterable[str], *, kind: str = "numbers") -> str:
+    """A table in a box that scrolls sideways, by keyboard too, when the screen is narrow."""
+    return (
+        f'<div class="scroll" role="region" tabindex="0" aria-label="{escape(caption)}">'
+        f'<table class="{kind}"><caption class="unseen">{escape(caption)}</caption>'
+        f"<thead>{''.join(head)}</thead><tbody>{''.join(body)}</tbody></table></div>"
+    )
+
+
+def _row(cell: str, contents: Iterable[str], *, scope: str) -> str:
+    return "<tr>" + "".join(f'<{cell} scope="{scope}">{content}</{cell}>' for content in contents) + "</tr>"
+
+
+def _labelled(contents: Sequence[str]) -> str:
+    """A row whose first cell names it."""
+    return f'<tr><th scope="row">{contents[0]}</th>' + "".join(f"<td>{cell}</td>" for cell in contents[1:]) + "</tr>"

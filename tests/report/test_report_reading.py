@@ -1,0 +1,195 @@
+"""Words must follow from numbers, and from nothing else."""
+
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nearsight.errors import InputError
+from nearsight.report import ModelHeads, compare, describe, layer_table
+from nearsight.report.reading import ONE_RUN, first_layer_mean, most_local_head
+
+
+def tiny_model(label, mads, stds, num_images=50):
+    """Layers as rows of numbers."""
+    rows = [
+        {"layer": layer, "head": head, "mad": mad, "mad_std": std}
+        for layer, (row, row_stds) in enumerate(zip(mads, stds, strict=True))
+        for head, (mad, std) in enumerate(zip(row, row_stds, strict=True))
+    ]
+    frame = pd.DataFrame(rows).assign(epoch=0, layer_name="", entropy=0.5, entropy_std=0.1, num_images=num_images)
+    return ModelHeads(label=label, heads=frame)
+
+
+LOCAL = tiny_model("near", [[0.10, 0.20], [0.40, 0.50]], [[0.01, 0.03], [0.01, 0.01]])
+GLOBAL = tiny_model("far", [[0.40, 0.50], [0.35, 0.45]], [[0.02, 0.02], [0.02, 0.02]])
+
+
+def test_the_numbers_are_those_of_the_definition():
+    head, layer = most_local_head(GLOBAL), first_layer_mean(LOCAL)
+    assert (head.layer, head.head) == (1, 0)
+    assert (head.mean, head.std) == (0.35, 0.02)
+    assert head.low == pytest.approx(0.35 - 1.96 * 0.02)
+    assert head.high == pytest.approx(0.35 + 1.96 * 0.02)
+    assert layer.mean == pytest.approx(0.15)
+    assert layer.std == pytest.approx(0.02)  # the mean of 0.01 and 0.03
+
+
+def test_a_clear_difference_is_said_with_its_numbers_and_places():
+    reading = compare(LOCAL, GLOBAL)
+    assert reading.clear
+    assert reading.more_local == "near"
+    assert reading.headline == "“near” attends more locally than “far”."
+    text = " ".join(reading.sentences)
+    for part in ("0.100 (0.080 to 0.120)", "0.350 (0.311 to 0.389)", "layer 1, head 1", "layer 2, head 1", "0.450"):
+        assert part in text
+    assert reading.sentences[-1] == ONE_RUN
+
+
+def test_swapping_the_models_swaps_the_verdict():
+    forth, back = compare(LOCAL, GLOBAL), compare(GLOBAL, LOCAL)
+    assert forth.more_local == back.more_local == "near"
+    assert forth.headline == back.headline
+    renamed = compare(replace(LOCAL, label="far"), replace(GLOBAL, label="near"))
+    assert renamed.more_local == "far"
+
+
+def test_equal_models_have_no_clear_difference():
+    reading = compare(LOCAL, LOCAL)
+    assert not reading.clear
+    assert reading.more_local is None
+    assert reading.headline.startswith("No clear difference")
+    assert sum("The intervals overlap: no clear difference." in sentence for sentence in reading.sentences) == 2
+
+
+def test_each_number_has_its_own_verdict():
+    one_local_head = tiny_model("odd", [[0.40, 0.50], [0.05, 0.45]], [[0.02, 0.02], [0.001, 0.02]])
+    reading = compare(one_local_head, GLOBAL)
+    assert reading.most_local_head.clear
+    assert not reading.first_layer.clear
+    assert reading.more_local == "odd"
+    assert reading.headline == "“odd” has a more local head than “far”; their first layers do not clearly differ."
+    local_layer = tiny_model("even", [[0.30, 0.30], [0.45, 0.45]], [[0.02, 0.02], [0.02, 0.02]])
+    assert compare(GLOBAL, local_layer).headline == (
+        "“even” has a more local first layer than “far”; their most local heads do not clearly differ."
+    )
+
+
+def test_contradicting_numbers_are_no_clear_difference():
+    local_head = tiny_model("head", [[0.40, 0.50], [0.01, 0.45]], [[0.01, 0.01], [0.001, 0.02]])
+    local_layer = tiny_model("layer", [[0.20, 0.20], [0.45, 0.45]], [[0.01, 0.01], [0.02, 0.02]])
+    reading = compare(local_head, local_layer)
+    assert reading.most_local_head.lower.label == "head"
+    assert reading.first_layer.lower.label == "layer"
+    assert not reading.clear
+    assert reading.more_local is None
+    assert "one has the more local head, the other the more local first layer" in reading.headline
+
+
+def test_models_of_one_name_are_not_mixed_up():
+    reading = compare(LOCAL, replace(GLOBAL, label="near"))
+    assert reading.clear
+    assert reading.most_local_head.lower is reading.most_local_head.a
+    assert reading.first_layer.lower is reading.first_layer.a
+
+
+def test_one_image_has_no_interval_and_gives_no_verdict():
+    one = tiny_model("one", [[0.01]], [[0.0]], num_images=1)
+    reading = compare(one, GLOBAL)
+    assert not reading.clear
+    assert "0.010 (no interval)" in reading.sentences[1]
+    assert "at least two images" in reading.sentences[1]
+
+
+def test_padded_heads_do_not_count():
+    padded = tiny_model("padded", [[0.2, np.nan], [0.3, 0.4]], [[0.01, np.nan], [0.01, 0.01]])
+    assert most_local_head(padded).mean == 0.2
+    assert first_layer_mean(padded).mean == 0.2
+    assert first_layer_mean(padded).has_interval
+    with pytest.raises(InputError, match="“void” has no measured head"):
+        compare(tiny_model("void", [[np.nan]], [[np.nan]]), GLOBAL)
+
+
+def test_a_head_of_unknown_spread_leaves_its_layer_without_an_interval():
+    unknown = tiny_model("unknown", [[0.1, 0.2]], [[0.01, np.nan]])
+    assert most_local_head(unknown).has_interval
+    assert not first_layer_mean(unknown).has_interval
+    assert not compare(unknown, GLOBAL).first_layer.clear
+
+
+def test_intervals_stay_where_distances_can_be():
+    wide = tiny_model("wide", [[0.02, 0.99]], [[0.2, 0.2]])
+    assert most_local_head(wide).low == 0.0
+    assert replace(most_local_head(wide), mean=0.99).high == 1.0
+
+
+def test_long_and_unprintable_names_do_not_break_a_sentence():
+    reading = compare(replace(LOCAL, label="x\n" * 400), GLOBAL)
+    assert reading.more_local == "x\n" * 400
+    assert all("\n" not in sentence and len(sentence) < 500 for sentence in reading.sentences)
+
+
+models = st.builds(
+    lambda label, rows, num_images: tiny_model(
+        label, [[mad for mad, _ in row] for row in rows], [[std for _, std in row] for row in rows], num_images
+    ),
+    st.just("?"),
+    st.lists(
+        st.lists(
+            st.tuples(st.floats(0, 1, allow_nan=False), st.floats(0, 0.3, allow_nan=False)), min_size=1, max_size=3
+        ),
+        min_size=1,
+        max_size=3,
+    ),
+    st.integers(1, 3),
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(models, models)
+def test_the_verdict_is_antisymmetric_and_never_beyond_the_intervals(first, second):
+    a, b = replace(first, label="a"), replace(second, label="b")
+    forth, back = compare(a, b), compare(b, a)
+    assert (forth.clear, forth.more_local) == (back.clear, back.more_local)
+    other = {"a": "b", "b": "a", None: None}
+    assert compare(replace(a, label="b"), replace(b, label="a")).more_local == other[forth.more_local]
+    assert forth.clear == (forth.more_local is not None)
+    if forth.clear:
+        winners = {contrast.lower.label for contrast in (forth.most_local_head, forth.first_layer) if contrast.clear}
+        assert winners == {forth.more_local}
+    for contrast in (forth.most_local_head, forth.first_layer):
+        if contrast.clear:
+            high, low = sorted((contrast.a, contrast.b), key=lambda estimate: -estimate.mean)
+            assert low.high < high.low
+    assert not compare(a, a).clear
+    assert forth.sentences[-1] == ONE_RUN
+
+
+def test_the_layer_table_holds_minima_and_means(make_model):
+    short = replace(make_model("short", num_layers=2), label="short")
+    table = layer_table([LOCAL, short, make_model("long", num_layers=3)])
+    assert table.index.tolist() == [1, 2, 3]
+    assert table[("near", "min_mad")].tolist()[:2] == [0.10, 0.40]
+    assert table[("near", "mean_mad")].tolist()[:2] == pytest.approx([0.15, 0.45])
+    assert table[("near", "mean_entropy")].tolist()[:2] == [0.5, 0.5]
+    assert table["near"].loc[3].isna().all()
+    assert table["long"].loc[3].notna().all()
+    heads = short.heads
+    assert table[("short", "min_entropy")].loc[2] == heads.loc[heads["layer"] == 1, "entropy"].min()
+
+
+def test_a_single_model_is_described_by_its_numbers():
+    first, second, *_ = describe(LOCAL)
+    assert "0.100 (0.080 to 0.120)" in first
+    assert "layer 1, head 1, measured on 50 images" in second
+    assert "0.150 (0.111 to 0.189)" in second
+    assert "1 image." in describe(tiny_model("one", [[0.1]], [[0.0]], num_images=1))[1]
+
+
+def test_rows_that_share_an_index_are_still_told_apart(heads_frame):
+    frames = [heads_frame(seed=1, epoch=1), heads_frame(seed=2, epoch=2)]
+    model = ModelHeads(label="model", heads=pd.concat(frames))
+    assert most_local_head(model).mean == frames[1]["mad"].min()
