@@ -1,0 +1,65 @@
+"""The commands. Thin: parse, call, print. Results go to standard output, everything else to standard error."""
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+from nearsight.errors import InputError, unknown_name
+from nearsight.version import __version__
+
+COMMANDS = {
+    "demo": "train a small ViT with and without CutMix and show what changes",
+    "measure": "how far and how selectively each head of a model looks",
+    "train": "train a model from a recipe",
+    "data": "which data sets are here, getting one, and whether it is intact",
+    "bench": "this project and its peers on the same work",
+}
+"""Name → what it is for. Each is a module of `nearsight.commands`, imported only when it is called."""
+
+
+def _help() -> str:
+    width = max(map(len, COMMANDS))
+    listed = "\n".join(f"  {name:<{width}}  {about}" for name, about in COMMANDS.items())
+    return (
+        "nearsight: see, measure and induce spatial locality in Vision Transformers\n\n"
+        f"usage: nearsight COMMAND [OPTIONS]\n\n{listed}\n\n"
+        "nearsight COMMAND --help shows a command's options; nearsight --version the version."
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; the exit code: 0 done, 1 failed, 2 bad input, 130 interrupted."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        return _dispatch(arguments)
+    except InputError as error:
+        return _complain(error, 2)
+    except KeyboardInterrupt:
+        return _complain("interrupted; the same command continues where it was", 130)
+    except BrokenPipeError:  # the reader of our output has gone, as in `nearsight … | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _dispatch(arguments: list[str]) -> int:
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(_help())
+        return 0 if arguments else 2
+    if arguments[0] == "--version":
+        print(__version__)
+        return 0
+    if arguments[0] not in COMMANDS:
+        raise unknown_name("command", arguments[0], COMMANDS)
+    from nearsight.train.runner import TrainingError
+
+    try:
+        command = importlib.import_module(f"nearsight.commands.{arguments[0]}")
+        return int(command.main(arguments[1:]))
+    except TrainingError as error:
+        return _complain(error, 1)
+
+
+def _complain(problem: object, code: int) -> int:
+    print("nearsight: " + " ".join(str(problem).split()), file=sys.stderr)
+    return code

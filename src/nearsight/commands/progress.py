@@ -1,0 +1,69 @@
+"""Progress of training runs on standard error: a bar on a terminal, plain lines elsewhere."""
+
+import sys
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from nearsight.train import HistoryRow, Listener, RunConfig, RunFolder
+
+
+class TrainingProgress(Listener):
+    """Shows one run at a time; use it as a context manager."""
+
+    def __init__(self, label: str) -> None:
+        self._label = label
+        self._console = Console(file=sys.stderr)
+        self._bar: Progress | None = None
+        self._task: TaskID | None = None
+        self._steps_per_epoch = 0
+        self._steps_before = 0
+        self._max_epochs = 0
+
+    def __enter__(self) -> Self:
+        if self._console.is_terminal:
+            self._bar = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeRemainingColumn(),
+                TextColumn("{task.fields[status]}"),
+                console=self._console,
+            ).__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.__exit__(kind, error, traceback)
+
+    def started(self, config: RunConfig, epochs_done: int, steps_per_epoch: int) -> None:
+        self._steps_per_epoch, self._max_epochs = steps_per_epoch, config.protocol.max_epochs
+        self._steps_before = epochs_done * steps_per_epoch
+        if self._bar is not None:
+            total = self._max_epochs * steps_per_epoch
+            self._task = self._bar.add_task(self._label, total=total, completed=self._steps_before, status="")
+        elif epochs_done:
+            self._say(f"continuing after epoch {epochs_done}")
+
+    def step(self, step: int) -> None:
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, completed=self._steps_before + step)
+
+    def epoch(self, config: RunConfig, row: HistoryRow) -> None:
+        self._steps_before = row.epoch * self._steps_per_epoch
+        status = f"train loss {row.train_loss:.3f}, validation accuracy {row.val_acc:.1%}"
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, completed=self._steps_before, status=status)
+        else:
+            self._say(f"epoch {row.epoch}/{self._max_epochs}: {status}, {row.seconds:.1f} s")
+
+    def finished(self, config: RunConfig, folder: RunFolder) -> None:
+        if self._bar is None:
+            self._say(f"finished, test accuracy {folder.read_result()['test_acc']:.1%}")
+
+    def _say(self, text: str) -> None:
+        print(f"{self._label}: {text}", file=sys.stderr, flush=True)

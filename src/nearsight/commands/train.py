@@ -1,0 +1,128 @@
+"""`nearsight train RECIPE`: any field of the recipe's config can be set from the command line."""
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_type_hints
+
+import tyro
+
+from nearsight.augment import AUGMENTATIONS
+from nearsight.commands.options import Common, parse
+from nearsight.commands.progress import TrainingProgress
+from nearsight.configuration import field_docs
+from nearsight.errors import InputError
+from nearsight.recipes import RUNS, find_run
+from nearsight.train import ASSUMED, PROTOCOLS, Protocol, RunConfig, train_run
+
+
+def main(arguments: Sequence[str]) -> int:
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(_help())
+        return 0 if arguments else 2
+    name, *rest = arguments
+    if name.startswith("-"):
+        raise InputError(f"the recipe comes first: nearsight train RECIPE [OPTIONS]; recipes: {', '.join(RUNS)}")
+    recipe = find_run(name)
+    protocol = _protocol_name(rest)
+    start = recipe(protocol)
+    options = parse(
+        _options(start, protocol),
+        rest,
+        prog=f"nearsight train {name}",
+        description=(recipe.__doc__ or "").strip(),
+    )
+    common = Common(device=options.device, data_dir=options.data_dir, json=options.json)
+    config = _config(options)
+    out = options.out or Path("runs") / f"{name}-{protocol}-{config.identity}"
+    with TrainingProgress(out.name) as progress:
+        folder = train_run(config, out, device=common.torch_device, data_dir=common.data_dir, listener=progress)
+    result = folder.read_result()
+    if common.json:
+        print(json.dumps({"folder": str(folder.path), **result}))
+    else:
+        print(
+            f"{folder.path}: test accuracy {result['test_acc']:.2%} (best epoch {result['best_epoch']} of "
+            f"{result['epochs']}), most local head {result['min_mad']:.3f}; nearsight measure {folder.path} draws it"
+        )
+    return 0
+
+
+def _help() -> str:
+    width = max(map(len, RUNS))
+    listed = "\n".join(f"  {name:<{width}}  {(recipe.__doc__ or '').splitlines()[0]}" for name, recipe in RUNS.items())
+    return (
+        "usage: nearsight train RECIPE [--protocol NAME] [OPTIONS]\n\n"
+        f"{listed}\n\nnearsight train RECIPE --help shows every setting of a recipe with its default."
+    )
+
+
+def _protocol_name(arguments: Sequence[str]) -> str:
+    """The protocol to start from, read ahead of the other options: it decides their defaults."""
+    for position, argument in enumerate(arguments):
+        if argument == "--protocol" and position + 1 < len(arguments):
+            return arguments[position + 1]
+        if argument.startswith("--protocol="):
+            return argument.removeprefix("--protocol=")
+    return next(iter(PROTOCOLS))
+
+
+def _options(start: RunConfig, protocol: str) -> type[Any]:
+    """The fields of a run as command-line options, with the recipe's values as defaults.
+
+    Augmentations are a list in the config and named options here: one that the protocol lacks has probability 0.
+    """
+    protocol_fields = _fields_of(start.protocol, without=("augment",))
+    for name, kind in AUGMENTATIONS.items():
+        held = start.protocol.augmentation(name) or dataclasses.replace(kind(), p=0.0)
+        protocol_fields.append((name, kind, dataclasses.field(default=held)))
+    protocol_options = dataclasses.make_dataclass("ProtocolOptions", protocol_fields, frozen=True, kw_only=True)
+    names: Any = Literal[tuple(PROTOCOLS)]
+    chosen: Any = Annotated[
+        names,
+        tyro.conf.arg(name="protocol", help="The protocol to start from; --protocol.… then changes it."),
+    ]
+    fields = [
+        ("start_from", chosen, dataclasses.field(default=protocol)),
+        *_fields_of(start, without=("protocol",)),
+        ("protocol", protocol_options, dataclasses.field(default=protocol_options())),
+        *_fields_of(Common()),
+        (
+            "out",
+            Annotated[Path | None, tyro.conf.arg(help="Run folder; runs/… by default.")],
+            dataclasses.field(default=None),
+        ),
+    ]
+    return dataclasses.make_dataclass("TrainOptions", fields, frozen=True, kw_only=True)
+
+
+def _fields_of(config: Any, without: Sequence[str] = ()) -> list[tuple[str, Any, Any]]:
+    """A config's fields as (name, type with its help text, default), for `make_dataclass`."""
+    hints, docs = get_type_hints(type(config)), field_docs(type(config))
+    described = []
+    for field in dataclasses.fields(config):
+        if field.name in without:
+            continue
+        text = docs.get(field.name, "") + (" Assumed: not reported by the paper." if field.name in ASSUMED else "")
+        kind = Annotated[hints[field.name], tyro.conf.arg(help=text)] if text else hints[field.name]
+        described.append((field.name, kind, dataclasses.field(default=getattr(config, field.name))))
+    return described
+
+
+def _config(options: Any) -> RunConfig:
+    start = RunConfig(protocol=PROTOCOLS[options.start_from]())
+    given = {
+        field.name: getattr(options, field.name) for field in dataclasses.fields(start) if field.name != "protocol"
+    }
+    return RunConfig(**given, protocol=_protocol(options.protocol))
+
+
+def _protocol(options: Any) -> Protocol:
+    scalars = {field.name for field in dataclasses.fields(Protocol)} - {"augment"}
+    protocol = Protocol(**{name: getattr(options, name) for name in scalars}, augment=())
+    for name in AUGMENTATIONS:
+        augmentation = getattr(options, name)
+        if augmentation.p > 0:
+            protocol = protocol.with_(augmentation)
+    return protocol

@@ -1,0 +1,56 @@
+"""The augmentation benchmark runs both libraries and reports what it measured. Speed itself is not tested."""
+
+import pytest
+import torch
+
+from nearsight.bench import augment
+
+
+@pytest.fixture(scope="module")
+def rows():
+    return augment.bench_augment(device="cpu", num_images=96, batch_size=16, seconds=0.1, num_cells=(1, 2))
+
+
+def test_rows(rows):
+    assert [(row.what, row.num_cells) for row in rows] == [
+        ("torchvision PIL", 1),
+        ("torchvision tensors", 1),
+        ("nearsight eager", 1),
+        ("nearsight eager", 2),
+    ]
+    fastest = max(row.images_per_second for row in rows[:2])
+    for row in rows:
+        assert row.images_per_second > 0
+        assert row.ratio == pytest.approx(row.images_per_second / fastest)
+    assert rows[0].extra_bytes is None
+    assert all(row.extra_bytes is None or row.extra_bytes >= 0 for row in rows[2:])
+
+
+def test_both_sides_see_the_same_work():
+    """One step of each: normalised float images of the same scale, and targets that sum to 1."""
+    images = augment.picture_like_images(64)
+    labels = torch.arange(64) % 10
+    for kind in ("PIL", "tensors"):
+        loader = augment.torchvision_loader(
+            images, labels, kind, batch_size=16, num_classes=10, mean=(0.5,) * 3, std=(0.25,) * 3, num_workers=0
+        )
+        batch, targets = next(iter(loader))
+        assert batch.shape == (16, 3, 32, 32)
+        assert batch.dtype == torch.float32
+        assert batch.abs().max() <= 2.0001
+        assert targets.shape in {(16,), (16, 10)}
+
+
+def test_pictures_are_not_noise():
+    images = augment.picture_like_images(20).float()
+    neighbour = (images[..., 1:] - images[..., :-1]).abs().mean()
+    assert neighbour < 0.4 * images.std()
+
+
+def test_command(monkeypatch, capsys, rows):
+    monkeypatch.setattr(augment, "bench_augment", lambda **given: rows)
+    augment.main(["--device", "cpu"])
+    printed = capsys.readouterr().out.splitlines()
+    assert len(printed) == 1 + len(rows)
+    assert printed[0].split() == ["what", "K", "B", "images/s", "ratio", "extra", "MB"]
+    assert "torchvision PIL" in printed[1]

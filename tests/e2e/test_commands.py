@@ -1,0 +1,185 @@
+"""The commands as a person types them."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from PIL import Image
+
+from nearsight.cli import COMMANDS, main
+from nearsight.train import RunFolder
+from nearsight.version import __version__
+
+SMALL = [
+    *("--model.depth", "2", "--model.width", "16", "--model.num-heads", "2", "--model.mlp-width", "16"),
+    *("--data.num-train", "300", "--data.num-test", "50", "--protocol.batch-size", "16"),
+    *("--num-measured", "20", "--device", "cpu"),
+]
+
+
+def call(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "nearsight", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=cwd)
+
+
+def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    shown = capsys.readouterr().out
+    places = [shown.index(f"\n  {name} ") for name in COMMANDS]
+    assert places == sorted(places)
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.strip() == __version__
+    assert main([]) == 2
+
+
+@pytest.mark.parametrize("command", list(COMMANDS))
+def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        sys.exit(main([command, "--help"]))
+    assert stop.value.code == 0
+    assert "usage: nearsight " + command in capsys.readouterr().out
+
+
+def test_train_help_shows_every_field_with_its_text_and_default(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["train", "compact-cifar100", "--protocol", "modern", "--help"])
+    assert stop.value.code == 0
+    shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    for words in (
+        "--protocol.lr FLOAT",
+        "Peak learning rate of AdamW. Assumed: not reported by the paper. (default: 0.001)",
+        "--protocol.smoothing FLOAT Label smoothing ε. Assumed: not reported by the paper. (default: 0.1)",
+        "--protocol.cutmix.p FLOAT Probability that it is applied. (default: 0.5)",
+        "--model.depth INT Transformer blocks. (default: 8)",
+        "--data.validation-fraction FLOAT",
+        "--protocol {baseline,modern}",
+    ):
+        assert words in shown
+
+
+def test_train_then_measure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = tmp_path / "run"
+    train = ["train", "compact-shapes", "--protocol", "modern", "--out", str(run), *SMALL, "--protocol.max-epochs", "2"]
+    assert main([*train, "--protocol.cutmix.p", "0.25", "--protocol.autoaugment.p", "0", "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["folder"] == str(run)
+    config = RunFolder(run).read_config()
+    assert [augmentation.name for augmentation in config.protocol.augment] == ["crop", "flip", "cutmix"]
+    assert config.protocol.augmentation("cutmix").p == 0.25
+    assert config.protocol.smoothing == 0.1
+
+    heads = (run / "heads.csv").read_bytes()
+    assert main(["measure", str(run), "--device", "cpu"]) == 0
+    shown = capsys.readouterr().out
+    assert (run / "heads.csv").read_bytes() == heads
+    for name in ("mad-profiles", "mad-entropy-plane", "heatmaps"):
+        assert (run / "figures" / f"{name}.svg").read_text().lstrip().startswith("<?xml")
+        with Image.open(run / "figures" / f"{name}.png") as picture:
+            assert picture.width > 500
+    assert f"{pd.read_csv(run / 'heads.csv')['mad'].min():.3f}" in shown
+    assert "<!doctype html>" in (run / "report.html").read_text().lower()
+
+
+def test_measure_a_timm_model_on_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "images"
+    (folder / "nested").mkdir(parents=True)
+    rng = np.random.default_rng(0)
+    for number, shape in enumerate([(40, 60, 3), (70, 50)]):
+        Image.fromarray(rng.integers(0, 256, shape, dtype=np.uint8)).save(folder / "nested" / f"{number}.png")
+    out = tmp_path / "out"
+    assert (
+        main(["measure", "compact_vit", "--images", str(folder), "--out", str(out), "--json", "--device", "cpu"]) == 0
+    )
+    printed = json.loads(capsys.readouterr().out)
+    assert len(printed["heads"]) == 64
+    assert {row["num_images"] for row in printed["heads"]} == {2}
+    assert all(Path(path).is_file() for path in printed["files"])
+
+
+def test_measure_uses_the_embedded_images_by_default(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["measure", "compact_vit", "--out", str(tmp_path), "--num-images", "4", "--json", "--device", "cpu"]
+    assert main(arguments) == 0
+    assert {row["num_images"] for row in json.loads(capsys.readouterr().out)["heads"]} == {4}
+
+
+def test_a_small_demo_from_data_to_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "demo"
+    arguments = ["demo", "--out", str(out), "--epochs", "1", "--num-train", "200", "--device", "cpu"]
+    assert main(arguments) == 0
+    shown = capsys.readouterr().out
+    assert "without CutMix: test accuracy" in shown
+    assert "with CutMix: test accuracy" in shown
+    assert "No clear difference" in shown  # after one epoch on 160 images there cannot be one
+    page = (out / "report.html").read_text()
+    assert "No clear difference" in page
+    assert page.count("<svg") >= 4
+    assert len(list((out / "figures").glob("*"))) == 6
+    for name, has_cutmix in (("without-cutmix", False), ("with-cutmix", True)):
+        config = RunFolder(out / name).read_config()
+        assert (config.protocol.augmentation("cutmix") is not None) == has_cutmix
+    assert main([*arguments, "--json"]) == 0  # nothing is trained again
+    assert json.loads(capsys.readouterr().out)["clear"] is False
+
+
+def test_exit_code_and_streams_of_the_real_process(tmp_path: Path) -> None:
+    done = call("train", "compact-cifr100", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr == "nearsight: 'compact-cifr100' is not a known recipe; did you mean 'compact-cifar100'?\n"
+
+
+def train_process(out: Path) -> subprocess.Popen[str]:
+    arguments = ["train", "compact-shapes", "--out", str(out), *SMALL, "--protocol.max-epochs", "6"]
+    return subprocess.Popen(
+        [sys.executable, "-m", "nearsight", *arguments, "--protocol.patience", "6"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_killed_at_three_random_moments_it_ends_as_if_nothing_had_happened(tmp_path: Path) -> None:
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    process = train_process(whole)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    epoch_seconds = pd.read_csv(whole / "history.csv")["seconds"].median()
+    chance = random.Random(os.environ.get("NEARSIGHT_KILL_SEED", "0"))
+    kills = 0
+    for epoch in (1, 2, 4):  # after so many epochs, then at a random moment of the next
+        process = train_process(killed)
+        while process.poll() is None and (
+            not (killed / "history.csv").exists() or len(pd.read_csv(killed / "history.csv")) < epoch
+        ):
+            time.sleep(0.01)
+        time.sleep(chance.uniform(0, 1.2 * epoch_seconds))
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        kills += process.returncode == -signal.SIGKILL
+    assert kills == 3
+    process = train_process(killed)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    a, b = (pd.read_csv(path / "history.csv").drop(columns="seconds") for path in (whole, killed))
+    pd.testing.assert_frame_equal(a, b, check_exact=True)
+    for name in ("model.safetensors", "heads.csv", "result.json"):
+        assert (whole / name).read_bytes() == (killed / name).read_bytes()
+
+
+def test_an_interrupt_is_answered_with_130(tmp_path: Path) -> None:
+    process = train_process(tmp_path / "run")
+    while process.poll() is None and not (tmp_path / "run" / "history.csv").exists():
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert errors.splitlines()[-1] == "nearsight: interrupted; the same command continues where it was"
+    assert "Traceback" not in errors
