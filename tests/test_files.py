@@ -45,7 +45,7 @@ def test_output_folder_says_why_it_cannot(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match="is a file"):
         output_folder(tmp_path / "file")
-    with pytest.raises(InputError, match="lies below a file"):
+    with pytest.raises(InputError, match="which is a file"):
         output_folder(tmp_path / "file" / "below")
 
 

@@ -52,16 +52,20 @@ def canonical_hash(value: Any, digits: int = 16) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:digits]
 
 
+def check_output_folder(path: Path) -> None:
+    """Refuse a path that cannot become a folder to write to; nothing is made yet."""
+    existing = path
+    while not existing.exists() and existing != existing.parent:
+        existing = existing.parent
+    if not existing.is_dir():
+        problem = "is a file" if existing == path else f"lies below {existing}, which is a file"
+        raise InputError(f"{path} {problem}, but a folder to write to is needed; choose another --out")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise InputError(f"{path} cannot be written to: permission denied in {existing}; choose another --out")
+
+
 def output_folder(path: Path) -> Path:
     """`path` as a folder that can be written to, made if need be."""
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except FileExistsError as error:
-        raise InputError(f"{path} is a file, but a folder to write to is needed; choose another --out") from error
-    except NotADirectoryError as error:
-        raise InputError(f"{path} lies below a file, so no folder can be made there; choose another --out") from error
-    except PermissionError as error:
-        raise InputError(f"{path} cannot be made: permission denied; choose another --out") from error
-    if not os.access(path, os.W_OK):
-        raise InputError(f"{path} cannot be written to; choose another --out")
+    check_output_folder(path)
+    path.mkdir(parents=True, exist_ok=True)
     return path

@@ -150,8 +150,6 @@ def test_cells_of_a_stack_give_what_they_give_alone(tmp_path: Path, dataset: Dat
         config(model=dataclasses.replace(config().model, init="pytorch", position_std=1.0)),
     ]
     folders = [RunFolder(tmp_path / f"stacked{k}") for k in range(len(configs))]
-    for one, folder in zip(configs, folders, strict=True):
-        folder.claim(one)
     train_stack(configs, folders, dataset, CPU, Listener())
     for k, (one, folder) in enumerate(zip(configs, folders, strict=True)):
         alone = train_run(one, tmp_path / f"alone{k}")

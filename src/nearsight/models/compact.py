@@ -16,6 +16,9 @@ from nearsight.errors import InputError, check_at_least, unknown_name
 
 Initialization = Literal["trunc_normal", "pytorch"]
 
+COMPACT_MODELS = ("compact_vit",)
+"""Registered models that take this file's settings."""
+
 
 class CompactViT(VisionTransformer):  # type: ignore[misc]  # timm carries no types
     """A Pre-LN ViT with learned positions and a CLS head, without dropout, on any grid.

@@ -10,8 +10,8 @@ import timm
 from torch import Tensor, nn
 
 from nearsight.configuration import decode, encode
-from nearsight.errors import InputError, check_at_least
-from nearsight.models.compact import Initialization
+from nearsight.errors import InputError, check_at_least, unknown_name
+from nearsight.models.compact import COMPACT_MODELS, Initialization
 from nearsight.tensorfile import load_tensors, save_tensors
 
 
@@ -47,6 +47,8 @@ class ModelConfig:
     """Deviation of the initial positions and CLS token (assumed, likewise)."""
 
     def __post_init__(self) -> None:
+        if self.name not in COMPACT_MODELS:
+            raise unknown_name("model of this kind", self.name, COMPACT_MODELS)
         for field in ("patch_size", "depth", "width", "num_heads", "mlp_width"):
             check_at_least(field, getattr(self, field), 1)
         if self.width % self.num_heads:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from nearsight.configuration import decode
 from nearsight.errors import InputError
-from nearsight.files import output_folder, write_json, write_text
+from nearsight.files import check_output_folder, output_folder, write_json, write_text
 from nearsight.tensorfile import load_tensors, save_tensors
 from nearsight.train.config import SCHEMA, RunConfig
 
@@ -85,11 +85,9 @@ class RunFolder:
     def is_complete(self) -> bool:
         return (self.path / "provenance.json").is_file()
 
-    def claim(self, config: RunConfig) -> None:
-        """Make the folder this run's, or find that it already is; a folder of another run is refused."""
-        output_folder(self.path)
-        for remains in self.path.glob(".*.tmp*"):  # of a write that was killed
-            remains.unlink(missing_ok=True)
+    def check(self, config: RunConfig) -> None:
+        """Refuse a folder that is another run's, or that no run can be written to; nothing is changed."""
+        check_output_folder(self.path)
         if (self.path / "config.json").exists():
             held = self.read_config()
             if held.identity != config.identity:
@@ -97,10 +95,17 @@ class RunFolder:
                     f"{self.path} holds another run ({held.identity}, not {config.identity}): choose another --out, "
                     "or repeat the settings in its config.json to continue it"
                 )
-            return
-        if any(self.path.glob("*.safetensors")):
+        elif any(self.path.glob("*.safetensors")):
             raise InputError(f"{self.path} holds weights but no config.json; choose another --out")
-        write_json(self.path / "config.json", config.to_json())
+
+    def claim(self, config: RunConfig) -> None:
+        """Make the folder this run's, or find that it already is."""
+        self.check(config)
+        output_folder(self.path)
+        for remains in self.path.glob(".*.tmp*"):  # of a write that was killed
+            remains.unlink(missing_ok=True)
+        if not (self.path / "config.json").exists():
+            write_json(self.path / "config.json", config.to_json())
 
     def read_config(self) -> RunConfig:
         path = self.path / "config.json"

@@ -74,7 +74,7 @@ def train_run(
 ) -> RunFolder:
     """Train one run in the folder `path`, or finish what is missing there."""
     folder = RunFolder(path)
-    folder.claim(config)
+    folder.check(config)
     if not folder.is_complete:
         dataset = load_data(config.data, data_dir)
         train_stack([config], [folder], dataset, torch.device(device), listener or Listener())
@@ -88,10 +88,11 @@ def train_stack(
     device: torch.device,
     listener: Listener,
 ) -> None:
-    """Train runs of equal shapes as one stack, each until its own end."""
+    """Train runs of equal shapes as one stack, each until its own end. Nothing is written before the stack stands."""
     stack = Stack.start(configs, dataset, device)
     cells = [_Cell(config, folder) for config, folder in zip(configs, folders, strict=True)]
     for position, cell in enumerate(cells):
+        cell.folder.claim(cell.config)
         _resume(stack, position, cell)
         listener.started(cell.config, cell.progress.epochs_done, stack.steps_per_epoch)
         cell.folder.log("started", epochs_done=cell.progress.epochs_done, device=str(device))
