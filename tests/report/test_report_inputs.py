@@ -8,7 +8,8 @@ import pytest
 
 from nearsight.errors import InputError
 from nearsight.report import ModelHeads, mad_profiles, read_heads, read_history
-from nearsight.report.inputs import HEAD_COLUMNS, HISTORY_COLUMNS, shorten
+from nearsight.report.inputs import HISTORY_COLUMNS, shorten
+from nearsight.train import HEADS_COLUMNS
 
 
 def test_heads_and_history_come_back_from_csv(tmp_path, heads_frame, history_frame):
@@ -26,7 +27,7 @@ def test_padded_heads_stay_missing(tmp_path, heads_frame):
     assert read_heads(tmp_path / "heads.csv")["mad"].isna().tolist() == [row == 3 for row in range(24)]
 
 
-@pytest.mark.parametrize("column", HEAD_COLUMNS)
+@pytest.mark.parametrize("column", HEADS_COLUMNS)
 def test_a_missing_column_is_named_with_the_file(tmp_path, column, heads_frame):
     path = tmp_path / "heads.csv"
     heads_frame().drop(columns=column).to_csv(path, index=False)
@@ -48,7 +49,7 @@ def test_a_history_without_a_column_is_refused(tmp_path, column, history_frame):
         (b"", "damaged or not a CSV"),
         (b"\xff\xfe\x00\x01 not text", "damaged or not a CSV"),
         (b'a,b\n1,2\n3,"4\n', "damaged or not a CSV"),
-        (",".join(HEAD_COLUMNS).encode(), "no rows"),
+        (",".join(HEADS_COLUMNS).encode(), "no rows"),
         (b"PK\x03\x04 a zip file", "no column"),
     ],
 )

@@ -6,7 +6,7 @@ measured model, or a file somebody sent.
 
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,9 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from nearsight.errors import InputError
+from nearsight.train import HEADS_COLUMNS, HistoryRow
 
-HEAD_COLUMNS = ("epoch", "layer", "layer_name", "head", "mad", "mad_std", "entropy", "entropy_std", "num_images")
-HISTORY_COLUMNS = ("epoch", "train_loss", "val_loss", "val_acc", "lr", "seconds")
+HISTORY_COLUMNS = tuple(field.name for field in fields(HistoryRow))
 
 # The entropy of uniform attention exceeds 1 by rounding, and by the ε inside its logarithm.
 ROUNDING = 1e-6
@@ -78,7 +78,7 @@ def check_labels(models: Sequence[ModelHeads]) -> None:
 
 
 def check_heads(frame: pd.DataFrame, source: str) -> None:
-    _check_columns(frame, HEAD_COLUMNS, source, numeric=[name for name in HEAD_COLUMNS if name != "layer_name"])
+    _check_columns(frame, HEADS_COLUMNS, source, numeric=[name for name in HEADS_COLUMNS if name != "layer_name"])
     for name in ("epoch", "layer", "head", "num_images"):
         values = frame[name].to_numpy(dtype=np.float64)
         if not np.all(np.isfinite(values)) or np.any(values != np.round(values)) or np.any(values < 0):

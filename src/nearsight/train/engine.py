@@ -52,6 +52,7 @@ class Stack:
     optimizer: AdamW
     epochs_done: list[int]
     pipeline: Pipeline
+    smoothing_K: Tensor
     images: DeviceImages
     """The official training set."""
     training_N: Tensor
@@ -89,6 +90,7 @@ class Stack:
             optimizer,
             [0] * len(configs),
             pipeline,
+            torch.tensor([protocol.smoothing for protocol in protocols], device=device),
             DeviceImages(dataset.train, device),
             training_N.to(device),
             validation_N.to(device),
@@ -116,6 +118,7 @@ class Stack:
             self.optimizer.select(index),
             [self.epochs_done[k] for k in keep],
             self.pipeline.select(index),
+            self.smoothing_K[index],
             self.images,
             self.training_N,
             self.validation_N,
@@ -151,8 +154,7 @@ class Stack:
     def _step(self, images_KBCHW: Tensor, labels_KB: Tensor, draws: Draws, lr_K: Tensor) -> Tensor:
         """One optimiser step of every cell; the loss of each before it."""
         images, targets_KBC = self.pipeline(images_KBCHW, labels_KB, draws)
-        smoothing = [config.protocol.smoothing for config in self.configs]
-        targets_KBC = smooth_targets(targets_KBC, torch.tensor(smoothing, device=self.device))
+        targets_KBC = smooth_targets(targets_KBC, self.smoothing_K)
         weights = {name: weight.requires_grad_() for name, weight in self.weights.items()}
         logits_KBC = self._forward(weights, images)
         loss_K = -(targets_KBC * F.log_softmax(logits_KBC, -1)).sum(-1).mean(-1)
