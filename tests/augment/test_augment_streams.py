@@ -1,5 +1,7 @@
 """One call of the generator gives what `Draws` gives stream by stream."""
 
+import dataclasses
+
 import torch
 
 from nearsight.augment.streams import Drawn
@@ -20,3 +22,13 @@ def test_equal_to_draws(make_draws):
 
 def test_no_streams(make_draws):
     assert Drawn.of(make_draws(2, 3), {}, {}) == Drawn({}, {})
+
+
+def test_cells_in_different_epochs(make_draws):
+    draws = dataclasses.replace(make_draws(3, 5), epoch=torch.tensor([4, 0, 9]))
+    drawn = Drawn.of(draws, {"a": 5}, {"b": 3})
+    assert torch.equal(drawn.sample["a"], draws.per_sample("a", 5))
+    assert torch.equal(drawn.batch["b"], draws.per_batch("b", 3))
+    for cell, epoch in enumerate((4, 0, 9)):
+        alone = dataclasses.replace(make_draws(3, 5), epoch=torch.tensor(epoch))
+        assert torch.equal(drawn.sample["a"][cell], alone.per_sample("a", 5)[cell])
