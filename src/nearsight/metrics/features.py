@@ -1,0 +1,86 @@
+"""What tokens are like, beside where they look: coherence with neighbours, pull towards CLS, similarity of layers.
+
+S2 is "Locality-Attending Vision Transformer" (arXiv 2603.04892). Shape suffixes: B images, N tokens (prefix tokens
+first), P patches row by row, D features, n examples.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from nearsight.errors import InputError
+
+_NEIGHBOURS = ((0, 1), (1, -1), (1, 0), (1, 1))
+"""Half of the 8 offsets; the other half are the same pairs seen from the other patch."""
+
+
+def locality_score(patches_BPD: Tensor, grid_size: tuple[int, int]) -> Tensor:
+    """Mean cosine similarity between a patch token and its up to 8 neighbours, per image: [B] float64 (S2 App. F).
+
+    A patch at the border has fewer neighbours, and its mean is over those. High scores mean coherent neighbourhoods,
+    or collapsed tokens: `patch_cls_similarity` tells which. A single patch has no neighbours, and its score is NaN.
+    """
+    rows, cols = grid_size
+    if patches_BPD.dim() != 3 or patches_BPD.shape[1] != rows * cols:
+        raise InputError(
+            f"patches of shape [B, {rows * cols}, D] are needed for a {rows}×{cols} grid, not {list(patches_BPD.shape)}"
+        )
+    tokens = F.normalize(_float64(patches_BPD), dim=-1).view(len(patches_BPD), rows, cols, -1)
+    total = tokens.new_zeros(tokens.shape[:3])
+    count = tokens.new_zeros(rows, cols)
+    for down, right in _NEIGHBOURS:
+        here = (..., slice(0, rows - down), slice(max(-right, 0), cols - max(right, 0)))
+        there = (..., slice(down, rows), slice(max(right, 0), cols - max(-right, 0)))
+        similarity = (tokens[(*here, slice(None))] * tokens[(*there, slice(None))]).sum(-1)
+        for place in (here, there):
+            total[place] += similarity
+            count[place] += 1
+    return (total / count).mean((1, 2))
+
+
+def patch_cls_similarity(tokens_BND: Tensor, num_prefix_tokens: int = 1) -> Tensor:
+    """Mean cosine similarity between the patch tokens and CLS, the first token, per image: [B] float64 (S2 App. F)."""
+    if tokens_BND.dim() != 3 or not 1 <= num_prefix_tokens < tokens_BND.shape[1]:
+        raise InputError(
+            f"tokens [B, N, D] with CLS among {num_prefix_tokens} prefix tokens and at least one patch are needed, "
+            f"not {list(tokens_BND.shape)}"
+        )
+    tokens = F.normalize(_float64(tokens_BND), dim=-1)
+    return (tokens[:, num_prefix_tokens:] @ tokens[:, 0].unsqueeze(-1)).squeeze(-1).mean(1)
+
+
+def linear_cka(x_nD: Tensor, y_nD: Tensor, *, unbiased: bool = False) -> Tensor:
+    """Linear centred kernel alignment of two representations of the same n examples, a float64 scalar.
+
+    HSIC(K, L) / √(HSIC(K, K) · HSIC(L, L)) with K = XXᵀ, L = YYᵀ (Kornblith et al. 2019). `unbiased` uses the estimator
+    of Song et al. (2012), whose expectation does not grow with the number of features and which can be averaged over
+    minibatches (Nguyen et al. 2021); it needs at least 4 examples and may be slightly negative.
+    """
+    if x_nD.dim() != 2 or y_nD.dim() != 2 or len(x_nD) != len(y_nD):
+        raise InputError(f"two matrices of equally many rows are needed, not {list(x_nD.shape)} and {list(y_nD.shape)}")
+    if len(x_nD) < (4 if unbiased else 2):
+        raise InputError(f"{len(x_nD)} examples are too few; at least {4 if unbiased else 2} are needed")
+    x, y = _float64(x_nD), _float64(y_nD)
+    if unbiased:
+        gram_x, gram_y = (_without_diagonal(z @ z.T) for z in (x, y))
+        pairs = ((gram_x, gram_y), (gram_x, gram_x), (gram_y, gram_y))
+        cross, own_x, own_y = (_unbiased_hsic(a, b) for a, b in pairs)
+    else:
+        x, y = x - x.mean(0), y - y.mean(0)
+        # ‖XᵀY‖² equals the trace of KL and needs no n × n matrix.
+        cross, own_x, own_y = ((a.T @ b).square().sum() for a, b in ((x, y), (x, x), (y, y)))
+    return cross / (own_x.sqrt() * own_y.sqrt())
+
+
+def _unbiased_hsic(a: Tensor, b: Tensor) -> Tensor:
+    """Song et al. (2012), Eq. 5, up to the factor 1 / n(n − 3), which cancels; diagonals are zero already."""
+    n = len(a)
+    return (a * b).sum() + a.sum() * b.sum() / ((n - 1) * (n - 2)) - 2 * (a.sum(0) @ b.sum(0)) / (n - 2)
+
+
+def _without_diagonal(gram: Tensor) -> Tensor:
+    return gram - torch.diag(gram.diag())
+
+
+def _float64(tensor: Tensor) -> Tensor:
+    return (tensor.cpu() if tensor.device.type == "mps" else tensor).to(torch.float64)

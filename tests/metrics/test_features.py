@@ -1,0 +1,109 @@
+"""Neighbour coherence, pull towards CLS and CKA against loops, definitions and invariances."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from nearsight.errors import InputError
+from nearsight.metrics import linear_cka, locality_score, patch_cls_similarity
+
+
+def tokens(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def cosine(a: Tensor, b: Tensor) -> float:
+    return float((a * b).sum() / math.sqrt(float((a * a).sum()) * float((b * b).sum())))
+
+
+@pytest.mark.parametrize("grid_size", [(3, 4), (1, 5), (5, 1), (2, 2)])
+def test_locality_score_equals_the_loop(grid_size: tuple[int, int]) -> None:
+    rows, cols = grid_size
+    patches = tokens(2, rows * cols, 6)
+    for image in range(2):
+        scores = []
+        for row, col in itertools.product(range(rows), range(cols)):
+            near = [
+                (r, c)
+                for r, c in itertools.product(range(row - 1, row + 2), range(col - 1, col + 2))
+                if 0 <= r < rows and 0 <= c < cols and (r, c) != (row, col)
+            ]
+            similar = [cosine(patches[image, row * cols + col], patches[image, r * cols + c]) for r, c in near]
+            scores.append(sum(similar) / len(similar))
+        expected = sum(scores) / len(scores)
+        assert float(locality_score(patches, grid_size)[image]) == pytest.approx(expected, rel=1e-12)
+
+
+def test_locality_score_knows_collapse_opposition_and_solitude() -> None:
+    assert locality_score(torch.ones(1, 9, 3), (3, 3)).tolist() == pytest.approx([1])
+    stripes = torch.tensor([1.0, -1.0]).repeat(3)[:, None].expand(1, 6, 1).contiguous()
+    assert locality_score(stripes, (1, 6)).tolist() == pytest.approx([-1])
+    assert math.isnan(float(locality_score(torch.ones(1, 1, 3), (1, 1))))
+
+
+@pytest.mark.parametrize("prefix", [1, 5])
+def test_patch_cls_similarity_equals_the_loop(prefix: int) -> None:
+    every = tokens(3, prefix + 7, 4)
+    for image in range(3):
+        expected = sum(cosine(every[image, 0], every[image, prefix + patch]) for patch in range(7)) / 7
+        assert float(patch_cls_similarity(every, prefix)[image]) == pytest.approx(expected, rel=1e-12)
+
+
+def test_scale_and_precision_of_tokens_do_not_matter() -> None:
+    patches = tokens(2, 9, 5)
+    torch.testing.assert_close(locality_score(1e3 * patches, (3, 3)), locality_score(patches, (3, 3)))
+    assert locality_score(patches.to(torch.bfloat16), (3, 3)).dtype == torch.float64
+    assert patch_cls_similarity(patches.to(torch.float16)).dtype == torch.float64
+
+
+def hsic(a: Tensor, b: Tensor) -> float:
+    """The biased estimator from its definition: the trace of K H L H."""
+    n = len(a)
+    centre = torch.eye(n, dtype=torch.float64) - 1 / n
+    return float(torch.trace(a @ centre @ b @ centre)) / (n - 1) ** 2
+
+
+def unbiased_hsic_by_tuples(a: Tensor, b: Tensor) -> float:
+    """Its definition as a U-statistic: means over pairs, triples and quadruples of different examples."""
+    n = len(a)
+    pairs = [float(a[i, j] * b[i, j]) for i, j in itertools.permutations(range(n), 2)]
+    triples = [float(a[i, j] * b[i, q]) for i, j, q in itertools.permutations(range(n), 3)]
+    quadruples = [float(a[i, j] * b[q, r]) for i, j, q, r in itertools.permutations(range(n), 4)]
+    return sum(pairs) / len(pairs) - 2 * sum(triples) / len(triples) + sum(quadruples) / len(quadruples)
+
+
+@pytest.mark.parametrize(("unbiased", "estimate"), [(False, hsic), (True, unbiased_hsic_by_tuples)])
+def test_cka_equals_its_definition(unbiased: bool, estimate) -> None:
+    x, y = tokens(7, 3), tokens(7, 5, seed=1)
+    a, b = x @ x.T, y @ y.T
+    expected = estimate(a, b) / math.sqrt(estimate(a, a) * estimate(b, b))
+    assert float(linear_cka(x, y, unbiased=unbiased)) == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize("unbiased", [False, True])
+def test_cka_is_one_for_rotated_scaled_and_moved_copies(unbiased: bool) -> None:
+    x = tokens(20, 6)
+    rotation, _ = torch.linalg.qr(tokens(6, 6, seed=2))
+    assert float(linear_cka(x, 3 * x @ rotation + 5, unbiased=unbiased)) == pytest.approx(1, abs=1e-9)
+
+
+def test_only_the_biased_estimate_grows_with_the_number_of_features() -> None:
+    pairs = [(tokens(20, 500, seed=2 * i), tokens(20, 500, seed=2 * i + 1)) for i in range(30)]
+    biased = [float(linear_cka(x, y)) for x, y in pairs]
+    unbiased = [float(linear_cka(x, y, unbiased=True)) for x, y in pairs]
+    assert min(biased) > 0.9
+    assert abs(sum(unbiased) / len(unbiased)) < 0.05
+
+
+def test_what_does_not_fit_is_named() -> None:
+    with pytest.raises(InputError, match=r"\[B, 9, D\] are needed for a 3×3 grid, not \[2, 8, 4\]"):
+        locality_score(torch.ones(2, 8, 4), (3, 3))
+    with pytest.raises(InputError, match="with CLS among 0 prefix tokens"):
+        patch_cls_similarity(torch.ones(2, 8, 4), 0)
+    with pytest.raises(InputError, match="equally many rows"):
+        linear_cka(torch.ones(4, 2), torch.ones(5, 2))
+    with pytest.raises(InputError, match="3 examples are too few"):
+        linear_cka(torch.ones(3, 2), torch.ones(3, 2), unbiased=True)
