@@ -114,7 +114,7 @@ def test_outputs_with_and_without_the_lens_are_bit_identical(model: nn.Module) -
     batch = images(2)
     with torch.no_grad():
         plain = model(batch)
-        with AttentionTap(model, lambda attention: attention.probabilities()):
+        with AttentionTap(model, lambda attention: attention.log_weights(0, attention.num_tokens)):
             watched = model(batch)
     assert torch.equal(plain, watched)
 
@@ -166,9 +166,11 @@ def test_what_the_tap_recomputes_is_what_sdpa_used(kwargs: dict[str, object]) ->
     key, value = torch.randn(2, num_key_heads, 9, 6), torch.eye(9).expand(2, num_key_heads, 9, 9)
     recorder = Recorder(**kwargs)
     seen: list[Tensor] = []
-    with AttentionTap(recorder, lambda attention: seen.append(attention.probabilities())):
+    with AttentionTap(
+        recorder, lambda attention: seen.extend(attention.log_weights(row, row + 3) for row in (0, 3, 6))
+    ):
         used = recorder(query, key, value)
-    torch.testing.assert_close(seen[0], used.double(), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(torch.cat(seen, dim=2).softmax(-1), used.double(), rtol=1e-5, atol=1e-6)
 
 
 def test_choosing_layers(model: nn.Module) -> None:

@@ -17,6 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from nearsight.metrics.precision import to_float64
+
 _SOFTMAX = {F.softmax, torch.softmax, Tensor.softmax, torch.special.softmax}
 
 
@@ -26,8 +28,13 @@ class Attention:
 
     layer_name: str
     """Dotted name of the innermost module that was running."""
-    probabilities: Callable[[], Tensor]
-    """The attention after the softmax, float64 [B, H, N, N]; computed on demand, while the forward is waiting."""
+    num_tokens: int
+    """Queries, and keys."""
+    num_maps: int
+    """Images times heads."""
+    log_weights: Callable[[int, int], Tensor]
+    """The queries from one position to another → logarithms of their attention, up to a constant per query: float64
+    [B, H, queries, N]. Computed on demand, while the forward is waiting."""
 
 
 class AttentionTap(TorchFunctionMode):
@@ -69,23 +76,29 @@ class AttentionTap(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         if func is F.scaled_dot_product_attention:
-            self._seen(lambda: _attention_of_sdpa(*args, **kwargs))
+            if self._running:  # else the call is not the model's, but of something around it
+                self._on_attention(_attention_of_sdpa(self._running[-1], *args, **kwargs))
             return func(*args, **kwargs)
         output = func(*args, **kwargs)
-        if func in _SOFTMAX and _is_square_attention(output):
-            self._seen(lambda: output.to(torch.float64))
+        if func in _SOFTMAX and self._running and _is_square_attention(output):
+            self._on_attention(_attention_of_softmax(self._running[-1], output))
         return output
-
-    def _seen(self, probabilities: Callable[[], Tensor]) -> None:
-        if self._running:  # else the call is not the model's: the forward of something around it
-            self._on_attention(Attention(self._running[-1], probabilities))
 
 
 def _is_square_attention(output: Any) -> bool:
     return isinstance(output, Tensor) and output.dim() == 4 and output.shape[-1] == output.shape[-2]
 
 
+def _attention_of_softmax(layer_name: str, attn_BHNN: Tensor) -> Attention:
+    def log_weights(start: int, stop: int) -> Tensor:
+        return to_float64(attn_BHNN[:, :, start:stop]).log()
+
+    batch, heads, num_tokens, _ = attn_BHNN.shape
+    return Attention(layer_name, num_tokens, batch * heads, log_weights)
+
+
 def _attention_of_sdpa(
+    layer_name: str,
     query_BHNd: Tensor,
     key_BHNd: Tensor,
     value_BHNd: Tensor,
@@ -94,15 +107,23 @@ def _attention_of_sdpa(
     is_causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
-) -> Tensor:
-    """The attention that `scaled_dot_product_attention` uses inside, from its documented definition, in float64."""
-    query, key = query_BHNd.to(torch.float64), key_BHNd.to(torch.float64)
-    if enable_gqa:
-        key = key.repeat_interleave(query.shape[-3] // key.shape[-3], dim=-3)
-    logits = query @ key.transpose(-2, -1) * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
-    if is_causal:
-        allowed = torch.ones(logits.shape[-2:], dtype=torch.bool, device=logits.device).tril()
-        logits = logits.masked_fill(~allowed, -math.inf)
-    if attn_mask is not None:
-        logits = logits.masked_fill(~attn_mask, -math.inf) if attn_mask.dtype == torch.bool else logits + attn_mask
-    return logits.softmax(-1)
+) -> Attention:
+    """The logits that `scaled_dot_product_attention` uses inside, from its documented definition."""
+    batch, heads, num_tokens, width = query_BHNd.shape
+    factor = 1 / math.sqrt(width) if scale is None else scale
+
+    def log_weights(start: int, stop: int) -> Tensor:
+        query, key = to_float64(query_BHNd[:, :, start:stop]), to_float64(key_BHNd)
+        if enable_gqa:
+            key = key.repeat_interleave(heads // key.shape[-3], dim=-3)
+        logits = query @ key.transpose(-2, -1) * factor
+        if is_causal:
+            position = torch.arange(num_tokens, device=logits.device)
+            logits = logits.masked_fill(position > position[start:stop, None], -math.inf)
+        if attn_mask is not None:
+            mask = attn_mask[..., start:stop, :] if attn_mask.shape[-2] > 1 else attn_mask
+            mask = mask.to(logits.device)
+            logits = logits.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else logits + mask
+        return logits
+
+    return Attention(layer_name, num_tokens, batch * heads, log_weights)

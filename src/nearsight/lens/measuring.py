@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from nearsight.errors import InputError, check_at_least
 from nearsight.lens.capture import Attention, AttentionTap
 from nearsight.lens.geometry import token_grid
+from nearsight.lens.stream import reduce_attention
 from nearsight.lens.table import Array, HeadTable
-from nearsight.metrics import Moments, attention_distance, attention_entropy
+from nearsight.metrics import Moments
 
 
 def measure(
@@ -63,12 +64,10 @@ def _measure_batch(model: nn.Module, images: Tensor) -> tuple[tuple[str, ...], A
         while name in found:
             times += 1
             name = f"{attention.layer_name}#{times}"
-        attn_BHNN = attention.probabilities()
-        if torch.isnan(attn_BHNN).any():
+        grid_size, num_prefix_tokens = token_grid(model, image_size, attention.num_tokens)
+        mad, entropy = reduce_attention(attention, grid_size, num_prefix_tokens)
+        if torch.isnan(mad).any():
             raise InputError(f"the attention of {name} is NaN: the model's weights or the images are not finite")
-        grid_size, num_prefix_tokens = token_grid(model, image_size, attn_BHNN.shape[-1])
-        mad = attention_distance(attn_BHNN, grid_size, num_prefix_tokens=num_prefix_tokens)
-        entropy = attention_entropy(attn_BHNN, num_prefix_tokens=num_prefix_tokens)
         found[name] = mad.cpu().numpy(), entropy.cpu().numpy()
 
     with AttentionTap(model, reduce):

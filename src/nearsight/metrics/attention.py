@@ -11,15 +11,21 @@ import torch
 from torch import Tensor
 
 from nearsight.errors import InputError
+from nearsight.metrics.precision import to_float64
 
 
-def grid_distances(grid_size: tuple[int, int], *, device: torch.device | str = "cpu") -> Tensor:
-    """Euclidean distance between every two patches, in units of the grid's diagonal (S1 Eq. 3): [P, P] float64."""
+def grid_distances(
+    grid_size: tuple[int, int], start: int = 0, stop: int | None = None, *, device: torch.device | str = "cpu"
+) -> Tensor:
+    """Euclidean distance between patches, in units of the grid's diagonal (S1 Eq. 3): float64 [P, P].
+
+    With `start` and `stop`, only the rows of those patches: [stop - start, P].
+    """
     rows, cols = grid_size
     diagonal = _diagonal(grid_size)
     row = torch.arange(rows, dtype=torch.float64, device=device).repeat_interleave(cols)
     col = torch.arange(cols, dtype=torch.float64, device=device).repeat(rows)
-    return torch.hypot(row[:, None] - row, col[:, None] - col) / diagonal
+    return torch.hypot(row[start:stop, None] - row, col[start:stop, None] - col) / diagonal
 
 
 def uniform_attention_distance(grid_size: tuple[int, int]) -> float:
@@ -94,9 +100,7 @@ def _patch_attention(attn: Tensor, num_prefix_tokens: int) -> Tensor:
         raise InputError(f"attention of shape [..., heads, N, N] is needed, not {list(attn.shape)}")
     if not 0 <= num_prefix_tokens < attn.shape[-1]:
         raise InputError(f"{num_prefix_tokens} prefix tokens leave no patch among {attn.shape[-1]} tokens")
-    if attn.device.type == "mps":  # has no float64
-        attn = attn.cpu()
-    return attn[..., num_prefix_tokens:, num_prefix_tokens:].to(torch.float64)
+    return to_float64(attn[..., num_prefix_tokens:, num_prefix_tokens:])
 
 
 def _mean_over_looking(value: Tensor, mass: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nearsight.errors import InputError
+from nearsight.metrics.precision import to_float64
 
 _NEIGHBOURS = ((0, 1), (1, -1), (1, 0), (1, 1))
 """Half of the 8 offsets; the other half are the same pairs seen from the other patch."""
@@ -25,7 +26,7 @@ def locality_score(patches_BPD: Tensor, grid_size: tuple[int, int]) -> Tensor:
         raise InputError(
             f"patches of shape [B, {rows * cols}, D] are needed for a {rows}×{cols} grid, not {list(patches_BPD.shape)}"
         )
-    tokens = F.normalize(_float64(patches_BPD), dim=-1).view(len(patches_BPD), rows, cols, -1)
+    tokens = F.normalize(to_float64(patches_BPD), dim=-1).view(len(patches_BPD), rows, cols, -1)
     total = tokens.new_zeros(tokens.shape[:3])
     count = tokens.new_zeros(rows, cols)
     for down, right in _NEIGHBOURS:
@@ -45,7 +46,7 @@ def patch_cls_similarity(tokens_BND: Tensor, num_prefix_tokens: int = 1) -> Tens
             f"tokens [B, N, D] with CLS among {num_prefix_tokens} prefix tokens and at least one patch are needed, "
             f"not {list(tokens_BND.shape)}"
         )
-    tokens = F.normalize(_float64(tokens_BND), dim=-1)
+    tokens = F.normalize(to_float64(tokens_BND), dim=-1)
     return (tokens[:, num_prefix_tokens:] @ tokens[:, 0].unsqueeze(-1)).squeeze(-1).mean(1)
 
 
@@ -60,7 +61,7 @@ def linear_cka(x_nD: Tensor, y_nD: Tensor, *, unbiased: bool = False) -> Tensor:
         raise InputError(f"two matrices of equally many rows are needed, not {list(x_nD.shape)} and {list(y_nD.shape)}")
     if len(x_nD) < (4 if unbiased else 2):
         raise InputError(f"{len(x_nD)} examples are too few; at least {4 if unbiased else 2} are needed")
-    x, y = _float64(x_nD), _float64(y_nD)
+    x, y = to_float64(x_nD), to_float64(y_nD)
     if unbiased:
         gram_x, gram_y = (_without_diagonal(z @ z.T) for z in (x, y))
         pairs = ((gram_x, gram_y), (gram_x, gram_x), (gram_y, gram_y))
@@ -80,7 +81,3 @@ def _unbiased_hsic(a: Tensor, b: Tensor) -> Tensor:
 
 def _without_diagonal(gram: Tensor) -> Tensor:
     return gram - torch.diag(gram.diag())
-
-
-def _float64(tensor: Tensor) -> Tensor:
-    return (tensor.cpu() if tensor.device.type == "mps" else tensor).to(torch.float64)
