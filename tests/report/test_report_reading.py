@@ -57,12 +57,31 @@ def test_swapping_the_models_swaps_the_verdict():
     assert renamed.more_local == "far"
 
 
+def with_entropy(model, entropy, std):
+    return replace(model, heads=model.heads.assign(entropy=entropy, entropy_std=std))
+
+
+def test_selectivity_is_told_apart_from_locality():
+    """Equal distances, different entropies: one model looks more selectively, neither more locally."""
+    sharp, blurred = with_entropy(LOCAL, 0.3, 0.02), replace(with_entropy(LOCAL, 0.8, 0.05), label="blurred")
+    for a, b in ((sharp, blurred), (blurred, sharp)):
+        reading = compare(a, b)
+        assert not reading.clear
+        assert reading.focus.lower is not None
+        assert reading.focus.lower.label == "near"
+        (words,) = [sentence for sentence in reading.sentences if "entropy" in sentence]
+        assert "0.300 (0.261 to 0.339)" in words
+        assert words.endswith("The intervals do not overlap: “near” looks more selectively.")
+    same = compare(sharp, replace(with_entropy(LOCAL, 0.35, 0.02), label="other"))
+    assert same.focus.lower is None
+
+
 def test_equal_models_have_no_clear_difference():
     reading = compare(LOCAL, LOCAL)
     assert not reading.clear
     assert reading.more_local is None
     assert reading.headline.startswith("No clear difference")
-    assert sum("The intervals overlap: no clear difference." in sentence for sentence in reading.sentences) == 2
+    assert sum("The intervals overlap: no clear difference." in sentence for sentence in reading.sentences) == 3
 
 
 def test_each_number_has_its_own_verdict():

@@ -6,6 +6,7 @@ images do not overlap, and one training run per model is never taken for a state
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import pandas as pd
@@ -23,7 +24,7 @@ ONE_RUN = "With one training run per model, this says nothing about other seeds.
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """A mean attention distance of one model, with its spread over images."""
+    """A mean attention distance or entropy of one model, with its spread over images."""
 
     label: str
     """The model."""
@@ -43,7 +44,7 @@ class Estimate:
 
     @property
     def low(self) -> float:
-        # A distance is never below 0, nor above the grid's diagonal.
+        # Neither a distance in diagonals nor a normalised entropy leaves [0, 1].
         return max(0.0, self.mean - COVERAGE * self.std) if self.has_interval else float("nan")
 
     @property
@@ -97,6 +98,8 @@ class Reading:
     """The label of the more local model, where that is clear."""
     most_local_head: Contrast
     first_layer: Contrast
+    focus: Contrast
+    """The entropy of the first layer. It says how selective attention is, not how local: the verdict leaves it out."""
 
     @property
     def headline(self) -> str:
@@ -121,16 +124,16 @@ def most_local_head(model: ModelHeads) -> Estimate:
     )
 
 
-def first_layer_mean(model: ModelHeads) -> Estimate:
-    """The mean attention distance of the first measured layer, averaged over its heads."""
+def first_layer_mean(model: ModelHeads, metric: Literal["mad", "entropy"] = "mad") -> Estimate:
+    """The mean attention distance (or entropy) of the first measured layer, averaged over its heads."""
     rows = _existing_heads(model)
     rows = rows[rows["layer"] == rows["layer"].min()]
     return Estimate(
         label=model.label,
         layer=int(rows["layer"].iloc[0]),
         head=None,
-        mean=float(rows["mad"].mean()),
-        std=float(rows["mad_std"].mean(skipna=False)),
+        mean=float(rows[metric].mean()),
+        std=float(rows[f"{metric}_std"].mean(skipna=False)),
         num_images=int(rows["num_images"].min()),
     )
 
@@ -152,6 +155,7 @@ def compare(a: ModelHeads, b: ModelHeads) -> Reading:
     """
     heads = Contrast(a=most_local_head(a), b=most_local_head(b))
     layers = Contrast(a=first_layer_mean(a), b=first_layer_mean(b))
+    focus = Contrast(a=first_layer_mean(a, "entropy"), b=first_layer_mean(b, "entropy"))
     # By side, not by label: comparing a model with another of the same name must not mix the two up.
     winners = {contrast.lower is contrast.a for contrast in (heads, layers) if contrast.clear}
     more, less = (a, b) if winners == {True} else (b, a)
@@ -164,6 +168,8 @@ def compare(a: ModelHeads, b: ModelHeads) -> Reading:
             + heads.verdict("{} has the more local head"),
             f"Averaged over the heads of the first layer, it is {layers.a.in_words()} for {quoted(a.label)} and "
             f"{layers.b.in_words()} for {quoted(b.label)}. " + layers.verdict("{} has the more local first layer"),
+            f"The entropy of the first layer's attention (1: uniform) is {focus.a.in_words()} for {quoted(a.label)} "
+            f"and {focus.b.in_words()} for {quoted(b.label)}. " + focus.verdict("{} looks more selectively"),
             BRACKETS,
             ONE_RUN,
         ),
@@ -171,6 +177,7 @@ def compare(a: ModelHeads, b: ModelHeads) -> Reading:
         more_local=more.label if clear else None,
         most_local_head=heads,
         first_layer=layers,
+        focus=focus,
     )
 
 
