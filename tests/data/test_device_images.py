@@ -27,6 +27,7 @@ def test_stream_and_gather_give_the_images(shapes: ImageSet, device: str, max_by
     assert images.resident == (max_bytes is None)
     assert len(images) == 300
     index = epoch_batches(torch.tensor([1, 2]), 0, 300, 16)
+    assert images.positions(index.to(device)).device.type == (device if images.resident else "cpu")
     seen = 0
     for step, (pixels, labels) in enumerate(images.stream(index)):
         want_pixels, want_labels = expected(shapes, index[step])

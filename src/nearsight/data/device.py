@@ -75,6 +75,10 @@ class DeviceImages:
         """Labels [...] at positions [...]."""
         return self.labels_N[index.to(self.device)]
 
+    def positions(self, index: Tensor) -> Tensor:
+        """Positions where `stream` wants them: moved once here, not batch by batch, each with a wait for the device."""
+        return index.to(self.images_NCHW.device)
+
     def stream(self, index_batches: Iterable[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
         """Images and labels of each batch of positions, in order."""
         if self.resident or self.device.type != "cuda":

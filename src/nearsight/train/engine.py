@@ -137,7 +137,7 @@ class Stack:
             ]
         ).to(self.device, torch.float32)
         loss_K = torch.zeros(len(self.configs), dtype=torch.float64, device=self.device)
-        for step, (images_KBCHW, labels_KB) in enumerate(self.images.stream(index_SKB)):
+        for step, (images_KBCHW, labels_KB) in enumerate(self.images.stream(self.images.positions(index_SKB))):
             draws = Draws(seed_K, epoch_K, torch.tensor(step, device=self.device), index_SKB[step])
             loss_K += self._step(images_KBCHW, labels_KB, draws, lr_KS[:, step])
             on_step(step + 1)
@@ -177,7 +177,7 @@ class Stack:
         num_cells = len(next(iter(weights.values())))
         loss_K = torch.zeros(num_cells, dtype=torch.float64, device=self.device)
         correct_K = torch.zeros(num_cells, dtype=torch.int64, device=self.device)
-        for images_BCHW, labels_B in images.stream(index_N.split(_EVALUATION_BATCH)):
+        for images_BCHW, labels_B in images.stream(images.positions(index_N).split(_EVALUATION_BATCH)):
             normal = normalize(images_BCHW, self.pipeline.mean_C, self.pipeline.std_C)
             logits_KBC = self._forward(weights, normal.expand(num_cells, *normal.shape))
             labels_KB = labels_B.expand(num_cells, -1)
