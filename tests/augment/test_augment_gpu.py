@@ -8,10 +8,7 @@ import torch
 from nearsight.augment import AUGMENTATIONS, Augmentation, Pipeline
 from nearsight.randomness import Draws
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 
 
 def on(draws: Draws, device: str) -> Draws:

@@ -13,10 +13,7 @@ from nearsight.models import ModelConfig, load_model
 from nearsight.randomness import permutation, uniform
 from nearsight.train import DataConfig, RunConfig, RunFolder, modern, train_run
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 
 
 @pytest.fixture
