@@ -12,9 +12,13 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from PIL import Image
 
+import nearsight
 from nearsight.cli import COMMANDS, main
+from nearsight.data import load_dataset
+from nearsight.models import load_model
 from nearsight.train import RunFolder
 from nearsight.version import __version__
 
@@ -102,6 +106,24 @@ def test_measure_a_timm_model_on_a_folder(tmp_path: Path, capsys: pytest.Capture
     assert len(printed["heads"]) == 64
     assert {row["num_images"] for row in printed["heads"]} == {2}
     assert all(Path(path).is_file() for path in printed["files"])
+
+
+def test_a_run_measures_other_images_as_it_saw_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Size and normalisation are those of the run's data set, not of the architecture's default."""
+    run, folder = tmp_path / "run", tmp_path / "images"
+    train = ["train", "compact-shapes", "--out", str(run), *SMALL, "--protocol.max-epochs", "1"]
+    assert main([*train, "--data.image-size", "64", "--model.patch-size", "8"]) == 0
+    dataset = load_dataset("shapes", image_size=64, num_train=300, num_test=50)
+    folder.mkdir()
+    for number, pixels in enumerate(dataset.test.images_NCHW[:4]):
+        Image.fromarray(pixels.permute(1, 2, 0).numpy()).save(folder / f"{number}.png")
+    capsys.readouterr()
+    out = tmp_path / "out"
+    assert main(["measure", str(run), "--images", str(folder), "--out", str(out), "--json", "--device", "cpu"]) == 0
+    measured = [row["mad"] for row in json.loads(capsys.readouterr().out)["heads"]]
+    mean, std = (torch.tensor(values)[:, None, None] for values in (dataset.mean, dataset.std))
+    table = nearsight.measure(load_model(run / "model.safetensors"), (dataset.test.images_NCHW[:4] / 255 - mean) / std)
+    assert measured == pytest.approx(table.mad.flatten().tolist(), rel=1e-6)
 
 
 def test_measure_uses_the_embedded_images_by_default(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

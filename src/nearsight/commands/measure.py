@@ -5,22 +5,21 @@ import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, cast
 
-import pandas as pd
 import torch
 import tyro
 from PIL import Image
-from timm.data import create_transform, resolve_model_data_config
+from timm.data import create_transform, resolve_data_config
 from torch import Tensor, nn
 
 from nearsight.commands.options import Common, parse
-from nearsight.data import folder_images, make_shapes
+from nearsight.data import DATASETS, folder_images, make_shapes
 from nearsight.errors import InputError, check_at_least
 from nearsight.files import output_folder
 from nearsight.lens import HeadTable, measure, patch_grid
 from nearsight.models import create_model, load_model
-from nearsight.report import ModelHeads, describe, layer_table, write_page
+from nearsight.report import ModelHeads, describe, layer_table, read_heads, write_page
 from nearsight.report.runs import model_heads, write_figures
 from nearsight.train import RunFolder, load_data, measure_on_test, write_heads
 
@@ -80,7 +79,10 @@ def _measure_run(options: MeasureOptions) -> tuple[Path, nn.Module, ModelHeads]:
         dataset = load_data(config.data, options.data_dir)
         table = measure_on_test(model, dataset, options.num_images or config.num_measured, device)
     else:
-        table = _measure_folder(model, options, device)
+        # The model's own config is its architecture's; what the run was trained on is the data set's.
+        spec, patch_embed = DATASETS[config.data.name], cast("Any", model.patch_embed)
+        trained_on = {"input_size": (3, *patch_embed.img_size), "mean": spec.mean, "std": spec.std}
+        table = _measure_pictures(model, trained_on, options, device)
     write_heads(out / "heads.csv", table.to_frame(), epoch)
     return out, model, model_heads(folder, folder.path.resolve().name, heads=out / "heads.csv")
 
@@ -92,17 +94,18 @@ def _measure_model(options: MeasureOptions) -> tuple[Path, nn.Module, ModelHeads
     device = options.torch_device
     model = create_model(name, pretrained=options.pretrained)
     out = output_folder(options.out or Path("runs") / f"measure-{name}")
-    table = _measure_folder(model, options, device)
+    table = _measure_pictures(model, {}, options, device)
     write_heads(out / "heads.csv", table.to_frame(), 0)
     weights = "pretrained" if options.pretrained else "random weights"
-    frame = pd.read_csv(out / "heads.csv")
-    return out, model, ModelHeads(label=f"{name} ({weights})", heads=frame)
+    return out, model, ModelHeads(label=f"{name} ({weights})", heads=read_heads(out / "heads.csv"))
 
 
-def _measure_folder(model: nn.Module, options: MeasureOptions, device: torch.device) -> HeadTable:
-    """On a folder of images, or on the embedded set, prepared as the model's own data config says."""
+def _measure_pictures(
+    model: nn.Module, data_config: dict[str, Any], options: MeasureOptions, device: torch.device
+) -> HeadTable:
+    """On a folder of images, or on the embedded set, prepared as `data_config` says, else as the model's own does."""
     num_images = options.num_images or 256
-    prepare = create_transform(**resolve_model_data_config(model), is_training=False)
+    prepare = create_transform(**resolve_data_config(data_config, model=model), is_training=False)
     pictures = _embedded(num_images) if options.images is None else folder_images(options.images, num_images)
 
     def batches() -> Iterator[Tensor]:
