@@ -50,10 +50,20 @@ def stream_id(name: str) -> int:
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big")
 
 
+def key_of(seed: Tensor) -> tuple[Tensor, Tensor]:
+    """The two 32-bit words of a 64-bit seed."""
+    return seed & _MASK, (seed >> 32) & _MASK
+
+
+def to_unit_interval(word: Tensor) -> Tensor:
+    """32-bit words as float32 in [0, 1): their top 24 bits, so every value is exact."""
+    return (word >> 8).to(torch.float32) * 2.0**-24
+
+
 def words(seed: Tensor, stream: str, epoch: Tensor, index: Tensor, num: int) -> Tensor:
     """`num` random 32-bit words (int64 tensor) per element of the broadcast of seed, epoch and index: [..., num]."""
     lanes = torch.arange((num + 3) // 4, device=index.device)
-    key = ((seed & _MASK).unsqueeze(-1), ((seed >> 32) & _MASK).unsqueeze(-1))
+    key = key_of(seed.unsqueeze(-1))
     stream_word = torch.full((), stream_id(stream), dtype=torch.int64, device=index.device)
     out = philox(key, ((index & _MASK).unsqueeze(-1), (epoch & _MASK).unsqueeze(-1), stream_word, lanes))
     shape = torch.broadcast_shapes(seed.shape, epoch.shape, index.shape)
@@ -61,8 +71,8 @@ def words(seed: Tensor, stream: str, epoch: Tensor, index: Tensor, num: int) -> 
 
 
 def uniform(seed: Tensor, stream: str, epoch: Tensor, index: Tensor, num: int) -> Tensor:
-    """`num` float32 draws in [0, 1) per element: the top 24 bits of each word, so every value is exact."""
-    return (words(seed, stream, epoch, index, num) >> 8).to(torch.float32) * 2.0**-24
+    """`num` float32 draws in [0, 1) per element."""
+    return to_unit_interval(words(seed, stream, epoch, index, num))
 
 
 def permutation(seed_K: Tensor, stream: str, epoch: Tensor, num: int) -> Tensor:

@@ -14,7 +14,7 @@ from nearsight.augment.erasing import RandomErasing
 from nearsight.augment.flip import HorizontalFlip
 from nearsight.augment.mixup import Mixup
 from nearsight.augment.mixup_or_cutmix import MixupOrCutMix
-from nearsight.augment.pipeline import Pipeline, normalize
+from nearsight.augment.pipeline import Pipeline, grey_levels, normalize
 from nearsight.augment.randaugment import RandAugment
 from nearsight.augment.resizedcrop import ResizedCrop
 from nearsight.augment.smoothing import smooth_targets
@@ -66,6 +66,7 @@ __all__ = [
     "TileShuffle",
     "TimmRandAugment",
     "TrivialAugment",
+    "grey_levels",
     "normalize",
     "smooth_targets",
 ]

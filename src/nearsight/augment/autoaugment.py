@@ -8,7 +8,7 @@ from torch import Tensor
 
 from nearsight.augment.base import Augmentation, Batch, Cells, Stage, chosen, require_grey_levels
 from nearsight.augment.magnitudes import STANDARD, magnitude_tables, magnitudes
-from nearsight.augment.operations import Operation, apply_operations
+from nearsight.augment.operations import Operation, apply_in_turn
 from nearsight.augment.policies import POLICIES
 from nearsight.augment.streams import Drawn
 from nearsight.errors import unknown_name
@@ -54,11 +54,7 @@ class AutoAugment(Augmentation):
         possible = frozenset(
             operation for pair in POLICIES[cells.choices["policy"]] for operation, probability, _ in pair if probability
         )
-        result = images.flatten(0, 1)
-        black_C = torch.zeros(images.shape[2], dtype=torch.uint8, device=images.device)
-        for operation_N, magnitude_N in zip(operation_N2.unbind(-1), magnitude_N2.unbind(-1), strict=True):
-            result = apply_operations(result, operation_N, magnitude_N, black_C, possible)
-        return batch.replace(images=result.view_as(images))
+        return batch.replace(images=apply_in_turn(images, operation_N2, magnitude_N2, possible))
 
     @classmethod
     def draw(cls, cells: Cells, drawn: Drawn, height: int, width: int) -> tuple[Tensor, Tensor]:

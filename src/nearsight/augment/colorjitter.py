@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from nearsight.augment.base import Augmentation, Batch, Cells, Stage, chosen, require_grey_levels
-from nearsight.augment.operations import Operation, apply_operations
+from nearsight.augment.operations import Operation, apply_in_turn
 from nearsight.augment.streams import Drawn
 from nearsight.errors import InputError, check_at_least
 
@@ -60,11 +60,7 @@ class ColorJitter(Augmentation):
         images = require_grey_levels("colorjitter", batch.images_KBCHW)
         operation_N4, magnitude_N4 = cls.draw(cells, drawn)
         possible = frozenset(operation for name, operation in _KINDS.items() if cells.largest[name] > 0)
-        result = images.flatten(0, 1)
-        black_C = torch.zeros(images.shape[2], dtype=torch.uint8, device=images.device)
-        for operation_N, magnitude_N in zip(operation_N4.unbind(-1), magnitude_N4.unbind(-1), strict=True):
-            result = apply_operations(result, operation_N, magnitude_N, black_C, possible)
-        return batch.replace(images=result.view_as(images))
+        return batch.replace(images=apply_in_turn(images, operation_N4, magnitude_N4, possible))
 
     @classmethod
     def draw(cls, cells: Cells, drawn: Drawn) -> tuple[Tensor, Tensor]:

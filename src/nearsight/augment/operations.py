@@ -51,6 +51,22 @@ def apply_operations(
     return everything_and_select(images_NCHW, operation_N, magnitude_N, fill_C, possible)
 
 
+def apply_in_turn(
+    images_KBCHW: Tensor,
+    operation_Nn: Tensor,
+    magnitude_Nn: Tensor,
+    possible: frozenset[Operation],
+    fill_C: Tensor | None = None,
+) -> Tensor:
+    """uint8 images [K, B, C, H, W] after their n operations [K · B, n]; uncovered pixels are black unless filled."""
+    if fill_C is None:
+        fill_C = torch.zeros(images_KBCHW.shape[2], dtype=torch.uint8, device=images_KBCHW.device)
+    result = images_KBCHW.flatten(0, 1)
+    for operation_N, magnitude_N in zip(operation_Nn.unbind(-1), magnitude_Nn.unbind(-1), strict=True):
+        result = apply_operations(result, operation_N, magnitude_N, fill_C, possible)
+    return result.view_as(images_KBCHW)
+
+
 Entry = TypeVar("Entry")
 Matrices = Callable[[Tensor, int, int], Tensor]
 Table = Callable[[Tensor, Tensor], Tensor]

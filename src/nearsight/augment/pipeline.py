@@ -21,6 +21,11 @@ def normalize(images: Tensor, mean_C: Tensor, std_C: Tensor) -> Tensor:
     return copy.sub_(mean_C[:, None, None]).div_(std_C[:, None, None])
 
 
+def grey_levels(per_channel: Sequence[float], device: torch.device) -> Tensor:
+    """Channel means or deviations of images in [0, 1], as data sets publish them, in grey levels."""
+    return torch.tensor(per_channel, device=device) * 255
+
+
 @dataclass(frozen=True)
 class Pipeline:
     """The augmentation lists of K cells, merged. Cells may differ in what they have and how strong it is."""
@@ -46,9 +51,7 @@ class Pipeline:
             configs = [next((a for a in cell if type(a) is kind), None) for cell in cells]
             if any(config is not None and config.p > 0 for config in configs):
                 stages.append((kind, kind.stack(configs, device)))
-        mean_C = torch.tensor(mean, device=device) * 255
-        std_C = torch.tensor(std, device=device) * 255
-        return cls(tuple(stages), num_classes, mean_C, std_C)
+        return cls(tuple(stages), num_classes, grey_levels(mean, device), grey_levels(std, device))
 
     def select(self, keep: Tensor) -> "Pipeline":
         """The pipeline of the cells with these positions."""

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from nearsight.augment.base import Augmentation, Batch, Cells, Stage, chosen, require_grey_levels
 from nearsight.augment.magnitudes import STANDARD, magnitude_tables, magnitudes
-from nearsight.augment.operations import Operation, apply_operations
+from nearsight.augment.operations import Operation, apply_in_turn
 from nearsight.augment.streams import Drawn
 from nearsight.errors import InputError, check_at_least
 
@@ -45,11 +45,7 @@ class RandAugment(Augmentation):
     def apply(cls, batch: Batch, cells: Cells, drawn: Drawn) -> Batch:
         images = require_grey_levels("randaugment", batch.images_KBCHW)
         operation_Nn, magnitude_Nn = cls.draw(cells, drawn, *images.shape[-2:])
-        result = images.flatten(0, 1)
-        black_C = torch.zeros(images.shape[2], dtype=torch.uint8, device=images.device)
-        for operation_N, magnitude_N in zip(operation_Nn.unbind(-1), magnitude_Nn.unbind(-1), strict=True):
-            result = apply_operations(result, operation_N, magnitude_N, black_C, frozenset(STANDARD))
-        return batch.replace(images=result.view_as(images))
+        return batch.replace(images=apply_in_turn(images, operation_Nn, magnitude_Nn, frozenset(STANDARD)))
 
     @classmethod
     def draw(cls, cells: Cells, drawn: Drawn, height: int, width: int) -> tuple[Tensor, Tensor]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nearsight.randomness import Draws, philox, stream_id
+from nearsight.randomness import Draws, key_of, philox, stream_id, to_unit_interval
 
 _WORD = 0xFFFFFFFF
 _WORDS_PER_LANE = 4
@@ -39,11 +39,9 @@ class Drawn:
         index_Kn = torch.cat((index_KBL.flatten(1), draws.step.expand(num_cells, len(batch_lane))), dim=1)
         stream_n = torch.cat((sample_stream.repeat(num_samples), batch_stream))
         lane_n = torch.cat((sample_lane.repeat(num_samples), batch_lane))
-        seed_K1 = draws.seed_K.unsqueeze(-1)
-        key = (seed_K1 & _WORD, (seed_K1 >> 32) & _WORD)
-        words = philox(key, (index_Kn & _WORD, (draws.epoch & _WORD).unsqueeze(-1), stream_n, lane_n))
-        # The top 24 bits of each word, as in `nearsight.randomness.uniform`.
-        draw_Kn4 = (torch.stack(words, dim=-1) >> 8).to(torch.float32) * 2.0**-24
+        counter = (index_Kn & _WORD, (draws.epoch & _WORD).unsqueeze(-1), stream_n, lane_n)
+        words = philox(key_of(draws.seed_K.unsqueeze(-1)), counter)
+        draw_Kn4 = to_unit_interval(torch.stack(words, dim=-1))
         num_sample_lanes = num_samples * len(sample_lane)
         draw_KBm = draw_Kn4[:, :num_sample_lanes].reshape(num_cells, num_samples, -1)
         return cls(_by_name(draw_KBm, sample_nums), _by_name(draw_Kn4[:, num_sample_lanes:].flatten(1), batch_nums))

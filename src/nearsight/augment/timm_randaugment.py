@@ -8,7 +8,7 @@ from torch import Tensor
 
 from nearsight.augment.base import Augmentation, Batch, Cells, Stage, chosen, require_grey_levels
 from nearsight.augment.noise import standard_normal
-from nearsight.augment.operations import Operation, apply_operations
+from nearsight.augment.operations import Operation, apply_in_turn
 from nearsight.augment.streams import Drawn
 from nearsight.errors import check_at_least, check_probability
 
@@ -74,11 +74,9 @@ class TimmRandAugment(Augmentation):
     def apply(cls, batch: Batch, cells: Cells, drawn: Drawn) -> Batch:
         images = require_grey_levels("timm_randaugment", batch.images_KBCHW)
         operation_Nn, magnitude_Nn = cls.draw(cells, drawn, *images.shape[-2:])
-        result = images.flatten(0, 1)
         mean_C = batch.mean_C.round().to(torch.uint8)
-        for operation_N, magnitude_N in zip(operation_Nn.unbind(-1), magnitude_Nn.unbind(-1), strict=True):
-            result = apply_operations(result, operation_N, magnitude_N, mean_C, frozenset(_OPERATIONS))
-        return batch.replace(images=result.view_as(images))
+        moved = apply_in_turn(images, operation_Nn, magnitude_Nn, frozenset(_OPERATIONS), fill_C=mean_C)
+        return batch.replace(images=moved)
 
     @classmethod
     def draw(cls, cells: Cells, drawn: Drawn, height: int, width: int) -> tuple[Tensor, Tensor]:

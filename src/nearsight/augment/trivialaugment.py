@@ -8,7 +8,7 @@ from torch import Tensor
 
 from nearsight.augment.base import Augmentation, Batch, Cells, Stage, chosen, require_grey_levels
 from nearsight.augment.magnitudes import WIDE, magnitude_tables, magnitudes
-from nearsight.augment.operations import Operation, apply_operations
+from nearsight.augment.operations import Operation, apply_in_turn
 from nearsight.augment.streams import Drawn
 
 _NUM_BINS = 31
@@ -33,9 +33,8 @@ class TrivialAugment(Augmentation):
     def apply(cls, batch: Batch, cells: Cells, drawn: Drawn) -> Batch:
         images = require_grey_levels("trivialaugment", batch.images_KBCHW)
         operation_N, magnitude_N = cls.draw(cells, drawn, *images.shape[-2:])
-        black_C = torch.zeros(images.shape[2], dtype=torch.uint8, device=images.device)
-        result = apply_operations(images.flatten(0, 1), operation_N, magnitude_N, black_C, frozenset(WIDE))
-        return batch.replace(images=result.view_as(images))
+        changed = apply_in_turn(images, operation_N.unsqueeze(-1), magnitude_N.unsqueeze(-1), frozenset(WIDE))
+        return batch.replace(images=changed)
 
     @classmethod
     def draw(cls, cells: Cells, drawn: Drawn, height: int, width: int) -> tuple[Tensor, Tensor]:

@@ -111,11 +111,8 @@ def _fields_of(config: Any, without: Sequence[str] = ()) -> list[tuple[str, Any,
 
 
 def _config(options: Any) -> RunConfig:
-    start = RunConfig(protocol=PROTOCOLS[options.start_from]())
-    given = {
-        field.name: getattr(options, field.name) for field in dataclasses.fields(start) if field.name != "protocol"
-    }
-    return RunConfig(**given, protocol=_protocol(options.protocol))
+    names = {field.name for field in dataclasses.fields(RunConfig)} - {"protocol"}
+    return RunConfig(**{name: getattr(options, name) for name in names}, protocol=_protocol(options.protocol))
 
 
 def _protocol(options: Any) -> Protocol:

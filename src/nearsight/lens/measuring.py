@@ -39,18 +39,15 @@ def measure(
     home = torch.device("cpu") if parameter is None else parameter.device
     target = home if device is None else torch.device(device)
     dtype = torch.float32 if parameter is None else parameter.dtype
-    moments: list[tuple[Moments, Moments]] = []
-    names: tuple[str, ...] = ()
+    table: HeadTable | None = None
     with _left_as_found(model, home), torch.no_grad():
         model.to(target).eval()
         for batch in _batches(images, batch_size):
             names, mad, entropy = _measure_batch(model, batch.to(target, dtype))
-            new = Moments.of(mad), Moments.of(entropy)
-            # Chan's merge of one batch at a time: memory does not grow with the number of images.
-            moments = [new if not moments else (moments[0][0].merge(new[0]), moments[0][1].merge(new[1]))]
-    if not moments:
+            new = HeadTable(names, Moments.of(mad), Moments.of(entropy))
+            table = new if table is None else HeadTable.merge([table, new])
+    if table is None:
         raise InputError("there are no images to measure on")
-    table = HeadTable(names, *moments[0])
     return table if layers is None else _choose(table, layers)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from nearsight.augment import normalize
+from nearsight.augment import grey_levels, normalize
 from nearsight.data import Dataset, DeviceImages, load_dataset, measuring_subset
 from nearsight.errors import InputError
 from nearsight.files import write_json
@@ -218,10 +218,6 @@ def _finish(cell: _Cell, stack: Stack, dataset: Dataset) -> None:
 def measure_on_test(model: torch.nn.Module, dataset: Dataset, num_images: int, device: torch.device) -> HeadTable:
     """The heads of a model on the measuring subset of the test set: the same images for every model."""
     chosen = measuring_subset(len(dataset.test), num_images)
-    mean_C, std_C = _grey_levels(dataset, device)
+    mean_C, std_C = grey_levels(dataset.mean, device), grey_levels(dataset.std, device)
     batches = (normalize(dataset.test.images_NCHW[index].to(device), mean_C, std_C) for index in chosen.split(256))
     return measure(model, batches, batch_size=256, device=device)
-
-
-def _grey_levels(dataset: Dataset, device: torch.device) -> tuple[Tensor, Tensor]:
-    return torch.tensor(dataset.mean, device=device) * 255, torch.tensor(dataset.std, device=device) * 255
