@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup demo test lint test-fast test-slow test-gpu test-wheel format clean
+.PHONY: help setup demo test lint test-fast test-slow test-gpu test-wheel coverage-table format clean
 
 help:
 	@echo "make demo        train a small ViT with and without CutMix and look at its attention (3 minutes)"
@@ -13,6 +13,7 @@ help:
 	@echo "make test-slow   tests marked slow"
 	@echo "make test-gpu    tests that need a CUDA device"
 	@echo "make test-wheel  build the wheel, install it into an empty environment and run its demo"
+	@echo "make coverage-table  check every timm family again and write docs/coverage.md"
 	@echo "make format      let ruff format and fix"
 
 setup: $(READY)
@@ -52,6 +53,9 @@ test-wheel: $(READY)
 	$(PYTHON) -m venv build/wheel/empty
 	build/wheel/empty/bin/python -m pip install --quiet --disable-pip-version-check build/wheel/*.whl
 	cd build/wheel && empty/bin/nearsight demo
+
+coverage-table: $(READY)
+	PYTHONPATH=tests/lens $(BIN)/python -W ignore -m vit_references.write_table docs/coverage.md
 
 format: $(READY)
 	$(BIN)/ruff format .

@@ -4,8 +4,8 @@ Importing it registers its models with timm, so that `timm.create_model("compact
 """
 
 from nearsight import metrics
-from nearsight.lens import HeadTable, measure
+from nearsight.lens import HeadTable, check_vit_adapter, measure
 from nearsight.models import create_model
 from nearsight.version import __version__
 
-__all__ = ["HeadTable", "__version__", "create_model", "measure", "metrics"]
+__all__ = ["HeadTable", "__version__", "check_vit_adapter", "create_model", "measure", "metrics"]

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import nearsight
 from nearsight.errors import InputError
-from nearsight.lens import Attention, AttentionTap, HeadTable, measure
+from nearsight.lens import HeadTable, measure
 from nearsight.metrics import attention_distance, attention_entropy
 
 
@@ -21,6 +21,11 @@ def model() -> nn.Module:
     for block in vit.blocks:  # sharp enough that heads and images differ
         block.attn.qkv.weight.data *= 20
     return vit
+
+
+def global_hooks() -> list[object]:
+    hooks = torch.nn.modules.module
+    return [*hooks._global_forward_hooks, *hooks._global_forward_pre_hooks]
 
 
 def images(num: int, seed: int = 0) -> Tensor:
@@ -104,73 +109,19 @@ def test_the_model_and_the_world_are_left_as_found(model: nn.Module) -> None:
     assert random.getstate() == before[1]
     assert (np.random.get_state()[1] == before[2]).all()
     assert torch.is_grad_enabled() == grad_enabled
+    assert not global_hooks()
     for module in model.modules():
         assert not module._forward_hooks
         assert not module._forward_pre_hooks
-
-
-def test_outputs_with_and_without_the_lens_are_bit_identical(model: nn.Module) -> None:
-    model.eval()
-    batch = images(2)
-    with torch.no_grad():
-        plain = model(batch)
-        with AttentionTap(model, lambda attention: attention.log_weights(0, attention.num_tokens)):
-            watched = model(batch)
-    assert torch.equal(plain, watched)
+        assert "forward" not in module.__dict__
 
 
 def test_hooks_go_even_when_the_forward_fails(model: nn.Module) -> None:
-    with pytest.raises(AssertionError):
-        measure(model, torch.randn(1, 3, 48, 48))
-    assert not any(module._forward_hooks for module in model.modules())
-
-
-def test_the_tap_names_the_layer(model: nn.Module) -> None:
-    seen: list[Attention] = []
-    with AttentionTap(model, seen.append), torch.no_grad():
-        model(images(1))
-        torch.nn.functional.scaled_dot_product_attention(*torch.randn(3, 1, 1, 2, 4))  # not the model's
-    assert [attention.layer_name for attention in seen] == ["blocks.0.attn", "blocks.1.attn", "blocks.2.attn"]
-
-
-class Recorder(nn.Module):
-    """One attention call with whatever arguments a test wants."""
-
-    def __init__(self, **kwargs: object) -> None:
-        super().__init__()
-        self.kwargs = kwargs
-
-    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        return torch.nn.functional.scaled_dot_product_attention(query, key, value, **self.kwargs)
-
-
-@pytest.mark.parametrize(
-    "kwargs",
-    [
-        {},
-        {"scale": 0.3},
-        {"is_causal": True},
-        {"attn_mask": torch.randn(9, 9)},
-        {"attn_mask": torch.rand(9, 9) > 0.4},
-        {"enable_gqa": True},
-    ],
-    ids=lambda kwargs: ",".join(kwargs) or "plain",
-)
-def test_what_the_tap_recomputes_is_what_sdpa_used(kwargs: dict[str, object]) -> None:
-    """With one-hot values the output of attention is the attention itself."""
-    torch.manual_seed(1)
-    if isinstance(mask := kwargs.get("attn_mask"), Tensor) and mask.dtype == torch.bool:
-        mask.fill_diagonal_(True)
-    query = torch.randn(2, 4, 9, 6)
-    num_key_heads = 2 if kwargs.get("enable_gqa") else 4
-    key, value = torch.randn(2, num_key_heads, 9, 6), torch.eye(9).expand(2, num_key_heads, 9, 9)
-    recorder = Recorder(**kwargs)
-    seen: list[Tensor] = []
-    with AttentionTap(
-        recorder, lambda attention: seen.extend(attention.log_weights(row, row + 3) for row in (0, 3, 6))
+    with pytest.raises(
+        InputError, match=r"VisionTransformer|CompactViT.* fails on images of 48×48 pixels: Input height"
     ):
-        used = recorder(query, key, value)
-    torch.testing.assert_close(torch.cat(seen, dim=2).softmax(-1), used.double(), rtol=1e-5, atol=1e-6)
+        measure(model, torch.randn(1, 3, 48, 48))
+    assert not global_hooks()
 
 
 def test_choosing_layers(model: nn.Module) -> None:
@@ -198,35 +149,57 @@ def test_bad_images_are_named() -> None:
         measure(model, torch.full((1, 3, 32, 32), torch.nan))
 
 
-class Unlabelled(nn.Module):
-    """A user's own attention, without any of timm's attributes."""
+class Bare(nn.Module):
+    """A user's own attention, without any of timm's attributes: pixels of the image are its tokens."""
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        batch = tokens.shape[0]
-        x = tokens.flatten(2).transpose(1, 2)[:, None, : self.num_tokens]
+    def forward(self, images: Tensor) -> Tensor:
+        x = images.flatten(2).transpose(1, 2)[:, None]
         attn = (x @ x.transpose(-2, -1)).softmax(-1)
-        return (attn @ x).reshape(batch, -1)
-
-    def __init__(self, num_tokens: int) -> None:
-        super().__init__()
-        self.num_tokens = num_tokens
-
-
-def test_a_plain_module_gets_a_square_grid_or_an_error() -> None:
-    assert measure(Unlabelled(16), torch.randn(2, 3, 8, 8)).mad.shape == (1, 1)
-    assert measure(Unlabelled(17), torch.randn(2, 3, 8, 8)).mad.shape == (1, 1)
-    with pytest.raises(InputError, match="fit no square grid"):
-        measure(Unlabelled(15), torch.randn(2, 3, 8, 8))
+        return attn @ x
 
 
 def test_a_second_attention_in_a_module_is_a_second_layer() -> None:
-    class Twice(Unlabelled):
-        def forward(self, tokens: Tensor) -> Tensor:
-            return super().forward(tokens) + super().forward(tokens * 3)
+    class Twice(Bare):
+        def forward(self, images: Tensor) -> Tensor:
+            return super().forward(images) + super().forward(images * 3)
 
-    table = measure(Twice(16), torch.randn(2, 3, 8, 8))
+    table = measure(Twice(), torch.randn(2, 3, 8, 6))
     assert table.layer_names == ("", "#2")
     assert not np.allclose(table.mad[0], table.mad[1])
+
+
+def test_both_precisions(model: nn.Module) -> None:
+    single, double = (measure(model, images(3), precision=precision) for precision in ("float32", "float64"))
+    np.testing.assert_allclose(single.mad, double.mad, rtol=1e-6)
+    np.testing.assert_allclose(single.entropy, double.entropy, rtol=1e-6)
+    assert not np.array_equal(single.mad, double.mad)
+
+
+def test_distances_in_patches_and_pixels() -> None:
+    vit = timm.create_model("vit_tiny_patch16_224", img_size=(32, 64), depth=1, num_classes=0)
+    table = measure(vit, torch.randn(2, 3, 32, 64))
+    np.testing.assert_array_equal(table.extra["grid_size"], [[2, 4]])
+    np.testing.assert_array_equal(table.extra["cell_size"], [[16, 16]])
+    np.testing.assert_allclose(table.mad_in("patches"), table.mad * np.hypot(1, 3))
+    np.testing.assert_allclose(table.mad_in("pixels"), table.mad * np.hypot(16, 48))
+
+
+def test_a_model_that_computes_otherwise_for_other_images() -> None:
+    class Fickle(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.other = Bare(), Bare()
+
+        def forward(self, images: Tensor) -> Tensor:
+            return (self.one if images.mean() > 0 else self.other)(images)
+
+    batches = [torch.ones(1, 3, 4, 4), -torch.ones(1, 3, 4, 4)]
+    with pytest.raises(InputError, match=r"other attentions for these images than for the first \(one is missing\)"):
+        measure(Fickle(), batches)
+
+
+def test_a_compiled_model_is_measured_as_what_it_was_compiled_from(model: nn.Module) -> None:
+    np.testing.assert_array_equal(measure(torch.compile(model), images(2)).mad, measure(model, images(2)).mad)
 
 
 def test_the_public_name_is_the_same_function() -> None:

@@ -1,5 +1,6 @@
 """Tables of heads: round trips, frames and merging."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -46,6 +47,77 @@ def test_frame_has_a_row_per_head_that_exists() -> None:
     assert list(zip(frame["layer"], frame["head"], strict=True)) == [(0, 0), (0, 1), (1, 0), (1, 1), (1, 2)]
     assert not frame.isna().any().any()
     assert frame["mad"][4] == table().mad[1, 2]
+
+
+def with_extra(original: HeadTable, seed: int = 0) -> HeadTable:
+    """With arrays like those of every measurement; values depend on the seed, distances do not."""
+    random = np.random.default_rng(seed)
+    absent = np.isnan(original.mad)
+    mass = random.dirichlet(np.ones(4), size=absent.shape)
+    mass[absent] = np.nan
+    mass[0, :, 3] = np.nan  # the first layer has three distances
+    extra = {
+        "grid_size": np.array([[2.0, 2.0], [2.0, 3.0]]),
+        "cell_size": np.full((2, 2), 8.0),
+        "share_self": np.where(absent, np.nan, random.uniform(size=absent.shape)),
+        "locality_score": random.uniform(size=2),
+        "distance_mass": mass,
+        "distance_values": np.array([[0.0, 0.5, 1.0, np.nan], [0.0, 0.4, 0.6, 1.0]]),
+    }
+    return replace(original, extra=extra)
+
+
+def test_extra_frames_have_a_row_per_head_and_per_layer() -> None:
+    original = with_extra(table())
+    heads = original.extra_frame()
+    levels = ["distance_q10", "distance_q25", "distance_q50", "distance_q75", "distance_q90"]
+    assert list(heads.columns) == ["layer", "layer_name", "head", "share_self", *levels, "num_images"]
+    assert list(zip(heads["layer"], heads["head"], strict=True)) == [(0, 0), (0, 1), (1, 0), (1, 1), (1, 2)]
+    assert heads["share_self"][4] == original.extra["share_self"][1, 2]
+    np.testing.assert_array_equal(heads[levels].iloc[3], original.distance_quantiles()[1, 1])
+    layers = original.extra_frame("layer")
+    places = ["grid_rows", "grid_cols", "cell_height", "cell_width"]
+    assert list(layers.columns) == ["layer", "layer_name", *places, "locality_score", "num_images"]
+    assert list(layers["grid_cols"]) == [2, 3]
+    np.testing.assert_array_equal(layers["locality_score"], original.extra["locality_score"])
+    assert not heads.isna().any().any()
+
+
+def test_extra_frames_of_a_plain_table() -> None:
+    assert list(table().extra_frame().columns) == ["layer", "layer_name", "head", "num_images"]
+    assert len(table().extra_frame("layer")) == 2
+
+
+def test_quantiles_of_a_known_distribution() -> None:
+    original = with_extra(table())
+    original.extra["distance_mass"][1, 0] = [0.1, 0.4, 0.25, 0.25]
+    levels = [0.05, 0.1, 0.11, 0.5, 0.51, 0.75, 0.9, 1.0]
+    np.testing.assert_array_equal(original.distance_quantiles(levels)[1, 0], [0.0, 0.0, 0.4, 0.4, 0.6, 0.6, 1.0, 1.0])
+    assert np.isnan(original.distance_quantiles()[0, 2]).all()  # a head that does not exist
+    assert np.nanmax(original.distance_quantiles([1.0])[0]) == 1.0  # not the bin that the layer does not have
+
+
+def test_extras_merge_as_weighted_means_and_survive_choice_and_storage(tmp_path: Path) -> None:
+    small, large = with_extra(table(0, 2), 0), with_extra(table(1, 6), 1)
+    merged = HeadTable.merge([small, large])
+    for name in merged.extra:
+        expected = (2 * small.extra[name] + 6 * large.extra[name]) / 8
+        np.testing.assert_allclose(merged.extra[name], expected, rtol=1e-14)
+    merged.save(tmp_path / "heads.npz")
+    stored, chosen = HeadTable.load(tmp_path / "heads.npz"), merged.choose([1])
+    for name, values in merged.extra.items():
+        np.testing.assert_array_equal(stored.extra[name], values)
+        np.testing.assert_array_equal(chosen.extra[name], values[1:])
+    np.testing.assert_array_equal(chosen.distance_quantiles()[0], merged.distance_quantiles()[1])
+
+
+def test_merging_needs_the_same_measurements_and_distances() -> None:
+    one, other = with_extra(table(0)), with_extra(table(1))
+    with pytest.raises(InputError, match="different things were measured"):
+        HeadTable.merge([one, table(1)])
+    other.extra["distance_values"][1, 2] = 0.7
+    with pytest.raises(InputError, match="images of one size"):
+        HeadTable.merge([one, other])
 
 
 def test_merging_needs_the_same_model() -> None:

@@ -29,6 +29,7 @@ from torchvision.transforms import v2
 
 from nearsight.augment import Augmentation, AutoAugment, CutMix, HorizontalFlip, Pipeline, RandomCrop
 from nearsight.augment.threads import threads_for
+from nearsight.bench.memory import PeakMemory
 from nearsight.randomness import Draws
 
 CIFAR100_MEAN = (0.5071, 0.4865, 0.4409)
@@ -103,7 +104,7 @@ def bench_augment(
             compiled = torch.compile(pipeline, fullgraph=True, dynamic=False)
             ways |= {"graph": pipeline, "compiled": compiled, "compiled graph": compiled}
         for way, augment in ways.items():
-            memory = _PeakMemory(device)
+            memory = PeakMemory(device)
             steps = _our_steps(augment, data, data_labels, cells, batch_size, captured=way.endswith("graph"))
             speed = _speed(steps, cells * batch_size, seconds, device)
             rows.append(_row(f"nearsight {way}", device, cells, batch_size, speed, fastest, memory.growth()))
@@ -262,36 +263,6 @@ def _speed(steps: Generator[None], images_per_step: int, seconds: float, device:
 def _wait(device: str) -> None:
     if torch.device(device).type == "cuda":
         torch.cuda.synchronize()
-
-
-class _PeakMemory:
-    """How far memory grew at its highest since this object was made."""
-
-    def __init__(self, device: str) -> None:
-        self.on_gpu = torch.device(device).type == "cuda"
-        if self.on_gpu:
-            torch.cuda.synchronize()
-            torch.cuda.reset_peak_memory_stats()
-            self.before: int | None = torch.cuda.memory_allocated()
-        else:
-            try:
-                # "5" resets the peak of the resident set (man 5 proc).
-                with open("/proc/self/clear_refs", "w") as file:
-                    file.write("5")
-            except OSError:
-                self.before = None
-            else:
-                self.before = _resident_bytes("VmRSS")
-
-    def growth(self) -> int | None:
-        if self.before is None:
-            return None
-        return (torch.cuda.max_memory_allocated() if self.on_gpu else _resident_bytes("VmHWM")) - self.before
-
-
-def _resident_bytes(name: str) -> int:
-    with open("/proc/self/status") as file:
-        return next(int(line.split()[1]) * 1024 for line in file if line.startswith(name))
 
 
 def table(rows: Sequence[AugmentRow]) -> str:

@@ -1,4 +1,4 @@
-"""`nearsight bench {augment}`: this project and its peers on the same work, in one process."""
+"""`nearsight bench {measure,augment}`: this project and its peers on the same work, in one process."""
 
 import dataclasses
 import json
@@ -7,8 +7,10 @@ from dataclasses import dataclass
 
 from nearsight.bench.augment import bench_augment
 from nearsight.bench.augment import table as augment_table
+from nearsight.bench.measure import bench_measure
+from nearsight.bench.measure import table as measure_table
 from nearsight.commands.options import find_device, parse
-from nearsight.errors import unknown_name
+from nearsight.errors import InputError, unknown_name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,8 +29,26 @@ class AugmentOptions:
     """Print one machine-readable object instead of text."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class MeasureBenchOptions:
+    """What looking costs: measure against the plain forward, and against keeping every attention map in memory."""
+
+    device: str = "auto"
+    """Where to compute: auto (a GPU if there is one), cpu, cuda, cuda:1."""
+    model: str = "vit_base_patch16_224"
+    """A ViT of timm's with patches of 16 pixels."""
+    num_tokens: tuple[int, ...] = (197, 1025, 4097)
+    """Tokens per image, CLS included; each makes a row of the table."""
+    batch_sizes: tuple[int, ...] | None = None
+    """Images per batch, one number for each number of tokens; 128 32 8 on a GPU and 8 2 1 elsewhere."""
+    num_batches: int = 8
+    """Batches that are timed."""
+    json: bool = False
+    """Print one machine-readable object instead of text."""
+
+
 def main(arguments: Sequence[str]) -> int:
-    benches = {"augment": _augment}
+    benches = {"measure": _measure, "augment": _augment}
     if not arguments or arguments[0] in ("-h", "--help"):
         print(f"usage: nearsight bench {{{','.join(benches)}}} [OPTIONS]")
         return 0 if arguments else 2
@@ -46,4 +66,21 @@ def _augment(arguments: list[str]) -> int:
         seconds=options.seconds,
     )
     print(json.dumps([dataclasses.asdict(row) for row in rows]) if options.json else augment_table(rows))
+    return 0
+
+
+def _measure(arguments: list[str]) -> int:
+    options = parse(MeasureBenchOptions, arguments, prog="nearsight bench measure")
+    if options.batch_sizes is not None and len(options.batch_sizes) != len(options.num_tokens):
+        raise InputError("--batch-sizes needs one number for each of --num-tokens")
+    if options.batch_sizes is None and len(options.num_tokens) != 3:
+        raise InputError("--num-tokens other than three numbers needs --batch-sizes, one for each")
+    rows = bench_measure(
+        device=str(find_device(options.device)),
+        model=options.model,
+        num_tokens=options.num_tokens,
+        batch_sizes=options.batch_sizes,
+        num_batches=options.num_batches,
+    )
+    print(json.dumps([dataclasses.asdict(row) for row in rows]) if options.json else measure_table(rows))
     return 0

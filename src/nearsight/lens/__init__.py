@@ -1,8 +1,29 @@
 """Looking into a model: attention of an unmodified ViT, where its tokens lie, and what that amounts to per head."""
 
-from nearsight.lens.capture import Attention, AttentionTap
-from nearsight.lens.geometry import patch_grid
+from nearsight.lens.capture import AttentionTap
+from nearsight.lens.checks import AdapterError, AdapterReport, check_vit_adapter
+from nearsight.lens.geometry import Geometry, patch_grid
 from nearsight.lens.measuring import measure
+from nearsight.lens.registry import WHAT
+from nearsight.lens.rollout import attention_rollout
+from nearsight.lens.similarity import LayerSimilarity, layer_similarity
+from nearsight.lens.survey import Site, Survey, survey
 from nearsight.lens.table import HeadTable
 
-__all__ = ["Attention", "AttentionTap", "HeadTable", "measure", "patch_grid"]
+__all__ = [
+    "WHAT",
+    "AdapterError",
+    "AdapterReport",
+    "AttentionTap",
+    "Geometry",
+    "HeadTable",
+    "LayerSimilarity",
+    "Site",
+    "Survey",
+    "attention_rollout",
+    "check_vit_adapter",
+    "layer_similarity",
+    "measure",
+    "patch_grid",
+    "survey",
+]

@@ -1,129 +1,187 @@
-"""Seeing attention in an unmodified model: nothing is patched, ported or edited.
+"""Seeing attention in an unmodified model: nothing is ported or edited, and the model computes what it always computes.
 
-While a forward runs, a `TorchFunctionMode` sees every `scaled_dot_product_attention` and every `softmax` call, and
-module hooks say which layer is calling. The model computes what it always computes; the tap looks at the same inputs.
-
-Shape suffixes: B images, H heads, N tokens, d head size.
+While a forward runs, a `TorchFunctionMode` sees `scaled_dot_product_attention` and the products in which explicit
+attention weights meet the values, and hooks say which layer is calling. `nn.MultiheadAttention` is handled by itself:
+it takes a fast path that a function mode would both switch off (changing the last bits of the output) and not see.
 """
 
-import math
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
 
-from nearsight.metrics.precision import to_float64
+from nearsight.lens.attention import Attention, ExplicitAttention, of_multihead, of_sdpa
 
-_SOFTMAX = {F.softmax, torch.softmax, Tensor.softmax, torch.special.softmax}
+_PRODUCTS = {
+    torch.matmul, Tensor.matmul, Tensor.__matmul__, Tensor.__rmatmul__, torch.bmm, Tensor.bmm, torch.einsum,
+    torch.baddbmm, Tensor.baddbmm,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
-class Attention:
-    """One attention computation as the tap saw it."""
+class Call:
+    """One call in a forward that is, or may be, attention. The same model makes the same calls for every batch."""
 
     layer_name: str
     """Dotted name of the innermost module that was running."""
-    num_tokens: int
-    """Queries, and keys."""
-    num_maps: int
-    """Images times heads."""
-    log_weights: Callable[[int, int], Tensor]
-    """The queries from one position to another → logarithms of their attention, up to a constant per query: float64
-    [B, H, queries, N]. Computed on demand, while the forward is waiting."""
+    kind: str
+    """sdpa, multihead or product."""
+    number: int
+    """Which call of its kind in that layer, from 0."""
+
+
+OPAQUE = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
+"""Modules whose attention a function mode does not see, and which the tap handles by themselves."""
 
 
 class AttentionTap(TorchFunctionMode):
-    """Calls `on_attention` for each attention computed inside `model` while the tap is active (a context manager)."""
+    """Calls `on_attention(call, candidates)` for each possible attention in `model` while active (a context manager).
 
-    def __init__(self, model: nn.Module, on_attention: Callable[[Attention], None]) -> None:
+    Candidates are functions, so that nothing is computed for calls nobody asks about: one for fused attention; one for
+    each factor of a product, of which at most one holds attention weights.
+
+    If it is known which modules make such calls, giving these as `calling` saves the time it takes to follow all.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        on_attention: Callable[[Call, Sequence[Callable[[], Attention]]], None],
+        calling: Mapping[str, nn.Module] | None = None,
+    ) -> None:
         super().__init__()
-        self._model = model
+        self._follows_all = calling is None
+        modules = model.named_modules() if calling is None else calling.items()
+        self._names = {module: name for name, module in modules}
         self._on_attention = on_attention
         self._running: list[str] = []
-        self._hooks = ExitStack()
+        self._calls: Counter[tuple[str, str]] = Counter()
+        self._attended: set[str] = set()
+        self._undo = ExitStack()
+        self.inside_fused = False
+        """Whether an attention that was told of as a whole is being computed."""
+
+    @property
+    def layer_name(self) -> str | None:
+        """The innermost module that is running; None outside the model."""
+        return self._running[-1] if self._running else None
 
     def __enter__(self) -> Self:
-        for name, module in self._model.named_modules():
-            handle = module.register_forward_pre_hook(self._entering(name))
-            self._hooks.callback(handle.remove)
-            # always_call: a layer that raises must not stay on the list of running layers.
-            handle = module.register_forward_hook(self._leaving, always_call=True)
-            self._hooks.callback(handle.remove)
-        super().__enter__()  # type: ignore[no-untyped-call]
+        # always_call: a layer that raises must not stay on the list of running layers.
+        if self._follows_all:
+            # Global hooks, since nn.TransformerEncoderLayer changes its way of computing if any of its modules has one.
+            self._undo.callback(register_module_forward_pre_hook(self._entering).remove)
+            self._undo.callback(register_module_forward_hook(self._leaving, always_call=True).remove)
+        for module in self._names:
+            if isinstance(module, nn.MultiheadAttention):
+                self._wrap(module, self._multihead)
+            elif isinstance(module, nn.TransformerEncoderLayer):
+                self._wrap(module, self._encoder_layer)
+            elif not self._follows_all:
+                self._undo.callback(module.register_forward_pre_hook(self._entering).remove)
+                self._undo.callback(module.register_forward_hook(self._leaving, always_call=True).remove)
         return self
 
     def __exit__(self, *exception: Any) -> None:
-        super().__exit__(*exception)  # type: ignore[no-untyped-call]
-        self._hooks.close()
-        self._running.clear()
+        self._undo.close()
+        if self._running:  # an interrupt may have kept a hook from running
+            self._running.clear()
+            super().__exit__(*exception)  # type: ignore[no-untyped-call]
 
-    def _entering(self, name: str) -> Callable[..., None]:
-        def hook(_module: nn.Module, _inputs: Any) -> None:
-            self._running.append(name)
+    def _entering(self, module: nn.Module, _inputs: Any) -> None:
+        if module in self._names:
+            if not self._running:
+                # Seeing a function call takes longer than many a function: look only while there is something to see.
+                super().__enter__()  # type: ignore[no-untyped-call]
+            self._running.append(self._names[module])
 
-        return hook
-
-    def _leaving(self, _module: nn.Module, _inputs: Any, _output: Any) -> None:
-        self._running.pop()
+    def _leaving(self, module: nn.Module, _inputs: Any, _output: Any) -> None:
+        if module in self._names and self._running:
+            self._running.pop()
+            if not self._running:
+                super().__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
     def __torch_function__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func is F.scaled_dot_product_attention:
-            if self._running:  # else the call is not the model's, but of something around it
-                self._on_attention(_attention_of_sdpa(self._running[-1], *args, **kwargs))
-            return func(*args, **kwargs)
-        output = func(*args, **kwargs)
-        if func in _SOFTMAX and self._running and _is_square_attention(output):
-            self._on_attention(_attention_of_softmax(self._running[-1], output))
+        if self._running:
+            if func is F.scaled_dot_product_attention:
+                self._tell("sdpa", [partial(of_sdpa, *args, **kwargs)])
+                with self._fused():
+                    return func(*args, **kwargs)
+            elif func in _PRODUCTS:
+                factors = [factor for factor in _flat((*args, *kwargs.values())) if isinstance(factor, Tensor)]
+                self._tell("product", [partial(ExplicitAttention, factor, i) for i, factor in enumerate(factors)])
+        return func(*args, **kwargs)
+
+    def _tell(self, kind: str, candidates: Sequence[Callable[[], Attention]]) -> None:
+        name = self._running[-1]
+        call = Call(name, kind, self._calls[name, kind])
+        self._calls[name, kind] += 1
+        self._on_attention(call, candidates)
+
+    @contextmanager
+    def _fused(self) -> Iterator[None]:
+        self.inside_fused = True
+        try:
+            yield
+        finally:
+            self.inside_fused = False
+
+    # Modules whose attention a function mode does not see
+
+    def _wrap(self, module: nn.Module, around: Callable[..., Any]) -> None:
+        """Let the module's forward go through `around` until the tap closes."""
+        shadowed = module.__dict__.get("forward")
+        module.__dict__["forward"] = partial(around, module, module.forward)
+
+        def restore() -> None:
+            if shadowed is None:
+                del module.__dict__["forward"]
+            else:
+                module.__dict__["forward"] = shadowed
+
+        self._undo.callback(restore)
+
+    def _multihead(self, module: nn.MultiheadAttention, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        names = ("query", "key", "value", "key_padding_mask", "need_weights", "attn_mask")
+        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        self._attended.add(self._names[module])
+        with torch._C.DisableTorchFunction():
+            self._tell_multihead(self._names[module], partial(of_multihead, module, **given))
+            with self._fused():
+                return forward(*args, **kwargs)
+
+    def _encoder_layer(
+        self, module: nn.TransformerEncoderLayer, forward: Callable[..., Any], *args: Any, **kwargs: Any
+    ) -> Any:
+        """Its fast path computes everything in one operation and never calls its attention module."""
+        name = self._names[module.self_attn]
+        self._attended.discard(name)
+        with torch._C.DisableTorchFunction():
+            output = forward(*args, **kwargs)
+            if name not in self._attended:
+                names = ("src", "src_mask", "src_key_padding_mask", "is_causal")
+                given = {**dict(zip(names, args, strict=False)), **kwargs}
+                tokens = module.norm1(given["src"]) if module.norm_first else given["src"]
+                masks = {"attn_mask": given.get("src_mask"), "key_padding_mask": given.get("src_key_padding_mask")}
+                self._tell_multihead(name, partial(of_multihead, module.self_attn, tokens, tokens, **masks))
         return output
 
-
-def _is_square_attention(output: Any) -> bool:
-    return isinstance(output, Tensor) and output.dim() == 4 and output.shape[-1] == output.shape[-2]
-
-
-def _attention_of_softmax(layer_name: str, attn_BHNN: Tensor) -> Attention:
-    def log_weights(start: int, stop: int) -> Tensor:
-        return to_float64(attn_BHNN[:, :, start:stop]).log()
-
-    batch, heads, num_tokens, _ = attn_BHNN.shape
-    return Attention(layer_name, num_tokens, batch * heads, log_weights)
+    def _tell_multihead(self, name: str, attention: Callable[[], Attention]) -> None:
+        self._running.append(name)
+        self._tell("multihead", [attention])
+        self._running.pop()
 
 
-def _attention_of_sdpa(
-    layer_name: str,
-    query_BHNd: Tensor,
-    key_BHNd: Tensor,
-    value_BHNd: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Attention:
-    """The logits that `scaled_dot_product_attention` uses inside, from its documented definition."""
-    batch, heads, num_tokens, width = query_BHNd.shape
-    factor = 1 / math.sqrt(width) if scale is None else scale
-
-    def log_weights(start: int, stop: int) -> Tensor:
-        query, key = to_float64(query_BHNd[:, :, start:stop]), to_float64(key_BHNd)
-        if enable_gqa:
-            key = key.repeat_interleave(heads // key.shape[-3], dim=-3)
-        logits = query @ key.transpose(-2, -1) * factor
-        if is_causal:
-            position = torch.arange(num_tokens, device=logits.device)
-            logits = logits.masked_fill(position > position[start:stop, None], -math.inf)
-        if attn_mask is not None:
-            mask = attn_mask[..., start:stop, :] if attn_mask.shape[-2] > 1 else attn_mask
-            mask = mask.to(logits.device)
-            logits = logits.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else logits + mask
-        return logits
-
-    return Attention(layer_name, num_tokens, batch * heads, log_weights)
+def _flat(arguments: Sequence[Any]) -> list[Any]:
+    return [leaf for item in arguments for leaf in (_flat(item) if isinstance(item, list | tuple) else [item])]

@@ -1,34 +1,157 @@
-"""Which tokens of a model are patches, and where on the image they lie."""
+"""Where the tokens of one attention lie on the image.
+
+Shape suffixes: L a model's leading axes, W windows, N queries, M keys.
+"""
 
 import math
+from dataclasses import dataclass, field
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
-from nearsight.errors import InputError
+from nearsight.lens.layout import Layout, find_layout
+from nearsight.lens.places import PADDING, Places
 
 
-def token_grid(model: nn.Module, image_size: tuple[int, int], num_tokens: int) -> tuple[tuple[int, int], int]:
-    """((rows, columns) of the patch grid, number of prefix tokens) of a plain ViT for images of this size."""
-    patch_embed: Any = getattr(model, "patch_embed", None)
-    prefix: Any = getattr(model, "num_prefix_tokens", None)
-    if prefix is not None and hasattr(patch_embed, "dynamic_feat_size"):  # timm
-        rows, cols = patch_embed.dynamic_feat_size(image_size)
-        num_prefix_tokens = int(prefix)
-        if rows * cols + num_prefix_tokens == num_tokens:
-            return (rows, cols), num_prefix_tokens
-        raise InputError(
-            f"{type(model).__name__} has {num_tokens} tokens in attention, but its {rows}×{cols} patches and "
-            f"{num_prefix_tokens} prefix tokens are {rows * cols + num_prefix_tokens}"
-        )
-    for num_prefix_tokens in (1, 0):
-        side = math.isqrt(num_tokens - num_prefix_tokens)
-        if image_size[0] == image_size[1] and side * side + num_prefix_tokens == num_tokens:
-            return (side, side), num_prefix_tokens
-    raise InputError(
-        f"the {num_tokens} tokens of {type(model).__name__} for images of {image_size[0]}×{image_size[1]} pixels "
-        "fit no square grid with or without a CLS token, and the model does not say how many prefix tokens it has"
+class NotSpatialError(Exception):
+    """This attention is not one between places of the image; the message says why."""
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Where queries and keys of an attention are, in cells of the layer's grid of tokens over the whole image.
+
+    The grid is that of the queries or that of the keys, whichever is finer: the one that came into the layer.
+    """
+
+    layout: Layout
+    grid_size: tuple[int, int]
+    """(rows, columns)."""
+    cell_size: tuple[float, float]
+    """(height, width) of a cell in pixels."""
+    query_places_WN2: Tensor
+    """(row, column) of each query of each window, float64; NaN for one that is no patch."""
+    key_places_WM2: Tensor
+    """Likewise of each key; keys that are pooled from several cells lie at their centre of mass."""
+    padding_WM: Tensor | None = None
+    """Keys that only fill up a window: neither patches nor tokens of their own. None: there are none."""
+    cache: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
+    """What a reduction derived from this geometry, by device."""
+
+    @property
+    def diagonal(self) -> float:
+        """The longest distance in the grid, in cells; 1 for a single cell, where all distances are 0."""
+        rows, cols = self.grid_size
+        return math.hypot(rows - 1, cols - 1) or 1.0
+
+    @property
+    def pixel_diagonal(self) -> float:
+        """The same in pixels."""
+        (rows, cols), (height, width) = self.grid_size, self.cell_size
+        return math.hypot((rows - 1) * height, (cols - 1) * width)
+
+    @property
+    def num_queries(self) -> int:
+        """Of all windows, those alone that are patches."""
+        return int(self.query_places_WN2[..., 0].isfinite().sum())
+
+
+def locate(places: Places, query_LN: Tensor, key_LM: Tensor) -> Geometry:
+    """The geometry of an attention from the places of its queries and keys, for a batch of two images."""
+    for axis in range(query_LN.dim() - 1):  # heads, mostly: what is the same along an axis is looked at once
+        if query_LN.stride(axis) == key_LM.stride(axis) == 0:
+            query_LN, key_LM = query_LN.narrow(axis, 0, 1), key_LM.narrow(axis, 0, 1)
+    one_cell = _only_whole_image(places, query_LN) and _only_whole_image(places, key_LM)
+    query_centres, key_centres = (_centres(places, numbers, one_cell) for numbers in (query_LN, key_LM))
+    _check_there_are_patches(query_centres, key_centres)
+    query_images_L, key_images_L = places.image_of(query_LN).amax(-1), places.image_of(key_LM).amax(-1)
+    if ((query_images_L != key_images_L) & (query_images_L >= 0) & (key_images_L >= 0)).any():
+        raise NotSpatialError("its queries come from another image of the batch than its keys")
+    images_L = torch.maximum(query_images_L, key_images_L)
+    layout = find_layout(images_L, (_numbered(query_centres), _numbered(key_centres)))
+    query_WN2, key_WM2 = (layout.arrange(centres)[0, :, 0] for centres in (query_centres, key_centres))
+    _check_queries_are_one_place_each(query_WN2)
+    finer = max((query_WN2, key_WM2), key=lambda centres: len(_distinct(centres)))
+    rows, cols = _grid_lines(finer)
+    return Geometry(
+        layout,
+        (len(rows), len(cols)),
+        (_spacing(rows, places.image_size[0]), _spacing(cols, places.image_size[1])),
+        _in_cells(query_WN2, rows, cols),
+        _in_cells(key_WM2, rows, cols),
+        layout.arrange((key_LM == PADDING).unsqueeze(-1))[0, :, 0, :, 0],
     )
+
+
+def _check_there_are_patches(query_centres: Tensor, key_centres: Tensor) -> None:
+    if query_centres.isnan().all():
+        if key_centres.isnan().all():
+            raise NotSpatialError("neither its queries nor its keys are patches of the image")
+        raise NotSpatialError("its queries are not patches of the image (class attention, or pooling)")
+    if key_centres.isnan().all():
+        raise NotSpatialError("its keys are not patches of the image")
+
+
+def _only_whole_image(places: Places, numbers: Tensor) -> bool:
+    placed = places.image_of(numbers) >= 0
+    return bool((places.covers_image(numbers) | ~placed).all())
+
+
+def _centres(places: Places, numbers: Tensor, one_cell: bool) -> Tensor:
+    """[..., 2] in pixels. What covers the whole image has no place on it, unless there is nothing else."""
+    centres = places.centres(numbers)
+    if one_cell:
+        return centres
+    return torch.where(places.covers_image(numbers).unsqueeze(-1), math.nan, centres)
+
+
+def _numbered(centres: Tensor) -> Tensor:
+    """A number per place: equal where the centres are."""
+    flat = centres.flatten(end_dim=-2).nan_to_num(-1.0)
+    numbers: Tensor = torch.unique(flat, dim=0, return_inverse=True)[1]
+    return numbers.view(centres.shape[:-1])
+
+
+def _distinct(centres: Tensor) -> Tensor:
+    flat = centres.flatten(end_dim=-2)
+    distinct: Tensor = torch.unique(flat[flat[:, 0].isfinite()], dim=0)
+    return distinct
+
+
+def _check_queries_are_one_place_each(query_WN2: Tensor) -> None:
+    num_queries = int(query_WN2[..., 0].isfinite().sum())
+    num_places = len(_distinct(query_WN2))
+    if num_queries == num_places:
+        return
+    if len(query_WN2) > 1 and num_queries == num_places * len(query_WN2):
+        raise NotSpatialError("all windows share the same queries (global queries), so that a query has no one place")
+    raise NotSpatialError(f"its {num_queries} queries lie at only {num_places} places")
+
+
+def _grid_lines(centres: Tensor) -> tuple[Tensor, Tensor]:
+    """The distinct y and x of tokens that make up a full grid."""
+    distinct = _distinct(centres)
+    rows, cols = distinct[:, 0].unique(), distinct[:, 1].unique()
+    if len(rows) * len(cols) != len(distinct):
+        raise NotSpatialError(f"its {len(distinct)} tokens fit no grid of rows and columns")
+    return rows, cols
+
+
+def _spacing(lines: Tensor, image_side: int) -> float:
+    return float(lines[-1] - lines[0]) / (len(lines) - 1) if len(lines) > 1 else float(image_side)
+
+
+def _in_cells(centres: Tensor, rows: Tensor, cols: Tensor) -> Tensor:
+    return torch.stack([_between_lines(centres[..., 0], rows), _between_lines(centres[..., 1], cols)], dim=-1)
+
+
+def _between_lines(position: Tensor, lines: Tensor) -> Tensor:
+    """The number of the grid line at a position; between lines, and beyond the last, in proportion."""
+    if len(lines) == 1:
+        return torch.where(position.isnan(), math.nan, 0.0)
+    below = (torch.searchsorted(lines, position.contiguous(), right=True) - 1).clamp(0, len(lines) - 2)
+    return below + (position - lines[below]) / (lines[below + 1] - lines[below])
 
 
 def patch_grid(model: nn.Module) -> tuple[int, int] | None:

@@ -1,19 +1,25 @@
 """`measure`: how far and how selectively every head of a ViT looks, over many images."""
 
-import random
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from nearsight.errors import InputError, check_at_least
-from nearsight.lens.capture import Attention, AttentionTap
-from nearsight.lens.geometry import token_grid
-from nearsight.lens.stream import reduce_attention
+from nearsight.lens.attention import Attention
+from nearsight.lens.capture import AttentionTap, Call
+from nearsight.lens.measurement import Measurement, stack_layers
+from nearsight.lens.registry import chosen
+from nearsight.lens.running import batches, running, surveyed
+from nearsight.lens.stream import reduce_attention, tiles
+from nearsight.lens.survey import Survey
 from nearsight.lens.table import Array, HeadTable
 from nearsight.metrics import Moments
+
+Precision = Literal["float32", "float64"]
 
 
 def measure(
@@ -23,6 +29,8 @@ def measure(
     batch_size: int = 64,
     layers: Sequence[int | str] | None = None,
     device: torch.device | str | None = None,
+    precision: Precision = "float32",
+    what: Sequence[str] = (),
 ) -> HeadTable:
     """Mean attention distance and normalised entropy of every attention head, over the images (S1 §3 and §4.5).
 
@@ -33,95 +41,104 @@ def measure(
         batch_size: images per forward; batches larger than this are split.
         layers: positions (from 0) or names of the layers to keep; all by default.
         device: where to run; by default where the model is.
+        precision: of the sums within a query (those over queries and images are float64). The model computes in its
+            own precision either way.
+        what: further measurements, which go to the table's `extra`: "shares" of attention on the patch itself, its
+            neighbours, CLS and registers; "quantiles" of the distance; "features", what each layer's tokens are like.
     """
     check_at_least("batch_size", batch_size, 1)
-    parameter = next(model.parameters(), None)
-    home = torch.device("cpu") if parameter is None else parameter.device
-    target = home if device is None else torch.device(device)
-    dtype = torch.float32 if parameter is None else parameter.dtype
+    further = chosen(what)
+    # By image size, because where tokens lie depends on it.
+    prepared: dict[torch.Size, tuple[Survey, list[Measurement]]] = {}
     table: HeadTable | None = None
-    with _left_as_found(model, home), torch.no_grad():
-        model.to(target).eval()
-        for batch in _batches(images, batch_size):
-            names, mad, entropy = _measure_batch(model, batch.to(target, dtype))
-            new = HeadTable(names, Moments.of(mad), Moments.of(entropy))
+    with running(model, device) as run:
+
+        def looks() -> Iterator[Look]:
+            for batch in batches(images, batch_size):
+                batch = run.brought(batch)
+                if batch.shape[1:] not in prepared:
+                    found = surveyed(run.model, batch[0])
+                    prepared[batch.shape[1:]] = found, [kind(run.model, found, batch[0]) for kind in further]
+                yield Look(run.model, batch, *prepared[batch.shape[1:]], getattr(torch, precision))
+
+        for new in finished(looks()):
             table = new if table is None else HeadTable.merge([table, new])
     if table is None:
         raise InputError("there are no images to measure on")
-    return table if layers is None else _choose(table, layers)
+    return table if layers is None else table.choose(layers)
 
 
-def _measure_batch(model: nn.Module, images: Tensor) -> tuple[tuple[str, ...], Array, Array]:
-    """Layer names, and MAD and entropy of each image: [B, layers, heads], padded with NaN."""
-    image_size = (images.shape[-2], images.shape[-1])
-    found: dict[str, tuple[Array, Array]] = {}
+class Look:
+    """One batch through a surveyed model, which is in eval mode, without gradients."""
 
-    def reduce(attention: Attention) -> None:
-        name, times = attention.layer_name, 1
-        while name in found:
-            times += 1
-            name = f"{attention.layer_name}#{times}"
-        grid_size, num_prefix_tokens = token_grid(model, image_size, attention.num_tokens)
-        mad, entropy = reduce_attention(attention, grid_size, num_prefix_tokens)
-        if torch.isnan(mad).any():
-            raise InputError(f"the attention of {name} is NaN: the model's weights or the images are not finite")
-        found[name] = mad.cpu().numpy(), entropy.cpu().numpy()
+    def __init__(
+        self,
+        model: nn.Module,
+        images: Tensor,
+        found: Survey,
+        further: Sequence[Measurement] = (),
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        self._found, self._dtype = found, dtype
+        self._further = [measurement for measurement in further if measurement.needs_tiles]
+        self._reduced: dict[Call, Tensor] = {}
+        with ExitStack() as looking:
+            looking.enter_context(AttentionTap(model, self._reduce, found.calling))
+            for measurement in further:
+                looking.enter_context(measurement.watching())
+            model(images)
+        if missing := found.sites.keys() - self._reduced.keys():
+            raise InputError(
+                f"{type(model).__name__} computes other attentions for these images than for the first "
+                f"({next(iter(missing)).layer_name} is missing): its layers depend on what it sees"
+            )
+        self._extra = [measurement.results() for measurement in further]
 
-    with AttentionTap(model, reduce):
-        model(images)
-    if not found:
-        looked_at = ", ".join(sorted({type(module).__name__ for module in model.modules()})[:12])
-        raise InputError(f"no attention was seen in the forward of {type(model).__name__}; it is made of {looked_at}")
-    return (
-        tuple(found),
-        _padded([mad for mad, _ in found.values()]),
-        _padded([entropy for _, entropy in found.values()]),
-    )
+    def _reduce(self, call: Call, candidates: Sequence[Callable[[], Attention]]) -> None:
+        if (site := self._found.sites.get(call)) is None:
+            return
+        attention = candidates[site.operand]()
+        self._reduced[call] = reduce_attention(attention, site, dtype=self._dtype)
+        for tile in tiles(attention, site, dtype=self._dtype, whole=True) if self._further else ():
+            for measurement in self._further:
+                measurement.add(site, tile)
 
-
-def _padded(per_layer: Sequence[Array]) -> Array:
-    """Stack [B, heads] arrays of different widths into [B, layers, most heads], with NaN where there is no head."""
-    widest = max(values.shape[1] for values in per_layer)
-    out = np.full((per_layer[0].shape[0], len(per_layer), widest), np.nan)
-    for layer, values in enumerate(per_layer):
-        out[:, layer, : values.shape[1]] = values
-    return out
-
-
-def _batches(images: Tensor | Iterable[Tensor], batch_size: int) -> Iterator[Tensor]:
-    for batch in [images] if isinstance(images, Tensor) else images:
-        if batch.dim() != 4 or batch.shape[1] != 3:
-            raise InputError(f"images of shape [B, 3, H, W] are needed, not {list(batch.shape)}")
-        yield from batch.split(batch_size) if len(batch) else ()
-
-
-def _choose(table: HeadTable, layers: Sequence[int | str]) -> HeadTable:
-    chosen = []
-    for layer in layers:
-        position = table.layer_names.index(layer) if layer in table.layer_names else layer
-        if not isinstance(position, int) or not -len(table.layer_names) <= position < len(table.layer_names):
-            known = ", ".join(table.layer_names[:12])
-            raise InputError(f"layer {layer!r} is not one of the {len(table.layer_names)} layers: {known}")
-        chosen.append(position % len(table.layer_names))
-
-    def pick(moments: Moments) -> Moments:
-        return Moments(moments.count, moments.mean[chosen], moments.squared_deviations[chosen])
-
-    names = tuple(table.layer_names[position] for position in chosen)
-    return HeadTable(names, pick(table.mad_moments), pick(table.entropy_moments), table.skipped)
+    def table(self) -> HeadTable:
+        """What was seen; waits for the device."""
+        sites = self._found.sites
+        parts = [self._reduced[call] for call in sites]
+        values = torch.cat([part.flatten() for part in parts]).cpu().split([part.numel() for part in parts])
+        by_layer = [value.view(part.shape).numpy() for value, part in zip(values, parts, strict=True)]
+        for site, (mad, _) in zip(sites.values(), by_layer, strict=True):
+            if np.isnan(mad).any():
+                raise InputError(
+                    f"the attention of {site.name} is NaN: the model's weights or the images are not finite"
+                )
+        mads, entropies = ([layer[part] for layer in by_layer] for part in (0, 1))
+        return HeadTable(
+            tuple(site.name for site in sites.values()),
+            Moments.of(stack_layers(mads).swapaxes(0, 1)),
+            Moments.of(stack_layers(entropies).swapaxes(0, 1)),
+            self._found.skipped,
+            {name: values for part in (_geometry_arrays(self._found), *self._extra) for name, values in part.items()},
+        )
 
 
-@contextmanager
-def _left_as_found(model: nn.Module, home: torch.device) -> Iterator[None]:
-    """Restore each module's training mode, the model's device and every random generator."""
-    modes = {module: module.training for module in model.modules()}
-    python_state, numpy_state = random.getstate(), np.random.get_state()
-    try:
-        with torch.random.fork_rng():
-            yield
-    finally:
-        model.to(home)
-        for module, training in modes.items():
-            module.training = training
-        random.setstate(python_state)
-        np.random.set_state(numpy_state)
+def finished(looks: Iterable[Look]) -> Iterator[HeadTable]:
+    """The tables of looks, each taken after the next one began: so the device has work while the host waits."""
+    waiting: Look | None = None
+    for look in looks:
+        if waiting is not None:
+            yield waiting.table()
+        waiting = look
+    if waiting is not None:
+        yield waiting.table()
+
+
+def _geometry_arrays(found: Survey) -> dict[str, Array]:
+    """What it takes to say distances in patches or pixels instead of diagonals: [layers, 2]."""
+    geometries = [site.geometry for site in found.sites.values()]
+    return {
+        "grid_size": np.array([geometry.grid_size for geometry in geometries], dtype=np.float64),
+        "cell_size": np.array([geometry.cell_size for geometry in geometries], dtype=np.float64),
+    }

@@ -2,58 +2,292 @@
 
 Both need only three sums beside the softmax: with weights w and their logarithms s, Σ w, Σ w·d and Σ w·s over the
 patches. So a tile of queries is all that is ever in memory, whatever the number of tokens, and patches are renormalised
-by never looking at the prefix tokens.
+by never looking at the other tokens.
 
-Shape suffixes: B images, H heads, T queries of a tile, P patches.
+Shape suffixes: B images, W windows, H heads, N queries, T queries of a tile, M keys.
 """
 
 import math
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from nearsight.lens.capture import Attention
-from nearsight.metrics import grid_distances
+from nearsight.lens import kernels
+from nearsight.lens.attention import Attention, ExplicitAttention, FusedAttention
+from nearsight.lens.geometry import Geometry
+from nearsight.lens.operations import HIDING
+from nearsight.lens.survey import Site
 
-_TILE_BYTES = 2**25
-"""Of one float64 tensor of a tile; a few of them are alive at a time."""
+_TILE_BYTES = 2**24
+"""Of one tensor of a tile; a few of them are alive at a time."""
+
+
+@dataclass(frozen=True)
+class Tile:
+    """The attention of some queries of every window to all patches (or, of whole tiles, to all tokens)."""
+
+    log_weights_BWHTM: Tensor
+    """Logarithms of the weights up to a constant per query; −∞ for keys that are hidden."""
+    queries_WT2: Tensor
+    """(row, column) of each query in cells of the layer's grid; NaN for one that is no patch."""
+    keys_WM2: Tensor
+    """Likewise of each key; NaN for one that is no patch, whose log weight is −∞ unless the tile is whole."""
+    num_keys: Tensor
+    """How many patches each query may attend to; expands to [B, W, H, T]."""
+
+    @property
+    def distances(self) -> Tensor:
+        """[W, T, M], in cells; 0 where there is no patch."""
+        return torch.cdist(self.queries_WT2, self.keys_WM2, compute_mode="donot_use_mm_for_euclid_dist").nan_to_num(0.0)
 
 
 def reduce_attention(
-    attention: Attention, grid_size: tuple[int, int], num_prefix_tokens: int, *, tile_bytes: int = _TILE_BYTES
-) -> tuple[Tensor, Tensor]:
-    """(mean attention distance, normalised entropy) of every image and head: [B, H] float64.
+    attention: Attention, site: Site, *, dtype: torch.dtype = torch.float32, tile_bytes: int = _TILE_BYTES
+) -> Tensor:
+    """Mean attention distance and normalised entropy of every image and head: float64 [2, B, H].
 
-    The numbers of `nearsight.metrics.attention_distance` and `attention_entropy`, without their maps. A NaN anywhere in
-    a head's attention is a NaN here.
+    The numbers of `nearsight.metrics.attention_distance` and `attention_entropy`, without their maps; `dtype` is that
+    of what happens within a query. A NaN anywhere in a head's attention is a NaN here.
     """
-    num_patches = attention.num_tokens - num_prefix_tokens
-    tile = max(1, tile_bytes // (8 * attention.num_maps * attention.num_tokens))
-    rows = range(0, num_patches, tile)
-    sums = [_tile_sums(attention, grid_size, num_prefix_tokens, row, min(row + tile, num_patches)) for row in rows]
-    distance, entropy, looking = (torch.stack(parts).sum(0) for parts in zip(*sums, strict=True))
-    most = math.log(num_patches) if num_patches > 1 else 1.0
-    return distance / looking, entropy / looking / most
+    if dtype == torch.float32 and isinstance(attention, FusedAttention) and _has_kernel(attention):
+        means_2BH = _try_kernel(_Fused(attention, site, dtype), site.geometry)
+        if means_2BH is not None:
+            return means_2BH
+    sums = [_tile_sums(tile) for tile in tiles(attention, site, dtype=dtype, tile_bytes=tile_bytes)]
+    distance_BH, entropy_BH, looking_BH = (torch.stack(parts).sum(0) for parts in zip(*sums, strict=True))
+    return _means(distance_BH, entropy_BH, looking_BH, site.geometry)
 
 
-def _tile_sums(
-    attention: Attention, grid_size: tuple[int, int], prefix: int, start: int, stop: int
-) -> tuple[Tensor, Tensor, Tensor]:
+def _means(distance_BH: Tensor, entropy_BH: Tensor, looking_BH: Tensor, geometry: Geometry) -> Tensor:
+    return torch.stack([distance_BH / geometry.diagonal, entropy_BH]) / looking_BH
+
+
+def tiles(
+    attention: Attention,
+    site: Site,
+    *,
+    dtype: torch.dtype = torch.float32,
+    tile_bytes: int = _TILE_BYTES,
+    whole: bool = False,
+) -> Iterator[Tile]:
+    """An attention as tiles that hold no more than `tile_bytes` in one tensor, or one query of each window.
+
+    `whole` keeps the tokens that are no patches, among the queries and among the keys.
+    """
+    source: _Fused | _Explicit
+    if isinstance(attention, ExplicitAttention):
+        source = _Explicit(attention, site, dtype, whole)
+    else:
+        source = _Fused(attention, site, dtype, whole)
+    queries = source.tokens.queries
+    tile = max(1, tile_bytes // (source.bytes_per_query or 1))
+    for start in range(queries.start, queries.stop, tile):
+        yield source.tile(slice(start, min(start + tile, queries.stop)))
+
+
+class _Tokens:
+    """Where the tokens of a site lie, on the device that computes: made once per site."""
+
+    def __init__(self, geometry: Geometry, device: torch.device, dtype: torch.dtype, whole: bool) -> None:
+        self.patches = slice(None) if whole else _patch_slice(geometry.key_places_WM2)
+        self.queries_WN2 = geometry.query_places_WN2.to(device, dtype)
+        self.keys_WM2 = geometry.key_places_WM2[:, self.patches].to(device, dtype)
+        self.others_WM = self.keys_WM2[..., 0].isnan()
+        self.hides_others = bool(self.others_WM.any()) and not whole
+        self.num_patches = (~self.others_WM).sum(-1)[:, None, None]
+        self.is_query_WN = self.queries_WN2[..., 0].isfinite()
+        self.queries = slice(0, self.queries_WN2.shape[1]) if whole else _patch_slice(geometry.query_places_WN2)
+        self.means_211 = self._factors(geometry)
+        """What makes means out of sums of distances and entropies, if all queries are patches with as many keys."""
+
+    def _factors(self, geometry: Geometry) -> Tensor | None:
+        num_keys = (~geometry.key_places_WM2[..., 0].isnan()).sum(-1)
+        is_query_WN = geometry.query_places_WN2[:, self.queries, 0].isfinite()
+        if not is_query_WN.all() or (num_keys != num_keys[0]).any() or self.queries_WN2.device.type == "mps":
+            return None
+        most = float(_most(num_keys[:1], torch.float64))
+        factors = torch.tensor([1 / geometry.diagonal, 1 / most], dtype=torch.float64) / is_query_WN.numel()
+        return factors.view(2, 1, 1).to(self.queries_WN2.device)
+
+
+class _Source:
+    """What the two kinds of attention share: which keys are patches."""
+
+    def __init__(self, site: Site, device: torch.device, dtype: torch.dtype, whole: bool) -> None:
+        key = device, dtype, whole
+        if key not in site.geometry.cache:
+            site.geometry.cache[key] = _Tokens(site.geometry, *key)
+        self.tokens: _Tokens = site.geometry.cache[key]
+        self.patches = self.tokens.patches
+        self.others_WM = self.tokens.others_WM
+        self.dtype = dtype
+
+    def finish(self, log_BWHTM: Tensor, queries: slice, num_keys: Tensor | None) -> Tile:
+        tokens = self.tokens
+        if tokens.hides_others:
+            log_BWHTM = log_BWHTM.masked_fill(self.others_WM[:, None, None, :], -math.inf)
+        num_keys = tokens.num_patches if num_keys is None else num_keys
+        return Tile(log_BWHTM, tokens.queries_WN2[:, queries], tokens.keys_WM2, num_keys)
+
+
+def _patch_slice(places_WM2: Tensor) -> slice:
+    """From the first patch to the last: most models have their other tokens before or behind them."""
+    placed = places_WM2[..., 0].isfinite().any(0).nonzero().flatten()
+    return slice(int(placed[0]), int(placed[-1]) + 1)
+
+
+class _Fused(_Source):
+    def __init__(self, attention: FusedAttention, site: Site, dtype: torch.dtype, whole: bool = False) -> None:
+        super().__init__(site, attention.query.device, dtype, whole)
+        arrange = site.geometry.layout.arrange
+        self.scale, self.is_causal = attention.scale, attention.is_causal
+        self.query_BWHNd = arrange(attention.query)
+        key_BWHMd = arrange(attention.key)
+        self.num_keys = key_BWHMd.shape[-2]
+        self.key_BWHMd = key_BWHMd[..., self.patches, :]
+        self.mask_BWHNM: Tensor | None = None
+        if attention.mask is not None:
+            shape = (*attention.query.shape[:-1], self.num_keys)
+            self.mask_BWHNM = arrange(attention.mask.to(attention.query.device).expand(shape))[..., self.patches]
+        self.bytes_per_query = self.key_BWHMd.shape[:-1].numel() * dtype.itemsize
+        self._prepared: Tensor | None = None
+
+    def tile(self, queries: slice) -> Tile:
+        if self._prepared is None:
+            self._prepared = (self.key_BWHMd.to(self.dtype) * self.scale).transpose(-2, -1)
+        log_BWHTM = self.query_BWHNd[..., queries, :].to(self.dtype) @ self._prepared
+        allowed: Tensor | None = None
+        if self.is_causal:
+            position = torch.arange(self.num_keys, device=log_BWHTM.device)
+            allowed = position[self.patches] <= position[queries, None]
+            log_BWHTM = log_BWHTM.masked_fill(~allowed, -math.inf)
+        if self.mask_BWHNM is not None:
+            mask = self.mask_BWHNM[..., queries, :]
+            log_BWHTM = log_BWHTM.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else log_BWHTM + mask
+            shown = self.shown(_once(mask))
+            allowed = shown if allowed is None else allowed & shown
+        num_keys = None if allowed is None else (allowed & ~self.others_WM[:, None, None, :]).sum(-1)
+        return self.finish(log_BWHTM, queries, num_keys)
+
+    @staticmethod
+    def shown(mask: Tensor) -> Tensor:
+        """Where attention may be paid."""
+        return mask if mask.dtype == torch.bool else mask > HIDING
+
+
+class _Explicit(_Source):
+    def __init__(self, attention: ExplicitAttention, site: Site, dtype: torch.dtype, whole: bool = False) -> None:
+        super().__init__(site, attention.weights.device, dtype, whole)
+        weights = attention.weights.movedim(site.axes, (-2, -1))
+        self._weights_BWHNM = site.geometry.layout.arrange(weights)[..., self.patches]
+        shape = self._weights_BWHNM.shape
+        self.bytes_per_query = shape[:3].numel() * shape[-1] * dtype.itemsize
+        self._num_keys_WHN: Tensor | None = None
+        if site.hidden_WHNM is not None:
+            shown = ~site.hidden_WHNM[..., self.patches].to(self.others_WM.device)
+            self._num_keys_WHN = (shown & ~self.others_WM[:, None, None]).sum(-1)
+
+    def tile(self, queries: slice) -> Tile:
+        log_BWHTM = self._weights_BWHNM[..., queries, :].to(self.dtype).log()
+        num_keys = None if self._num_keys_WHN is None else self._num_keys_WHN[..., queries]
+        return self.finish(log_BWHTM, queries, num_keys)
+
+
+def _tile_sums(tile: Tile) -> tuple[Tensor, Tensor, Tensor]:
     """Sums over the queries of a tile that look at any patch: distances, entropies, and how many they are."""
-    log_BHTP = attention.log_weights(prefix + start, prefix + stop)[..., prefix:]
+    log_BWHTM = tile.log_weights_BWHTM
     # Relative to the row's largest, so that a query which gives all but nothing to patches is still seen exactly.
-    largest_BHT1 = log_BHTP.amax(-1, keepdim=True)
-    looking_BHT = largest_BHT1.squeeze(-1) != -math.inf
-    log_BHTP = log_BHTP - torch.where(looking_BHT.unsqueeze(-1), largest_BHT1, 0.0)
-    weight_BHTP = log_BHTP.exp()
-    mass_BHT = weight_BHTP.sum(-1)
-    distance_TP = grid_distances(grid_size, start, stop, device=log_BHTP.device)
-    distance_BHT = (weight_BHTP * distance_TP).sum(-1) / mass_BHT
+    largest_BWHT1 = log_BWHTM.amax(-1, keepdim=True)
+    looking_BWHT = (largest_BWHT1 != -math.inf).squeeze(-1) & tile.queries_WT2[:, None, :, 0].isfinite()
+    log_BWHTM = log_BWHTM - largest_BWHT1
+    weight_BWHTM = log_BWHTM.exp()
+    mass_BWHT = weight_BWHTM.sum(-1)
+    distance_BWHT = torch.einsum("bwhtm,wtm->bwht", weight_BWHTM, tile.distances) / mass_BWHT
     # 0 · log 0 is 0: masked keys have no share in the entropy.
-    weighted_log_BHT = torch.where(weight_BHTP == 0, 0.0, weight_BHTP * log_BHTP).sum(-1)
-    entropy_BHT = (mass_BHT.log() - weighted_log_BHT / mass_BHT).clamp(min=0)
+    weighted_log_BWHT = torch.linalg.vecdot(weight_BWHTM, log_BWHTM.clamp(min=_LOWEST))
+    entropy_BWHT = (mass_BWHT.log() - weighted_log_BWHT / mass_BWHT).clamp(min=0) / _most(
+        tile.num_keys, log_BWHTM.dtype
+    )
+    return (
+        _over_looking(distance_BWHT, looking_BWHT),
+        _over_looking(entropy_BWHT, looking_BWHT),
+        looking_BWHT.sum((1, 3)),
+    )
 
-    def over_looking(values_BHT: Tensor) -> Tensor:
-        return torch.where(looking_BHT, values_BHT, 0.0).sum(-1)
 
-    return over_looking(distance_BHT), over_looking(entropy_BHT), looking_BHT.sum(-1)
+def _has_kernel(attention: FusedAttention) -> bool:
+    query = attention.query
+    in_kernel = (torch.float32, torch.bfloat16, torch.float16)
+    on_gpu = query.device.type == "cuda" and kernels.available(query.device) and not _cannot_compile
+    return on_gpu and query.dtype in in_kernel and not attention.is_causal
+
+
+_cannot_compile: list[str] = []
+"""Why the kernel does not work on this machine, if that was found out."""
+
+
+def _try_kernel(source: _Fused, geometry: Geometry) -> Tensor | None:
+    try:
+        return _means_by_kernel(source, geometry)
+    except RuntimeError as error:
+        if "compiler" not in str(error):  # Triton needs one for C, which not every machine with a GPU has
+            raise
+        _cannot_compile.append(str(error))
+        warnings.warn(f"attention is reduced without its fast kernel: {error}", stacklevel=2)
+        return None
+
+
+def _means_by_kernel(source: _Fused, geometry: Geometry) -> Tensor:
+    tokens = source.tokens
+    rows_2BWHN = kernels.fused_attention_rows(
+        source.query_BWHNd,
+        source.key_BWHMd,
+        scale=source.scale,
+        query_places_WN2=tokens.queries_WN2,
+        key_places_WM2=tokens.keys_WM2,
+        bias=source.mask_BWHNM,
+    )
+    if source.mask_BWHNM is None and tokens.means_211 is not None:
+        # All queries alike: two operations, because at 197 tokens launching them is what costs.
+        return rows_2BWHN[..., tokens.queries].sum((2, 4), dtype=torch.float64) * tokens.means_211
+    looking, num_keys = tokens.is_query_WN[:, None], tokens.num_patches
+    if source.mask_BWHNM is not None:
+        mask, patches = _once(source.mask_BWHNM), ~source.others_WM[:, None, None]
+        num_keys = (source.shown(mask) & patches).sum(-1)
+        reachable = mask if mask.dtype == torch.bool else mask != -math.inf
+        looking = looking & (reachable & patches).any(-1)
+    distance_BWHN, entropy_BWHN = rows_2BWHN
+    looking_BWHN = looking.expand_as(distance_BWHN)
+    return _means(
+        _over_looking(distance_BWHN, looking_BWHN),
+        _over_looking(entropy_BWHN / _most(num_keys, torch.float32), looking_BWHN),
+        looking_BWHN.sum((1, 3)),
+        geometry,
+    )
+
+
+def _once(mask: Tensor) -> Tensor:
+    """A mask without its repetitions: what all images and heads share is looked at once."""
+    for axis, stride in enumerate(mask.stride()):
+        if stride == 0:
+            mask = mask.narrow(axis, 0, 1)
+    return mask
+
+
+_LOWEST = -1e30
+"""Instead of −∞ where it meets a weight of 0."""
+
+
+def _most(num_keys: Tensor, dtype: torch.dtype) -> Tensor:
+    """The largest entropy among so many keys; 1 for a single one, where it is 0 anyway."""
+    return torch.where(num_keys > 1, num_keys.to(dtype), math.e).log()
+
+
+def _over_looking(values_BWHT: Tensor, looking_BWHT: Tensor) -> Tensor:
+    """Sum over windows and queries: [B, H] float64, on the CPU where the device knows no such numbers."""
+    values_BWHT = torch.where(looking_BWHT, values_BWHT, 0.0)
+    values_BWHT = values_BWHT.cpu() if values_BWHT.device.type == "mps" else values_BWHT
+    return values_BWHT.sum((1, 3), dtype=torch.float64)

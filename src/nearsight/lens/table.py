@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Self
+from typing import Any, Literal, Self
 
 import numpy as np
 import pandas as pd
@@ -15,6 +15,9 @@ from nearsight.metrics.moments import Moments
 
 Array = NDArray[np.float64]
 _FORMAT = 1
+_QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
+_OF_GRIDS = {"grid_size": ("grid_rows", "grid_cols"), "cell_size": ("cell_height", "cell_width")}
+"""Pairs per layer, and the columns they are in a frame."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,7 @@ class HeadTable:
     skipped: Mapping[str, str] = field(default_factory=dict)
     """Layers that are not spatial attention, with the reason."""
     extra: Mapping[str, Array] = field(default_factory=dict)
-    """Further arrays, by name."""
+    """Further arrays, by name: the layers first; means over the images where they depend on these."""
 
     @property
     def mad(self) -> Array:
@@ -72,6 +75,52 @@ class HeadTable:
             }
         )
 
+    def extra_frame(self, per: Literal["head", "layer"] = "head") -> pd.DataFrame:
+        """The further measurements as columns: one row per head, or per layer; both counted from 0.
+
+        Per head, with its distance and entropy left out: the shares, and the quantiles of its distance as distance_q10,
+        …, distance_q90. Per layer: its grid, and what its tokens are like.
+        """
+        if per == "head":
+            frame = self.to_frame()[["layer", "layer_name", "head"]]
+            place: tuple[Any, ...] = (frame["layer"].to_numpy(), frame["head"].to_numpy())
+            known = (*_OF_GRIDS, "distance_values")
+            columns = {name: values for name, values in self.extra.items() if values.ndim == 2 and name not in known}
+            if "distance_mass" in self.extra:
+                names = [f"distance_q{round(100 * level):02}" for level in _QUANTILES]
+                columns.update(zip(names, np.moveaxis(self.distance_quantiles(_QUANTILES), -1, 0), strict=True))
+        else:
+            frame = pd.DataFrame({"layer": range(len(self.layer_names)), "layer_name": list(self.layer_names)})
+            place = (slice(None),)
+            pairs = {name: self.extra[name].T for name in _OF_GRIDS if name in self.extra}
+            columns = {
+                column: row for name, rows in pairs.items() for column, row in zip(_OF_GRIDS[name], rows, strict=True)
+            }
+            columns.update({name: values for name, values in self.extra.items() if values.ndim == 1})
+        return frame.assign(**{name: values[place] for name, values in columns.items()}, num_images=self.num_images)
+
+    def distance_quantiles(self, levels: Sequence[float] = _QUANTILES) -> Array:
+        """The distances within which these shares of attention are paid: [layers, heads, levels], in diagonals.
+
+        Of the attention of all patches in all images together, renormalised over the patches. A quantile is the
+        smallest distance that occurs by which the share is reached, so it is one of the grid's own distances. It needs
+        a table measured with `what=["quantiles"]`.
+        """
+        if "distance_mass" not in self.extra:
+            raise InputError("the distribution of distances was not measured; measure with what=['quantiles']")
+        if not all(0 <= level <= 1 for level in levels):
+            raise InputError(f"quantiles are levels in [0, 1], not {list(levels)}")
+        mass, values = self.extra["distance_mass"], self.extra["distance_values"]
+        reached = np.nan_to_num(mass).cumsum(-1)
+        total = reached[..., -1:]
+        quantiles = np.full((*mass.shape[:2], len(levels)), np.nan)
+        for position, level in enumerate(levels):
+            # Sums of many small masses round: a share that is all but reached is reached.
+            first = ((reached >= level * total * (1 - 1e-9)) & (reached > 0)).argmax(-1)
+            quantiles[..., position] = np.take_along_axis(values, first, axis=-1)
+        quantiles[np.isnan(mass).all(-1)] = np.nan  # heads that do not exist
+        return quantiles
+
     @classmethod
     def merge(cls, tables: Sequence[Self]) -> Self:
         """The table of all images, from tables of the same model over disjoint images."""
@@ -81,15 +130,53 @@ class HeadTable:
         for table in others:
             if table.layer_names != merged.layer_names or table.mad.shape != merged.mad.shape:
                 raise InputError("tables of different models cannot be merged: their layers or heads differ")
-            if merged.extra or table.extra:
-                raise InputError("tables with extra arrays cannot be merged: how to combine those is not known")
+            if merged.extra.keys() != table.extra.keys():
+                raise InputError("tables cannot be merged: different things were measured")
+            one, other = (part.extra.get("distance_values", np.empty(0)) for part in (merged, table))
+            if not np.array_equal(one, other, equal_nan=True):
+                raise InputError("distributions of distances can be merged for images of one size only")
+            share = table.num_images / (merged.num_images + table.num_images)
             merged = cls(
                 merged.layer_names,
                 merged.mad_moments.merge(table.mad_moments),
                 merged.entropy_moments.merge(table.entropy_moments),
                 {**table.skipped, **merged.skipped},
+                {name: values + share * (table.extra[name] - values) for name, values in merged.extra.items()},
             )
         return merged
+
+    def choose(self, layers: Sequence[int | str]) -> Self:
+        """The table of these layers alone, by position (from 0, or from the end) or name."""
+        chosen = []
+        for layer in layers:
+            position = self.layer_names.index(layer) if layer in self.layer_names else layer
+            if not isinstance(position, int) or not -len(self.layer_names) <= position < len(self.layer_names):
+                known = ", ".join(self.layer_names[:12])
+                raise InputError(f"layer {layer!r} is not one of the {len(self.layer_names)} layers: {known}")
+            chosen.append(position % len(self.layer_names))
+
+        def pick(moments: Moments) -> Moments:
+            return Moments(moments.count, moments.mean[chosen], moments.squared_deviations[chosen])
+
+        return type(self)(
+            tuple(self.layer_names[position] for position in chosen),
+            pick(self.mad_moments),
+            pick(self.entropy_moments),
+            self.skipped,
+            {name: values[chosen] for name, values in self.extra.items()},
+        )
+
+    def mad_in(self, unit: Literal["patches", "pixels"]) -> Array:
+        """Mean attention distance in cells of each layer's own grid of tokens, or in pixels of the image."""
+        rows, cols = self.extra["grid_size"].T - 1
+        cells: Array = self.mad * np.hypot(rows, cols)[:, None]
+        if unit == "patches":
+            return cells
+        height, width = self.extra["cell_size"].T
+        if not np.allclose(height, width):
+            raise InputError("distances in pixels are known for square patches only")
+        pixels: Array = cells * height[:, None]
+        return pixels
 
     def save(self, path: str | Path) -> None:
         """Write as .npz, without pickled objects."""

@@ -1,0 +1,219 @@
+"""What looking costs: `measure` against the plain forward, and against holding every attention map in memory.
+
+The same model and batch three ways in one process: the forward alone (fused attention); what `nearsight.measure` does
+with each batch (the survey, done once per model and image size, has its own column); and the way of
+`output_attentions`: unfused attention with the maps of all layers kept until the forward ends, without
+computing anything from them.
+
+What to expect. Looking computes the logits a second time and, per pair of tokens and head, one exponential and one
+distance. For ViT-B/16 that is 1.8 % of the forward's multiplications at 197 tokens, 7.8 % at 1,025 and 19 % at 4,097
+(2·N²·768 of 24·N·768² + 4·N²·768 per layer); the rest is element-wise work of the size of the softmax that attention
+itself does.
+
+    python -m nearsight.bench.measure --device cuda
+"""
+
+import argparse
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import timm
+import torch
+from torch import Tensor
+
+from nearsight.bench.memory import PeakMemory
+from nearsight.lens import survey
+from nearsight.lens.measuring import Look, finished
+
+_PATCH = 16
+_MOST_MAP_BYTES = {"cuda": 64 * 2**30, "cpu": 4 * 2**30}
+"""Maps that would take more than this are not materialised."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasureRow:
+    """One number of tokens, three ways."""
+
+    model: str
+    device: str
+    dtype: str
+    num_tokens: int
+    batch_size: int
+    forward_ms: float
+    measure_ms: float
+    """Per batch."""
+    ratio: float
+    """measure / forward."""
+    survey_ms: float
+    """Once per model and image size."""
+    maps_ms: float | None
+    """A forward that keeps its maps; None if they would be too large."""
+    extra_bytes: int | None
+    """Peak memory of measuring beyond that of the forward."""
+    maps_extra_bytes: int | None
+    """Peak memory of keeping the maps beyond that of the forward."""
+
+    @property
+    def share_of_maps(self) -> float | None:
+        """Extra memory of measuring as a share of that of keeping the maps."""
+        if not self.maps_extra_bytes or self.extra_bytes is None:
+            return None
+        return self.extra_bytes / self.maps_extra_bytes
+
+
+def bench_measure(
+    *,
+    device: str,
+    model: str = "vit_base_patch16_224",
+    num_tokens: Sequence[int] = (197, 1025, 4097),
+    batch_sizes: Sequence[int] | None = None,
+    num_batches: int = 8,
+    dtype: torch.dtype | None = None,
+) -> list[MeasureRow]:
+    """Rows for square images of as many patches; tokens are patches and CLS. bfloat16 on CUDA, float32 elsewhere."""
+    on_gpu = torch.device(device).type == "cuda"
+    dtype = dtype or (torch.bfloat16 if on_gpu else torch.float32)
+    sizes = batch_sizes or ((128, 32, 8) if on_gpu else (8, 2, 1))
+    return [
+        _bench_tokens(model, tokens, batch_size, num_batches, device, dtype)
+        for tokens, batch_size in zip(num_tokens, sizes, strict=True)
+    ]
+
+
+def _bench_tokens(
+    name: str, num_tokens: int, batch_size: int, num_batches: int, device: str, dtype: torch.dtype
+) -> MeasureRow:
+    side = _PATCH * round((num_tokens - 1) ** 0.5)
+    model: Any = timm.create_model(name, img_size=side, num_classes=0).to(device, dtype).eval()
+    images = torch.randn(batch_size, 3, side, side, device=device, dtype=dtype)
+
+    def forward(count: int) -> None:
+        with torch.no_grad():
+            for _ in range(count):
+                model(images)
+
+    def look(count: int) -> None:
+        with torch.no_grad():
+            for _ in finished(Look(model, images, found) for _ in range(count)):
+                pass
+
+    survey_ms, _ = _timed(lambda _: survey(model, images[0]), 1, device)
+    found = survey(model, images[0])
+    forward(1)
+    look(1)  # compiles the kernel where there is one
+    forward_ms, forward_bytes = _timed(forward, num_batches, device)
+    measure_ms, look_bytes = _timed(look, num_batches, device)
+    maps_ms = maps_bytes = None
+    map_bytes = len(model.blocks) * batch_size * model.blocks[0].attn.num_heads * num_tokens**2 * dtype.itemsize
+    if map_bytes <= _MOST_MAP_BYTES.get(torch.device(device).type, 0):
+        total_ms, maps_bytes = _timed(lambda count: _keep_maps(model, images, count), num_batches, device)
+        maps_ms = total_ms / num_batches
+    return MeasureRow(
+        model=name,
+        device=device,
+        dtype=str(dtype).removeprefix("torch."),
+        num_tokens=num_tokens,
+        batch_size=batch_size,
+        forward_ms=forward_ms / num_batches,
+        measure_ms=measure_ms / num_batches,
+        ratio=measure_ms / forward_ms,
+        survey_ms=survey_ms,
+        maps_ms=maps_ms,
+        extra_bytes=_difference(look_bytes, forward_bytes),
+        maps_extra_bytes=_difference(maps_bytes, forward_bytes),
+    )
+
+
+def _keep_maps(model: Any, images: Tensor, count: int) -> None:
+    """Forwards with unfused attention, each holding the maps of all its layers, as `output_attentions` does."""
+    maps: list[Tensor] = []
+    attentions: list[Any] = [block.attn for block in model.blocks]
+    hooks = [
+        a.attn_drop.register_forward_hook(lambda _module, inputs, _output: maps.append(inputs[0])) for a in attentions
+    ]
+    for attention in attentions:
+        attention.fused_attn = False
+    try:
+        with torch.no_grad():
+            for _ in range(count):
+                model(images)
+                maps.clear()
+    finally:
+        for attention, hook in zip(attentions, hooks, strict=True):
+            attention.fused_attn = True
+            hook.remove()
+
+
+def _timed(work: Callable[[int], object], count: int, device: str) -> tuple[float, int | None]:
+    """(milliseconds, growth of memory at its peak) of `work(count)`."""
+    memory = PeakMemory(device)
+    start = time.perf_counter()
+    work(count)
+    if memory.on_gpu:
+        torch.cuda.synchronize()
+    return (time.perf_counter() - start) * 1e3, memory.growth()
+
+
+def _difference(more: int | None, less: int | None) -> int | None:
+    return None if more is None or less is None else max(0, more - less)
+
+
+def table(rows: Sequence[MeasureRow]) -> str:
+    def cells(*values: str) -> str:
+        return f"{values[0]:>7}{values[1]:>5}" + "".join(f"{value:>12}" for value in values[2:])
+
+    def megabytes(value: int | None) -> str:
+        return "-" if value is None else f"{value / 1e6:,.0f}"
+
+    titles = (
+        "tokens",
+        "B",
+        "forward ms",
+        "measure ms",
+        "ratio",
+        "maps ms",
+        "survey ms",
+        "extra MB",
+        "maps MB",
+        "share",
+    )
+    lines = [
+        cells(
+            str(row.num_tokens),
+            str(row.batch_size),
+            f"{row.forward_ms:,.1f}",
+            f"{row.measure_ms:,.1f}",
+            f"{row.ratio:.2f}",
+            "-" if row.maps_ms is None else f"{row.maps_ms:,.1f}",
+            f"{row.survey_ms:,.0f}",
+            megabytes(row.extra_bytes),
+            megabytes(row.maps_extra_bytes),
+            "-" if row.share_of_maps is None else f"{row.share_of_maps:.1%}",
+        )
+        for row in rows
+    ]
+    return "\n".join([f"{rows[0].model}, {rows[0].dtype}, {rows[0].device}", cells(*titles), *lines])
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description="nearsight.measure against the plain forward and against kept maps")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--model", default="vit_base_patch16_224")
+    parser.add_argument("--num-tokens", type=int, nargs="*", default=[197, 1025, 4097])
+    parser.add_argument("--batch-sizes", type=int, nargs="*", default=None)
+    parser.add_argument("--num-batches", type=int, default=8)
+    given = parser.parse_args(arguments)
+    rows = bench_measure(
+        device=given.device,
+        model=given.model,
+        num_tokens=given.num_tokens,
+        batch_sizes=given.batch_sizes,
+        num_batches=given.num_batches,
+    )
+    print(table(rows))
+
+
+if __name__ == "__main__":
+    main()

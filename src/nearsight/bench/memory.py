@@ -1,0 +1,33 @@
+"""How much memory something takes at its highest."""
+
+import torch
+
+
+class PeakMemory:
+    """How far memory grew at its highest since this object was made."""
+
+    def __init__(self, device: str) -> None:
+        self.on_gpu = torch.device(device).type == "cuda"
+        if self.on_gpu:
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
+            self.before: int | None = torch.cuda.memory_allocated()
+        else:
+            try:
+                # "5" resets the peak of the resident set (man 5 proc).
+                with open("/proc/self/clear_refs", "w") as file:
+                    file.write("5")
+            except OSError:
+                self.before = None
+            else:
+                self.before = _resident_bytes("VmRSS")
+
+    def growth(self) -> int | None:
+        if self.before is None:
+            return None
+        return (torch.cuda.max_memory_allocated() if self.on_gpu else _resident_bytes("VmHWM")) - self.before
+
+
+def _resident_bytes(name: str) -> int:
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) * 1024 for line in file if line.startswith(name))

@@ -1,0 +1,88 @@
+"""At which distances attention is paid: the whole distribution, of which MAD is the mean.
+
+Shape suffixes: B images, W windows, H heads, N queries, T queries of a tile, M keys, D distances.
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from nearsight.lens.geometry import Geometry
+from nearsight.lens.measurement import Measurement, QueryMeans, stack_layers
+from nearsight.lens.stream import Tile
+from nearsight.lens.survey import Site, Survey
+from nearsight.lens.table import Array
+
+MOST_DISTANCES = 1024
+"""A layer with more distinct distances than this has as many bins of equal width from 0 to its diagonal instead."""
+
+
+class DistanceMass(Measurement):
+    """`distance_mass` [layers, heads, D]: the share of attention paid at each distance; `distance_values` [layers, D]
+    says which distances these are, in diagonals of the layer's grid (NaN where a layer has fewer).
+
+    Attention is renormalised over the patches, as for MAD; the mean is over a picture's queries and then over pictures,
+    so that Σ mass·value is MAD. Up to 1,024 distinct distances (a grid of 50 × 50 tokens) are told apart exactly; where
+    there are more, they fall into 1,024 bins of equal width, a value is the middle of its bin, and what is derived is
+    off by at most half a bin, 1/2,048 of the diagonal. `HeadTable.distance_quantiles` are made from this.
+    """
+
+    needs_tiles = True
+
+    def __init__(self, model: nn.Module, found: Survey, image: Tensor) -> None:
+        self._values: dict[str, Tensor] = {}
+        self._borders: dict[str, Tensor] = {}
+        for site in found.sites.values():
+            values, borders = _bins(site.geometry)
+            self._values[site.name], self._borders[site.name] = values, borders.to(image.device, torch.float32)
+        self._means = QueryMeans(list(self._values))
+
+    def add(self, site: Site, tile: Tile) -> None:
+        others_WM = tile.keys_WM2[..., 0].isnan()
+        log_BWHTM = tile.log_weights_BWHTM.masked_fill(others_WM[:, None, None, :], -math.inf)
+        looking_BWHT = (log_BWHTM.amax(-1) != -math.inf) & tile.queries_WT2[:, None, :, 0].isfinite()
+        share_BWHTM = log_BWHTM.softmax(-1).masked_fill(~looking_BWHT[..., None], 0.0)
+        batch, _, heads = share_BWHTM.shape[:3]
+        bins_WTM = torch.bucketize(tile.distances.float(), self._borders[site.name])
+        # Pairs of tokens first: then each is one row to add, of all images and heads.
+        pairs = share_BWHTM.permute(1, 3, 4, 0, 2).reshape(-1, batch * heads)
+        mass = pairs.new_zeros(len(self._values[site.name]), batch * heads).index_add_(0, bins_WTM.flatten(), pairs)
+        self._means.add(site.name, mass.T.unflatten(0, (batch, heads)), looking_BWHT)
+
+    def results(self) -> dict[str, Array]:
+        return {
+            "distance_mass": self._means.taken(),
+            "distance_values": stack_layers([values.numpy() for values in self._values.values()]),
+        }
+
+
+def _bins(geometry: Geometry) -> tuple[Tensor, Tensor]:
+    """(the values of the bins in diagonals, the borders between them in cells)."""
+    exact = _distinct_distances(geometry)
+    if len(exact) <= MOST_DISTANCES:
+        return exact / geometry.diagonal, (exact[1:] + exact[:-1]) / 2
+    edges = torch.linspace(0, 1, MOST_DISTANCES + 1, dtype=torch.float64)
+    return (edges[1:] + edges[:-1]) / 2, edges[1:-1] * geometry.diagonal
+
+
+def _distinct_distances(geometry: Geometry) -> Tensor:
+    """In cells, ascending. Within a window tokens make up a grid, so that steps in y and in x go together freely."""
+    found = []
+    for queries_N2, keys_M2 in zip(geometry.query_places_WN2, geometry.key_places_WM2, strict=True):
+        down, right = (_distinct_steps(queries_N2[:, axis], keys_M2[:, axis]) for axis in (0, 1))
+        found.append(torch.hypot(down[:, None], right).flatten())
+    return _distinct(torch.cat(found))
+
+
+def _distinct_steps(from_N: Tensor, to_M: Tensor) -> Tensor:
+    from_N, to_M = (lines[lines.isfinite()].unique() for lines in (from_N, to_M))
+    return _distinct((from_N[:, None] - to_M).abs().flatten())
+
+
+def _distinct(values: Tensor) -> Tensor:
+    """Ascending; of values that differ by rounding alone, the least."""
+    values = values.sort().values
+    new = torch.ones_like(values, dtype=torch.bool)
+    new[1:] = values.diff() > 1e-9
+    return values[new]

@@ -1,0 +1,69 @@
+"""What a further measurement is: one small file, and one line in `registry`."""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+
+import numpy as np
+from torch import Tensor, nn
+
+from nearsight.lens.stream import Tile
+from nearsight.lens.survey import Site, Survey
+from nearsight.lens.table import Array
+from nearsight.metrics.precision import to_float64
+
+
+class Measurement:
+    """Something more to see in the forwards of a model, for images of one size.
+
+    It watches one batch at a time; then `results` says what it saw, as means over the batch's images, so that tables
+    of disjoint images merge as weighted means.
+    """
+
+    needs_tiles = False
+    """Whether it is to be given the tiles of each attention, with all tokens."""
+
+    def __init__(self, model: nn.Module, found: Survey, image: Tensor) -> None:
+        """Prepare for images like this one, [3, H, W]; the model is in eval mode."""
+
+    def watching(self) -> AbstractContextManager[None]:
+        """Around the forward of a batch: here it may hook what it needs."""
+        return nullcontext()
+
+    def add(self, site: Site, tile: Tile) -> None:
+        """A tile of one attention; all tiles of all sites come once in a batch."""
+
+    def results(self) -> dict[str, Array]:
+        """By name, the layers first; and ready for the next batch."""
+        raise NotImplementedError
+
+
+class QueryMeans:
+    """Means over the queries of an image and then over images, of every head, tile by tile."""
+
+    def __init__(self, layer_names: Sequence[str]) -> None:
+        self._layer_names = layer_names
+        self._sums: dict[str, tuple[Tensor, Tensor]] = {}
+
+    def add(self, layer_name: str, sums_BHX: Tensor, looking_BWHT: Tensor) -> None:
+        """Sums over the queries that are looking; X is any number of things."""
+        sums_BHX = to_float64(sums_BHX)
+        looking_BH = looking_BWHT.sum((1, 3)).to(sums_BHX.device)
+        if layer_name in self._sums:
+            sums_before, looking_before = self._sums[layer_name]
+            sums_BHX, looking_BH = sums_BHX + sums_before, looking_BH + looking_before
+        self._sums[layer_name] = sums_BHX, looking_BH
+
+    def taken(self) -> Array:
+        """[layers, heads, X]; and ready for the next batch."""
+        in_order = [self._sums[name] for name in self._layer_names]
+        self._sums = {}
+        return stack_layers([(sums / looking[..., None]).mean(0).cpu().numpy() for sums, looking in in_order])
+
+
+def stack_layers(per_layer: Sequence[Array]) -> Array:
+    """Arrays of one layer each, with equally many axes, as one with the layers first; NaN where one is shorter."""
+    shape = np.max([values.shape for values in per_layer], axis=0)
+    stacked = np.full((len(per_layer), *shape), np.nan)
+    for layer, values in zip(stacked, per_layer, strict=True):
+        layer[tuple(map(slice, values.shape))] = values
+    return stacked

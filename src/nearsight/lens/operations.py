@@ -1,0 +1,57 @@
+"""What the elementary operations of torch do to where things are, by name.
+
+An operation that is in none of these tables works element by element: what comes out lies where it went in.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+HIDING = -50.0
+"""What is added to a logit to hide a key is below this: models use −100, the lowest number of their type, or −∞."""
+MOVES = {
+    "permute", "transpose", "t", "slice", "select", "unsqueeze", "squeeze", "expand", "roll", "cat", "stack", "split",
+    "split_with_sizes", "unbind", "chunk", "flip", "repeat", "unfold", "index", "index_select", "gather", "narrow",
+    "pixel_shuffle", "pixel_unshuffle", "channel_shuffle", "native_channel_shuffle", "diagonal", "rot90", "movedim",
+    "repeat_interleave", "take_along_dim",
+}  # fmt: skip
+# Memory may lie otherwise in the places than in the data: a view of one can be a copy of the other. And im2col is
+# written for floating point alone.
+RENAMED: dict[str, Callable[..., Tensor]] = {
+    "view": torch.reshape,
+    "_unsafe_view": torch.reshape,
+    "reshape": torch.reshape,
+    "_reshape_copy": torch.reshape,
+    "_reshape_alias": lambda ids, size, stride: ids.reshape(size),
+    "im2col": lambda ids, *settings: torch.ops.aten.im2col(ids.double(), *settings).long(),
+}
+JOINING = {
+    "sum", "mean", "amax", "amin", "max", "min", "var", "std", "var_mean", "std_mean", "linalg_vector_norm", "norm",
+    "logsumexp", "prod", "median", "argmax", "argmin", "any", "all",
+}  # fmt: skip
+PRODUCTS = {"mm": (0, 1), "bmm": (0, 1), "addmm": (1, 2), "baddbmm": (1, 2)}
+CONVOLUTIONS = {"convolution", "mkldnn_convolution", "cudnn_convolution", "_convolution", "mps_convolution"}
+RESAMPLING = {
+    "max_pool2d_with_indices", "avg_pool2d", "_adaptive_avg_pool2d", "adaptive_max_pool2d", "avg_pool3d",
+    "max_pool3d_with_indices", "upsample_nearest2d", "upsample_bilinear2d", "upsample_bicubic2d",
+    "_upsample_bicubic2d_aa", "_upsample_bilinear2d_aa", "upsample_nearest1d", "upsample_linear1d",
+    "_upsample_nearest_exact2d",
+}  # fmt: skip
+SOFTMAX = {"_softmax", "_safe_softmax"}
+# Same shape, other places: what comes out is not where it went in.
+MIXING = {"_fft_c2c", "_fft_r2c", "_fft_c2r", "cumsum", "cumprod", "linalg_solve_ex", "linalg_inv_ex"}
+
+
+def subsampling(name: str, args: Sequence[Any], axis: int) -> int | None:
+    """The stride of a convolution or pooling along a spatial axis, if it takes single cells instead of joining some."""
+    if name == "convolution":
+        kernel, stride, padding, transposed = args[1].shape[2:], args[3], args[4], args[6]
+    elif name in ("avg_pool2d", "max_pool2d_with_indices"):
+        kernel, transposed = args[1], False
+        stride, padding = (args[i] if len(args) > i and args[i] else default for i, default in ((2, kernel), (3, [0])))
+    else:
+        return None
+    size, step, margin = (values[axis % len(values)] for values in (kernel, stride, padding))
+    return int(step) if size == 1 and step > 1 and margin == 0 and not transposed else None

@@ -1,0 +1,90 @@
+"""What a patch's attention is spent on: itself, its neighbours, CLS, registers.
+
+Shape suffixes: B images, W windows, H heads, T queries of a tile, M keys, S kinds of keys.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from nearsight.lens.geometry import Geometry
+from nearsight.lens.measurement import Measurement, QueryMeans
+from nearsight.lens.stream import Tile
+from nearsight.lens.survey import Site, Survey
+from nearsight.lens.table import Array
+from nearsight.lens.tokens import class_keys, other_keys
+
+_NAMES = ("share_self", "share_neighbours", "share_cls", "share_registers")
+
+
+class Shares(Measurement):
+    """Shares of the whole attention of a query, over all keys; the mean over the queries that are patches.
+
+    `share_self` is on the key in the query's own cell, `share_neighbours` on those in the up to 8 cells around it.
+    Where queries and keys are not on the same grid the cells are those of the coarser one, each token belonging to the
+    cell whose centre is nearest (of two equally near ones, to the upper or left one): with pooled keys, `share_self` is
+    on the key that was pooled from where the query is. `share_cls` is on the class token, 0 in a model without one;
+    `share_registers` on all other tokens that are no patches, a distillation token among them. What is missing to 1 is
+    on patches further away and on the padding of windows.
+    """
+
+    needs_tiles = True
+
+    def __init__(self, model: nn.Module, found: Survey, image: Tensor) -> None:
+        self._kinds = {site.name: _Kinds.of(model, site.geometry, image.device) for site in found.sites.values()}
+        self._means = QueryMeans(list(self._kinds))
+
+    def add(self, site: Site, tile: Tile) -> None:
+        log_BWHTM = tile.log_weights_BWHTM
+        looking_BWHT = (log_BWHTM.amax(-1) != -math.inf) & tile.queries_WT2[:, None, :, 0].isfinite()
+        weight_BWHTM = log_BWHTM.softmax(-1)
+        weight_SBWHT = torch.where(looking_BWHT, self._kinds[site.name].sums(weight_BWHTM, tile), 0.0)
+        self._means.add(site.name, weight_SBWHT.sum((2, 4)).permute(1, 2, 0), looking_BWHT)
+
+    def results(self) -> dict[str, Array]:
+        means = self._means.taken()
+        return {name: means[..., kind] for kind, name in enumerate(_NAMES)}
+
+
+@dataclass(frozen=True)
+class _Kinds:
+    """Which keys are what, for any query."""
+
+    borders: tuple[Tensor, Tensor]
+    """Between the rows, and between the columns, of the coarser grid, in cells of the layer's grid."""
+    cls_WM: Tensor
+    registers_WM: Tensor
+
+    @classmethod
+    def of(cls, model: nn.Module, geometry: Geometry, device: torch.device) -> "_Kinds":
+        cls_WM = class_keys(model, geometry)
+        registers_WM = other_keys(geometry) & ~cls_WM
+        rows, cols = (_borders(geometry, axis).to(device, torch.float32) for axis in (0, 1))
+        return cls((rows, cols), cls_WM.to(device), registers_WM.to(device))
+
+    def sums(self, weight_BWHTM: Tensor, tile: Tile) -> Tensor:
+        """The weight on each kind of key: [S, B, W, H, T]."""
+        apart = [
+            torch.bucketize(tile.queries_WT2[..., axis, None].float().contiguous(), borders)
+            - torch.bucketize(tile.keys_WM2[:, None, :, axis].float().contiguous(), borders)
+            for axis, borders in enumerate(self.borders)
+        ]
+        cells_WTM = torch.maximum(apart[0].abs(), apart[1].abs())
+        cells_WTM = cells_WTM.masked_fill(tile.keys_WM2[:, None, :, 0].isnan(), -1)
+        near = [_weight_on(weight_BWHTM, cells_WTM == steps, "wtm") for steps in (0, 1)]
+        return torch.stack(
+            [*near, *(_weight_on(weight_BWHTM, keys, "wm") for keys in (self.cls_WM, self.registers_WM))]
+        )
+
+
+def _borders(geometry: Geometry, axis: int) -> Tensor:
+    """Half-way between the lines of the tokens, of queries or keys: whichever are fewer."""
+    places = (geometry.query_places_WN2[..., axis], geometry.key_places_WM2[..., axis])
+    lines: Tensor = min((place[place.isfinite()].unique() for place in places), key=len)
+    return (lines[1:] + lines[:-1]) / 2
+
+
+def _weight_on(weight_BWHTM: Tensor, keys: Tensor, axes: str) -> Tensor:
+    return torch.einsum(f"bwhtm,{axes}->bwht", weight_BWHTM, keys.to(weight_BWHTM.dtype))

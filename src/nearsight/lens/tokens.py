@@ -1,0 +1,165 @@
+"""Where the patches and CLS are in what the blocks of a model return.
+
+Shape suffixes: B images, N tokens, P patches row by row, C channels.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook
+from torch.utils._pytree import tree_leaves
+
+from nearsight.lens.geometry import Geometry
+from nearsight.lens.places import PADDING, Places
+from nearsight.lens.trace import PlaceTrace
+
+_CLASS_TOKEN = re.compile(r"(^|.*[._])(cls|class)(_[^.]*)?")
+
+
+def has_class_token(model: nn.Module) -> bool:
+    """Whether the model learns a class token: a parameter whose own name has "cls" or "class" as a word.
+
+    cls_token (timm, Hugging Face), class_embedding (CLIP), class_token (torchvision); not classifier.weight.
+    """
+    return any(_CLASS_TOKEN.fullmatch(name) for name, _ in model.named_parameters())
+
+
+def class_keys(model: nn.Module, geometry: Geometry) -> Tensor:
+    """Which keys are the class token, [W, M] bool: the first that is no patch, if the model has one at all.
+
+    All other tokens that are no patches are registers; so a distillation token is one.
+    """
+    others_WM = other_keys(geometry)
+    return others_WM & (others_WM.cumsum(-1) == 1) & has_class_token(model)
+
+
+def other_keys(geometry: Geometry) -> Tensor:
+    """Which keys are tokens of their own, neither patches nor padding: [W, M] bool."""
+    others_WM = geometry.key_places_WM2[..., 0].isnan()
+    return others_WM if geometry.padding_WM is None else others_WM & ~geometry.padding_WM
+
+
+@dataclass(frozen=True)
+class TokenMap:
+    """Where the tokens are in the output of a module, for images of one size."""
+
+    tensor: int
+    """Which of the tensors that the module returns."""
+    images: int
+    """Its axis of images."""
+    channels: int
+    """Its axis of channels."""
+    patches: Tensor
+    """Positions of the patches, row by row, among the other axes together."""
+    grid_size: tuple[int, int]
+    cls: int | None
+    """Position of the class token, if there is one."""
+
+    def patch_tokens(self, outputs: Sequence[Tensor]) -> Tensor:
+        """[B, P, C]."""
+        return self._tokens(outputs)[:, self.patches.to(outputs[self.tensor].device)]
+
+    def class_token(self, outputs: Sequence[Tensor]) -> Tensor | None:
+        """[B, 1, C]."""
+        return None if self.cls is None else self._tokens(outputs)[:, self.cls : self.cls + 1]
+
+    def _tokens(self, outputs: Sequence[Tensor]) -> Tensor:
+        return outputs[self.tensor].movedim((self.images, self.channels), (0, -1)).flatten(1, -2)
+
+
+def block_of(layer_name: str) -> str | None:
+    """The block an attention is in, its nearest ancestor with a number: blocks.0 of blocks.0.attn."""
+    parts = layer_name.partition("#")[0].split(".")
+    ends = [end for end in range(1, len(parts)) if parts[end - 1][-1:].isdigit()]
+    return ".".join(parts[: ends[-1]]) if ends else None
+
+
+@contextmanager
+def watching_outputs(
+    model: nn.Module, names: Sequence[str], on_output: Callable[[str, list[Tensor]], None]
+) -> Iterator[None]:
+    """Call `on_output(name, tensors)` whenever one of these modules returns, while active."""
+    wanted = {module: name for name, module in model.named_modules() if name in names}
+
+    def returned(module: nn.Module, _inputs: Any, output: Any) -> None:
+        if module in wanted:
+            # What is computed here is not the model's: a tap must not take it for attention.
+            with torch._C.DisableTorchFunction():
+                on_output(wanted[module], [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)])
+
+    # A global hook, because nn.TransformerEncoderLayer changes its way of computing if any of its modules has one.
+    handle = register_module_forward_hook(returned)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def map_tokens(model: nn.Module, image: Tensor, names: Sequence[str]) -> dict[str, TokenMap]:
+    """Where the tokens are in the outputs of these modules, by a forward of two images like this one [3, H, W].
+
+    Left out are modules whose outputs do not hold a grid of patches, or that run more than once.
+    """
+    images = torch.stack([image, image])
+    trace = PlaceTrace(images)
+    has_cls = has_class_token(model)
+    found: dict[str, TokenMap] = {}
+    times: Counter[str] = Counter()
+
+    def look(name: str, outputs: list[Tensor]) -> None:
+        times[name] += 1
+        for number, output in enumerate(outputs):
+            traced = trace.of(output)
+            if name not in found and traced is not None:
+                mapped = _mapped(trace.places, traced.own, number, has_cls)
+                found.update({} if mapped is None else {name: mapped})
+
+    with torch.no_grad(), trace, watching_outputs(model, names, look):
+        model(images)
+    return {name: found[name] for name in names if name in found and times[name] == 1}
+
+
+def _mapped(places: Places, numbers: Tensor, tensor: int, has_cls: bool) -> TokenMap | None:
+    """From the place of each element of a tensor for two images."""
+    axes = _axes(places, numbers)
+    if axes is None:
+        return None
+    first = numbers.movedim(axes, (0, -1))[0, ..., 0].flatten()
+    is_patch = (places.image_of(first) >= 0) & ~places.covers_image(first)
+    centres = places.centres(first[is_patch])
+    rows, row = centres[:, 0].unique(return_inverse=True)
+    cols, col = centres[:, 1].unique(return_inverse=True)
+    cell = row * len(cols) + col
+    if not len(centres) or len(rows) * len(cols) != len(centres) or len(cell.unique()) != len(centres):
+        return None
+    others = (~is_patch & (first != PADDING)).nonzero().flatten()
+    cls = int(others[0]) if has_cls and len(others) else None
+    return TokenMap(tensor, *axes, is_patch.nonzero().flatten()[cell.argsort()], (len(rows), len(cols)), cls)
+
+
+def _axes(places: Places, numbers: Tensor) -> tuple[int, int] | None:
+    """(images, channels): the axis that tells two images apart, and the one along which no place changes."""
+    image = places.image_of(numbers)
+    by_image = [
+        axis
+        for axis in range(numbers.dim())
+        if numbers.shape[axis] == 2
+        and all(bool(((part == which) | (part < 0)).all()) for which, part in enumerate(image.unbind(axis)))
+    ]
+    if numbers.dim() < 3 or not (image >= 0).any() or len(by_image) != 1:
+        return None
+    constant = [
+        axis
+        for axis in range(numbers.dim())
+        if axis != by_image[0] and bool((numbers == numbers.narrow(axis, 0, 1)).all())
+    ]
+    if not constant:
+        return None
+    last = numbers.dim() - 1
+    return by_image[0], last if last in constant else constant[0]  # among several, as a grid of one column has

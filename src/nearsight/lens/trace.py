@@ -1,0 +1,323 @@
+"""Following places through a forward pass of an unmodified model.
+
+A `TorchDispatchMode` sees each elementary operation. Operations that move data (reshape, permute, roll, pad, cat, …)
+are done to the places as well; those that combine data join places (a linear layer the channels of a token, a strided
+convolution the pixels of a patch); the rest work element by element and leave things where they are. So nothing needs
+to be known about a model: neither how many prefix tokens it has, nor how it makes windows, shifts them or pools its
+keys. Which operation does what is in `operations`.
+"""
+
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.weak import WeakIdKeyDictionary
+
+from nearsight.lens.operations import (
+    CONVOLUTIONS,
+    HIDING,
+    JOINING,
+    MIXING,
+    MOVES,
+    PRODUCTS,
+    RENAMED,
+    RESAMPLING,
+    SOFTMAX,
+    subsampling,
+)
+from nearsight.lens.places import NOWHERE, PADDING, Places
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What is known about a tensor: for each element where it lies and, for attention, where it looks."""
+
+    own: Tensor
+    """Number of the place of each element."""
+    looked_at: Tensor | None = None
+    """In logits and weights of attention: the place of the key, where `own` is that of the query."""
+    softmax: int | None = None
+    """Which softmax made these weights, counted from 0."""
+    heads_mixed: bool = False
+    """Whether heads were combined (talking heads): a map of one head is not one any more."""
+    hidden: Tensor | None = None
+    """In logits and weights: 1 where a mask that does not depend on the image hides the key from the query."""
+
+    def moved(self, move: Callable[[Tensor], Tensor]) -> "Trace":
+        looked_at = None if self.looked_at is None else move(self.looked_at)
+        hidden = None if self.hidden is None else move(self.hidden)
+        return replace(self, own=move(self.own), looked_at=looked_at, hidden=hidden)
+
+
+PARTS = ("own", "looked_at", "hidden")
+SoftmaxListener = Callable[[int, Trace, int], None]
+
+
+class PlaceTrace(TorchDispatchMode):
+    """While active, knows the place of every element of every tensor that comes from the images."""
+
+    def __init__(self, images: Tensor, on_softmax: SoftmaxListener = lambda *_: None) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.places = Places(images.shape[0], (images.shape[-2], images.shape[-1]))
+        self.lost: list[str] = []
+        """Operations after which the places of their results were not known."""
+        self._on_softmax = on_softmax
+        self._num_softmaxes = 0
+        self._traces: MutableMapping[Tensor, Trace] = WeakIdKeyDictionary()
+        self._traces[images] = Trace(self.places.pixels.expand(images.shape))
+
+    def of(self, tensor: Tensor) -> Trace | None:
+        return self._traces.get(tensor)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        output = func(*args, **(kwargs or {}))
+        if any(isinstance(leaf, Tensor) and leaf in self._traces for leaf in tree_leaves((args, kwargs))):
+            with torch._C.DisableTorchFunction():
+                self._follow(func, args, kwargs or {}, output)
+        return output
+
+    def _follow(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any) -> None:
+        name = func.overloadpacket.__name__
+        if name in MOVES or name in RENAMED:
+            self._move(func, args, kwargs, output)
+        elif name in JOINING:
+            self._keep(output, self._joined(args, kwargs, output))
+        elif name in PRODUCTS:
+            left, right = PRODUCTS[name]
+            self._keep(output, self._product(self.of(args[left]), self.of(args[right]), output.shape))
+        elif name in RESAMPLING or name in CONVOLUTIONS:
+            self._keep(output, self._resampled(name, args, output))
+        elif name == "col2im":
+            self._keep(output, self._folded(args, output))
+        elif name.startswith("_scaled_dot_product") and "attention" in name:
+            self._keep(output, self._at_the_queries(args[0], output))
+        elif name == "constant_pad_nd":
+            trace = self._traces[args[0]]
+            self._keep(output, trace.moved(lambda ids: torch.constant_pad_nd(ids, args[1], PADDING)))
+        elif name in ("copy_", "index_put_", "_index_put_impl_"):
+            self._write(func, args)
+        elif name in ("sort", "topk"):
+            axis = -1 if name == "sort" else args[2] if len(args) > 2 else -1
+            axis = kwargs.get("dim", args[1] if name == "sort" and len(args) > 1 else axis)
+            self._keep(output[0], self._traces[args[0]].moved(lambda ids: ids.gather(axis, output[1].cpu())))
+        elif name not in MIXING:
+            self._element_by_element(name, args, kwargs, output)
+
+    def _keep(self, output: Any, trace: Trace | None) -> None:
+        for leaf in tree_leaves(output):
+            if trace is not None and isinstance(leaf, Tensor) and leaf.shape == trace.own.shape:
+                self._traces[leaf] = trace
+
+    # Operations that move data
+
+    def _move(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any) -> None:
+        name = func.overloadpacket.__name__
+        inputs = [leaf for leaf in tree_leaves(args) if isinstance(leaf, Tensor) and leaf in self._traces]
+        traces = [self._traces[leaf] for leaf in inputs]
+
+        def moved(part: Callable[[Tensor], Tensor]) -> list[Tensor]:
+            swapped = [self._swapped(argument, part) for argument in args]
+            result = RENAMED[name](*swapped, **kwargs) if name in RENAMED else func(*swapped, **kwargs)
+            return [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+
+        parts = {
+            part: moved(partial(self._ids, part=part))
+            for part in PARTS
+            if any(getattr(t, part) is not None for t in traces)
+        }
+        softmax = next((trace.softmax for trace in traces if trace.softmax is not None), None)
+        mixed = any(trace.heads_mixed for trace in traces)
+        outputs = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
+        for number, leaf in enumerate(outputs):
+            ids = {part: values[number] for part, values in parts.items()}
+            self._keep(leaf, Trace(**ids, softmax=softmax, heads_mixed=mixed))
+
+    def _swapped(self, argument: Any, part: Callable[[Tensor], Tensor]) -> Any:
+        """An argument of a moving operation with tensors replaced by places; an index goes to where places are."""
+        if isinstance(argument, list | tuple):
+            return type(argument)(self._swapped(item, part) for item in argument)
+        if not isinstance(argument, Tensor):
+            return argument
+        is_index = argument not in self._traces and not argument.is_floating_point()
+        return argument.cpu() if is_index else part(argument)
+
+    def _ids(self, tensor: Tensor, part: str) -> Tensor:
+        trace = self.of(tensor)
+        ids: Tensor | None = None if trace is None else getattr(trace, part)
+        return torch.full((), NOWHERE).expand(tensor.shape) if ids is None else ids
+
+    def _write(self, func: Any, args: Sequence[Any]) -> None:
+        """Data written into part of a tensor bring their places along."""
+        target: Tensor = args[0]
+        base = target if target._base is None else target._base
+        if not base.is_contiguous():
+            self.lost.append(str(func))
+            return
+        old = self.of(base) or Trace(self._ids(base, "own"))
+        sources = [leaf for leaf in tree_leaves(args[1:]) if isinstance(leaf, Tensor) and leaf in self._traces]
+        parts = {part for part in PARTS for trace in (old, *map(self.of, sources)) if getattr(trace, part) is not None}
+
+        def written(part: str) -> tuple[Tensor, Tensor]:
+            ids = self._ids(base, part).contiguous().clone()
+            window = ids.as_strided(target.shape, target.stride(), target.storage_offset() - base.storage_offset())
+            func(window, *(self._swapped(argument, lambda tensor: self._ids(tensor, part)) for argument in args[1:]))
+            return ids, window.clone()
+
+        ids = {part: written(part) for part in parts}
+        wholes: dict[str, Any] = {part: whole for part, (whole, _) in ids.items()}
+        windows: dict[str, Any] = {part: window for part, (_, window) in ids.items()}
+        self._traces[base] = replace(old, **wholes)
+        if base is not target:
+            self._traces[target] = replace(old, **windows)
+
+    # Operations that combine data
+
+    def _joined(self, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any) -> Trace | None:
+        """A sum, mean, maximum, … along some axes."""
+        source: Tensor = args[0]
+        trace = self._traces[source]
+        given = kwargs.get("dim", next((a for a in args[1:] if _is_axes(a)), None))
+        axes = list(range(source.dim())) if given in (None, []) else [given] if isinstance(given, int) else given
+        result = next(leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor))
+        return Trace(self.places.union(trace.own, axes, keepdim=result.dim() == source.dim()))
+
+    def _product(self, left: Trace | None, right: Trace | None, shape: torch.Size) -> Trace | None:
+        """left [..., i, c] times right [..., c, j]."""
+        if left is None or right is None:
+            one, axis = (left, -1) if left is not None else (right, -2)
+            assert one is not None
+            looked_at = one.looked_at
+            if looked_at is not None:  # a linear layer over heads keeps queries and keys apart; any other does not
+                looked_at = _constant_along(looked_at, axis)
+            own = self.places.union(one.own, [axis], keepdim=True)
+            if looked_at is None:
+                return Trace(own.expand(shape))
+            return Trace(own.expand(shape), looked_at.expand(shape), one.softmax, heads_mixed=True)
+        rows, columns = _constant_along(left.own, -1), _constant_along(right.own, -2)
+        if rows is not None and columns is not None and _constant_along(columns, -1) is None:
+            return Trace(rows.expand(shape), columns.expand(shape))
+        if rows is not None:
+            return Trace(rows.expand(shape))
+        if columns is not None:
+            return Trace(columns.expand(shape))
+        own = torch.stack(
+            [
+                self.places.union(left.own, [-1], keepdim=True).expand(shape),
+                self.places.union(right.own, [-2], keepdim=True).expand(shape),
+            ]
+        )
+        return Trace(self.places.union(own, [0]))
+
+    def _resampled(self, name: str, args: Sequence[Any], output: Any) -> Trace | None:
+        """Convolution, pooling, interpolation: channels are joined, space is cut into as many pieces as come out."""
+        trace = self.of(args[0])
+        result = next(leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor))
+        if trace is None or result.dim() != args[0].dim():
+            self.lost.append(name)
+            return None
+        ids, looked_at = trace.own, trace.looked_at
+        pointwise = result.shape[2:] == args[0].shape[2:]
+        if name in CONVOLUTIONS:
+            ids = self.places.union(ids, [1], keepdim=True)
+            is_pair = looked_at is not None and pointwise and set(args[1].shape[2:]) == {1}
+            looked_at = _constant_along(looked_at, 1) if looked_at is not None and is_pair else None
+        for axis in range(2, result.dim()):
+            size, step = result.shape[axis], subsampling(name, args, axis - 2)
+            ids = self.places.resample(ids, axis, size) if step is None else self.places.pick(ids, axis, step)
+        own = ids.expand(result.shape)
+        if looked_at is None or not pointwise:
+            return Trace(own)
+        return Trace(own, looked_at.expand(result.shape), trace.softmax, heads_mixed=True)
+
+    def _folded(self, args: Sequence[Any], output: Tensor) -> Trace:
+        """Windows [..., channels · area, windows] added up where they overlap: each pixel lies where a window does."""
+        (height, width), *geometry = args[1:6]
+        rows, cols = (
+            (side + 2 * margin - spread * (size - 1) - 1) // step + 1
+            for side, size, spread, margin, step in zip((height, width), *geometry, strict=True)
+        )
+        ids = self.places.union(self._traces[args[0]].own, [-2], keepdim=True).unflatten(-1, (rows, cols))
+        for axis, size in ((-2, height), (-1, width)):
+            ids = self.places.resample(ids, axis % ids.dim(), size)
+        return Trace(ids.expand(output.shape))
+
+    def _at_the_queries(self, query: Tensor, output: Any) -> Trace | None:
+        trace = self.of(query)
+        if trace is None:
+            return None
+        return Trace(self.places.union(trace.own, [-1], keepdim=True).expand(output[0].shape))
+
+    # All others
+
+    def _element_by_element(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any) -> None:
+        leaves = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        traces = [self._traces[leaf] for leaf in leaves if leaf in self._traces]
+        results = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
+        found = [(result, self._merged(traces, result.shape)) for result in results]
+        if found and all(trace is None for _, trace in found):
+            self.lost.append(name)
+        for result, trace in found:
+            if trace is None:
+                continue
+            if trace.looked_at is not None and (mask := self._hiding(name, args)) is not None:
+                trace = replace(trace, hidden=torch.maximum(self._hidden_before(trace), mask.expand(result.shape)))
+            if name in ("sub", "sub_") and sum(trace.softmax is not None for trace in traces) > 1:
+                trace = replace(trace, heads_mixed=True)  # a difference of two maps is no map: it can be negative
+            if name in SOFTMAX:
+                self._on_softmax(self._num_softmaxes, trace, args[1])
+                trace = replace(trace, softmax=self._num_softmaxes)
+                self._num_softmaxes += 1
+            self._traces[result] = trace
+
+    def _hiding(self, name: str, args: Sequence[Any]) -> Tensor | None:
+        """1 where this operation hides keys: by filling in or adding what is far below any logit."""
+        if name.startswith("masked_fill") and args[1] not in self._traces:
+            value = args[2].item() if isinstance(args[2], Tensor) else args[2]
+            return args[1].long().cpu() if value <= HIDING else None
+        if name in ("add", "add_"):
+            masks = [term for term in args[:2] if isinstance(term, Tensor) and term not in self._traces]
+            return (masks[0] <= HIDING).long().cpu() if masks else None
+        return None
+
+    def _hidden_before(self, trace: Trace) -> Tensor:
+        return torch.zeros((), dtype=torch.long).expand(trace.own.shape) if trace.hidden is None else trace.hidden
+
+    def _merged(self, traces: Sequence[Trace], shape: torch.Size) -> Trace | None:
+        fitting = [trace for trace in traces if _can_expand(trace.own.shape, shape)]
+        if not fitting:
+            return None
+        own = fitting[0].own.expand(shape)
+        for trace in fitting[1:]:
+            own = self.places.smaller(own, trace.own.expand(shape))
+
+        def first(part: str) -> Any:
+            return next((value for trace in fitting if (value := getattr(trace, part)) is not None), None)
+
+        looked_at, hidden = (None if (ids := first(part)) is None else ids.expand(shape) for part in PARTS[1:])
+        return Trace(own, looked_at, first("softmax"), any(trace.heads_mixed for trace in fitting), hidden)
+
+
+def _is_axes(argument: Any) -> bool:
+    if isinstance(argument, list | tuple):
+        return bool(argument) and all(isinstance(item, int) for item in argument)
+    return isinstance(argument, int) and not isinstance(argument, bool)
+
+
+def _constant_along(ids: Tensor, axis: int) -> Tensor | None:
+    """The ids without this axis (kept with size 1), if they do not change along it."""
+    first = ids.narrow(axis, 0, 1)
+    return first if ids.stride(axis) == 0 or bool((ids == first).all()) else None
+
+
+def _can_expand(shape: Sequence[int], target: Sequence[int]) -> bool:
+    if len(shape) > len(target):
+        return False
+    pairs = zip(reversed(shape), reversed(target), strict=False)
+    return all(size in (1, wanted) for size, wanted in pairs)

@@ -1,0 +1,230 @@
+"""The tap: what it recomputes is what the model used, and the model does not notice it."""
+
+from collections.abc import Callable, Sequence
+
+import pytest
+import timm
+import torch
+from torch import Tensor, nn
+
+from nearsight.lens.attention import Attention, ExplicitAttention, FusedAttention
+from nearsight.lens.capture import AttentionTap, Call
+
+
+def look(model: nn.Module, *inputs: Tensor, **kwargs: object) -> tuple[object, list[tuple[Call, Attention]]]:
+    """The output of a forward under the tap, and every candidate it told of."""
+    seen: list[tuple[Call, Attention]] = []
+
+    def listen(call: Call, candidates: Sequence[Callable[[], Attention]]) -> None:
+        seen.extend((call, candidate()) for candidate in candidates)
+
+    with AttentionTap(model, listen), torch.no_grad():
+        output = model(*inputs, **kwargs)
+    return output, seen
+
+
+def weights(attention: FusedAttention) -> Tensor:
+    """Dense softmax weights of fused attention, in float64."""
+    logits = attention.query.double() @ attention.key.double().transpose(-2, -1) * attention.scale
+    if attention.is_causal:
+        logits = logits.masked_fill(torch.ones(logits.shape[-2:], dtype=torch.bool).triu(1), -torch.inf)
+    if attention.mask is not None:
+        mask = attention.mask
+        logits = logits.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else logits + mask
+    return logits.softmax(-1)
+
+
+class Sdpa(nn.Module):
+    """One attention call with whatever arguments a test wants."""
+
+    def __init__(self, **kwargs: object) -> None:
+        super().__init__()
+        self.kwargs = kwargs
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return torch.nn.functional.scaled_dot_product_attention(query, key, value, **self.kwargs)
+
+
+@pytest.mark.parametrize(
+    "kwargs",
+    [
+        {},
+        {"scale": 0.3},
+        {"is_causal": True},
+        {"attn_mask": torch.randn(9, 9)},
+        {"attn_mask": torch.rand(9, 9) > 0.4},
+        {"attn_mask": torch.randn(2, 1, 1, 9)},
+        {"enable_gqa": True},
+    ],
+    ids=lambda kwargs: ",".join(kwargs) or "plain",
+)
+def test_what_the_tap_tells_is_what_sdpa_used(kwargs: dict[str, object]) -> None:
+    """With one-hot values the output of attention is the attention itself."""
+    torch.manual_seed(1)
+    if isinstance(mask := kwargs.get("attn_mask"), Tensor) and mask.dtype == torch.bool:
+        mask.fill_diagonal_(True)
+    num_key_heads = 2 if kwargs.get("enable_gqa") else 4
+    query, key = torch.randn(2, 4, 9, 6), torch.randn(2, num_key_heads, 9, 6)
+    value = torch.eye(9).expand(2, num_key_heads, 9, 9)
+    used, [(call, attention)] = look(Sdpa(**kwargs), query, key, value)
+    assert call == Call("", "sdpa", 0)
+    assert isinstance(attention, FusedAttention)
+    torch.testing.assert_close(weights(attention), used.double(), rtol=1e-5, atol=1e-6)
+
+
+def test_keys_that_all_heads_share_are_expanded() -> None:
+    query, key = torch.randn(2, 4, 9, 6), torch.randn(2, 1, 9, 6)
+    value = torch.eye(9).expand(2, 1, 9, 9)
+    used, [(_, attention)] = look(Sdpa(), query, key, value)
+    torch.testing.assert_close(weights(attention), used.double(), rtol=1e-5, atol=1e-6)
+
+
+MULTIHEAD = {
+    "plain": {},
+    "not batch first": {"batch_first": False},
+    "without bias": {"bias": False},
+    "other key width": {"kdim": 12, "vdim": 20},
+    "appended bias": {"add_bias_kv": True},
+    "appended zero": {"add_zero_attn": True},
+}
+
+
+@pytest.mark.parametrize("settings", MULTIHEAD.values(), ids=MULTIHEAD)
+@pytest.mark.parametrize("masks", ["", "attn_mask", "key_padding_mask", "both", "per head"])
+def test_multihead_attention_against_the_weights_it_returns(settings: dict[str, object], masks: str) -> None:
+    torch.manual_seed(2)
+    module = nn.MultiheadAttention(16, 4, **{"batch_first": True, **settings}).eval()
+    query, key, value = torch.randn(3, 5, 16), torch.randn(3, 7, module.kdim), torch.randn(3, 7, module.vdim)
+    if not module.batch_first:
+        query, key, value = (tokens.transpose(0, 1) for tokens in (query, key, value))
+    given: dict[str, Tensor] = {}
+    if masks in ("attn_mask", "both"):
+        given["attn_mask"] = torch.randn(5, 7)
+    if masks in ("key_padding_mask", "both"):
+        given["key_padding_mask"] = torch.rand(3, 7) < 0.3
+        given["key_padding_mask"][:, 0] = False
+        if "attn_mask" in given:
+            given["key_padding_mask"] = torch.zeros(3, 7).masked_fill(given["key_padding_mask"], -torch.inf)
+    if masks == "per head":
+        given["attn_mask"] = torch.rand(12, 5, 7) < 0.3
+        given["attn_mask"][..., 0] = False
+    with torch.no_grad():
+        _, expected = module(query, key, value, average_attn_weights=False, **given)
+    _, [(call, attention)] = look(module, query, key, value, need_weights=False, **given)
+    assert call.kind == "multihead"
+    torch.testing.assert_close(weights(attention), expected.double(), rtol=1e-5, atol=1e-6)
+
+
+def test_unbatched_multihead() -> None:
+    module = nn.MultiheadAttention(16, 4).eval()
+    tokens = torch.randn(5, 16)
+    with torch.no_grad():
+        _, expected = module(tokens, tokens, tokens, average_attn_weights=False)
+    _, [(_, attention)] = look(module, tokens, tokens, tokens)
+    torch.testing.assert_close(weights(attention)[0], expected.double(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("norm_first", [False, True])
+@pytest.mark.parametrize("masked", [False, True])
+def test_an_encoder_layers_fast_path_is_seen_and_kept(norm_first: bool, masked: bool) -> None:
+    torch.manual_seed(3)
+    layer = nn.TransformerEncoderLayer(16, 4, 32, batch_first=True, norm_first=norm_first).eval()
+    tokens = torch.randn(2, 6, 16)
+    given = {"src_key_padding_mask": torch.tensor([[False] * 6, [False] * 4 + [True] * 2])} if masked else {}
+    with torch.no_grad():
+        plain = layer(tokens, **given)
+        inner = layer.norm1(tokens) if norm_first else tokens
+        mask = given.get("src_key_padding_mask")
+        _, expected = layer.self_attn(inner, inner, inner, key_padding_mask=mask, average_attn_weights=False)
+    watched, [(call, attention)] = look(layer, tokens, **given)
+    assert torch.equal(plain, watched)
+    assert call == Call("self_attn", "multihead", 0)
+    torch.testing.assert_close(weights(attention), expected.double(), rtol=1e-5, atol=1e-6)
+
+
+def test_an_encoder_layer_without_its_fast_path() -> None:
+    layer = nn.TransformerEncoderLayer(16, 4, 32, activation=nn.SiLU(), batch_first=True).eval()
+    _, seen = look(layer, torch.randn(2, 6, 16))
+    assert [call for call, _ in seen] == [Call("self_attn", "multihead", 0)]
+
+
+@pytest.mark.parametrize("how", ["@", "matmul", "bmm", "einsum", "baddbmm"])
+def test_explicit_weights_are_seen_where_they_meet_the_values(how: str) -> None:
+    attn, value = torch.randn(2, 5, 5).softmax(-1), torch.randn(2, 5, 3)
+    products = {
+        "@": lambda: attn @ value,
+        "matmul": lambda: attn.matmul(value),
+        "bmm": lambda: torch.bmm(attn, value),
+        "einsum": lambda: torch.einsum("bij,bjd->bid", attn, value),
+        "baddbmm": lambda: torch.baddbmm(torch.zeros(2, 5, 3), attn, value),
+    }
+
+    class Explicit(nn.Module):
+        def forward(self) -> Tensor:
+            return products[how]()
+
+    _, seen = look(Explicit())
+    assert all(call.kind == "product" for call, _ in seen)
+    assert any(isinstance(found, ExplicitAttention) and found.weights is attn for _, found in seen)
+
+
+def test_calls_are_named_and_counted_and_only_the_models() -> None:
+    model = timm.create_model("compact_vit", depth=2, embed_dim=48, num_heads=4)
+    seen: list[Call] = []
+    with AttentionTap(model, lambda call, _: seen.append(call)), torch.no_grad():
+        model(torch.randn(1, 3, 32, 32))
+        torch.nn.functional.scaled_dot_product_attention(*torch.randn(3, 1, 1, 2, 4))  # not the model's
+    assert seen == [Call("blocks.0.attn", "sdpa", 0), Call("blocks.1.attn", "sdpa", 0)]
+
+
+class Encoder(nn.Module):
+    """A ViT out of torch's own layers, as tutorials build it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, 16, 8, 8)
+        layer = nn.TransformerEncoderLayer(16, 4, 32, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 2)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.encoder(self.patches(images).flatten(2).transpose(1, 2))
+
+
+MODELS = {
+    "timm fused": lambda: timm.create_model("compact_vit", depth=2, embed_dim=48, num_heads=4),
+    "timm swin": lambda: timm.create_model("swin_tiny_patch4_window7_224", img_size=56, depths=(2,), num_heads=(3,)),
+    "nn.TransformerEncoder": Encoder,
+}
+
+
+@pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
+def test_outputs_with_and_without_the_tap_are_bit_identical(make: Callable[[], nn.Module]) -> None:
+    torch.manual_seed(4)
+    model = make().eval()
+    side = 56 if "Swin" in type(model).__name__ else 32
+    batch = torch.randn(2, 3, side, side)
+    with torch.no_grad():
+        plain = model(batch)
+    watched, seen = look(model, batch)
+    assert seen
+    assert torch.equal(plain, watched)
+
+
+def test_nothing_stays_after_a_failure() -> None:
+    class Failing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = nn.MultiheadAttention(16, 4)
+
+        def forward(self) -> Tensor:
+            raise RuntimeError("no")
+
+    model = Failing()
+    tap = AttentionTap(model, lambda *_: None)
+    with pytest.raises(RuntimeError, match="no"), tap:
+        model()
+    assert tap.layer_name is None
+    assert "forward" not in model.attention.__dict__
+    hooks = torch.nn.modules.module
+    assert not hooks._global_forward_hooks
+    assert not hooks._global_forward_pre_hooks

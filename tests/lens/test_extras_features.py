@@ -1,0 +1,218 @@
+"""What the tokens of each layer are like: the block's outputs, found in whatever shape they come."""
+
+import numpy as np
+import pytest
+import timm
+import torch
+import torchvision
+from timm.models.swin_transformer import SwinTransformer
+from torch import Tensor, nn
+
+from nearsight.lens import measure
+from nearsight.lens.tokens import block_of, has_class_token
+
+
+def images(num: int = 3, size: tuple[int, int] = (32, 32)) -> Tensor:
+    return torch.randn(num, 3, *size, generator=torch.Generator().manual_seed(0))
+
+
+def outputs_of(model: nn.Module, names: list[str], batch: Tensor) -> list[Tensor]:
+    seen: list[Tensor] = []
+    modules = dict(model.named_modules())
+    hooks = [
+        modules[name].register_forward_hook(
+            lambda _module, _inputs, output: seen.append(output[0] if isinstance(output, tuple) else output)
+        )
+        for name in names
+    ]
+    with torch.no_grad():
+        model.eval()(batch)
+    for hook in hooks:
+        hook.remove()
+    return [output.double() for output in seen]
+
+
+def cosine(a: Tensor, b: Tensor) -> float:
+    return float(a @ b / a.norm() / b.norm())
+
+
+def score_by_loop(grid_BHWC: Tensor) -> float:
+    """Mean over patches of the mean similarity to the neighbours that exist; then over images."""
+    batch, rows, cols = grid_BHWC.shape[:3]
+    means = []
+    for image in grid_BHWC:
+        for row in range(rows):
+            for col in range(cols):
+                near = [
+                    cosine(image[row, col], image[r, c])
+                    for r in range(max(row - 1, 0), min(row + 2, rows))
+                    for c in range(max(col - 1, 0), min(col + 2, cols))
+                    if (r, c) != (row, col)
+                ]
+                means.append(sum(near) / len(near))
+    assert len(means) == batch * rows * cols
+    return sum(means) / len(means)
+
+
+def towards_cls_by_loop(tokens_BNC: Tensor, prefix: int) -> float:
+    return float(np.mean([cosine(patch, tokens[0]) for tokens in tokens_BNC for patch in tokens[prefix:]]))
+
+
+@pytest.mark.parametrize("registers", [0, 2])
+def test_tokens_with_a_prefix(registers: int) -> None:
+    torch.manual_seed(0)
+    settings = {
+        "img_size": (16, 24),
+        "patch_size": 8,
+        "embed_dim": 24,
+        "depth": 2,
+        "num_heads": 3,
+        "reg_tokens": registers,
+    }
+    model = timm.create_model("vit_tiny_patch16_224", num_classes=3, **settings)
+    batch = images(size=(16, 24))
+    table = measure(model, batch, batch_size=2, what=["features"])
+    for layer, tokens in enumerate(outputs_of(model, ["blocks.0", "blocks.1"], batch)):
+        grid = tokens[:, 1 + registers :].unflatten(1, (2, 3))
+        assert table.extra["locality_score"][layer] == pytest.approx(score_by_loop(grid), rel=1e-5)
+        expected = towards_cls_by_loop(tokens, 1 + registers)
+        assert table.extra["patch_cls_similarity"][layer] == pytest.approx(expected, rel=1e-5)
+
+
+def test_maps_with_channels_last_and_no_cls() -> None:
+    torch.manual_seed(0)
+    model = SwinTransformer(img_size=24, window_size=4, embed_dim=16, depths=(2, 1), num_heads=(2, 2), num_classes=3)
+    batch = images(2, (24, 24))
+    table = measure(model, batch, what=["features"])
+    names = ["layers.0.blocks.0", "layers.0.blocks.1", "layers.1.blocks.0"]
+    for layer, grid in enumerate(outputs_of(model, names, batch)):
+        assert table.extra["locality_score"][layer] == pytest.approx(score_by_loop(grid), rel=1e-5)
+    assert np.isnan(table.extra["patch_cls_similarity"]).all()
+
+
+class ChannelsFirst(nn.Module):
+    """A block on [B, C, H, W] that returns other things as well."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.channels = channels
+
+    def forward(self, grid: Tensor) -> tuple[Tensor, Tensor]:
+        tokens = grid.flatten(2).transpose(1, 2)[:, None]
+        attn = (tokens @ tokens.transpose(-2, -1)).softmax(-1)
+        out = (attn @ tokens)[:, 0].transpose(1, 2).view_as(grid)
+        return grid.mean((1, 2, 3)), grid + out
+
+
+class Stack(nn.Module):
+    def __init__(self, depth: int) -> None:
+        super().__init__()
+        self.embed = nn.Conv2d(3, 8, 8, 8)
+        self.stage = nn.ModuleList([nn.ModuleDict({"mixer": ChannelsFirst(8)}) for _ in range(depth)])
+        self.block1 = nn.Sequential()
+        self.block1.add_module("attention", ChannelsFirst(8))
+        self.block1.forward = self.block1.attention.forward  # type: ignore[method-assign]
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        grid = self.embed(pixels)
+        for part in self.stage:
+            grid = part["mixer"](grid)[1]
+        return self.block1.attention(self.block1.attention(grid)[1])[1]
+
+
+def test_a_layer_whose_block_returns_nothing_has_no_numbers() -> None:
+    """A list of modules is never called; a block that runs twice has two outputs."""
+    table = measure(Stack(1), images(), what=["features"])
+    assert len(table.layer_names) == 3
+    assert np.isnan(table.extra["locality_score"]).all()
+
+
+def test_maps_with_channels_first_in_a_tuple() -> None:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attn = ChannelsFirst(8)
+
+        def forward(self, grid: Tensor) -> tuple[Tensor, Tensor]:
+            return self.attn(grid)
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.layer0 = nn.Conv2d(3, 8, 8, 8), Block()
+
+        def forward(self, pixels: Tensor) -> Tensor:
+            self.seen = self.layer0(self.embed(pixels))[1]
+            return self.seen
+
+    torch.manual_seed(0)
+    model = Model()
+    table = measure(model, images(size=(24, 32)), what=["features"])
+    model(images(size=(24, 32)))
+    expected = score_by_loop(model.seen.detach().double().permute(0, 2, 3, 1))
+    assert table.layer_names == ("layer0.attn",)
+    assert float(table.extra["locality_score"][0]) == pytest.approx(expected, rel=1e-5)
+
+
+def test_torchvision() -> None:
+    torch.manual_seed(0)
+    model = torchvision.models.VisionTransformer(32, 8, 2, 2, 32, 64, num_classes=3)
+    names = [f"encoder.layers.encoder_layer_{number}" for number in (0, 1)]
+    table = measure(model, images(), what=["features"])
+    for layer, tokens in enumerate(outputs_of(model, names, images())):
+        expected = score_by_loop(tokens[:, 1:].unflatten(1, (4, 4)))
+        assert table.extra["locality_score"][layer] == pytest.approx(expected, rel=1e-5)
+        assert table.extra["patch_cls_similarity"][layer] == pytest.approx(towards_cls_by_loop(tokens, 1), rel=1e-5)
+
+
+def test_hugging_face() -> None:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 32, "patch_size": 8}
+    model = transformers.Dinov2WithRegistersModel(transformers.Dinov2WithRegistersConfig(**sizes)).eval()
+    table = measure(model, images(), what=["features", "shares"])
+    with torch.no_grad():
+        states = model(images(), output_hidden_states=True).hidden_states[1:]
+    for layer, tokens in enumerate(states):
+        tokens = tokens.double()
+        expected = score_by_loop(tokens[:, 5:].unflatten(1, (4, 4)))
+        assert table.extra["locality_score"][layer] == pytest.approx(expected, rel=1e-5)
+        assert table.extra["patch_cls_similarity"][layer] == pytest.approx(towards_cls_by_loop(tokens, 5), rel=1e-5)
+    assert (table.extra["share_registers"] > 0).all()
+
+
+def test_the_same_forward_with_and_without() -> None:
+    """What is computed on the side must not be taken for the model's own attention."""
+    torch.manual_seed(0)
+    model = timm.create_model("compact_vit", depth=2, embed_dim=24, num_heads=2)
+    model.blocks[0].attn.fused_attn = False
+    plain, more = measure(model, images()), measure(model, images(), what=["features"])
+    assert plain.layer_names == more.layer_names
+    np.testing.assert_array_equal(plain.mad, more.mad)
+
+
+@pytest.mark.parametrize(
+    ("layer", "block"),
+    [
+        ("blocks.0.attn", "blocks.0"),
+        ("blocks.0.attn#2", "blocks.0"),
+        ("encoder.layers.encoder_layer_11.self_attention", "encoder.layers.encoder_layer_11"),
+        ("stages.2.blocks.1.attn.attn1", "stages.2.blocks.1"),
+        ("attn", None),
+        ("", None),
+    ],
+)
+def test_blocks_are_the_nearest_numbered_ancestors(layer: str, block: str | None) -> None:
+    assert block_of(layer) == block
+
+
+@pytest.mark.parametrize(
+    ("name", "has_one"),
+    [("cls_token", True), ("class_embedding", True), ("class_token", True), ("classifier", False), ("bicls", False)],
+)
+def test_class_tokens_are_known_by_their_names(name: str, has_one: bool) -> None:
+    model = nn.Module()
+    model.embeddings = nn.Module()
+    model.embeddings.register_parameter(name, nn.Parameter(torch.zeros(1, 1, 4)))
+    model.class_head = nn.Linear(2, 2)
+    assert has_class_token(model) is has_one

@@ -1,0 +1,240 @@
+"""Where the tokens of an attention are found to lie, and what is said of attention that is not spatial."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from nearsight.errors import InputError
+from nearsight.lens import measure
+from nearsight.lens.survey import Site, Survey, survey
+
+
+class Program(nn.Module):
+    """A forward given as a function."""
+
+    def __init__(self, program: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.program = program
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.program(images)
+
+
+def look(program: Callable[[Tensor], Tensor], height: int = 8, width: int = 8) -> Survey:
+    return survey(Program(program).eval(), torch.randn(3, height, width))
+
+
+def only_site(found: Survey) -> Site:
+    assert not found.skipped
+    (site,) = found.sites.values()
+    return site
+
+
+def attend(query: Tensor, key: Tensor) -> Tensor:
+    """[B, N, d] and [B, M, d], one head."""
+    return F.scaled_dot_product_attention(query[:, None], key[:, None], key[:, None])
+
+
+def tokens(images: Tensor, patch: int = 1) -> Tensor:
+    return F.avg_pool2d(images, patch).flatten(2).transpose(1, 2)
+
+
+def with_prefix(x: Tensor, count: int) -> Tensor:
+    return torch.cat([torch.zeros(len(x), count, x.shape[-1]), x], dim=1)
+
+
+def raster(rows: int, cols: int) -> Tensor:
+    grid = torch.meshgrid(torch.arange(rows).double(), torch.arange(cols).double(), indexing="ij")
+    return torch.stack(grid, dim=-1).flatten(0, 1)
+
+
+@pytest.mark.parametrize("prefix", [0, 1, 5])
+def test_a_plain_vit_of_any_shape(prefix: int) -> None:
+    def program(images: Tensor) -> Tensor:
+        x = with_prefix(tokens(images, 2), prefix)
+        return attend(x, x)
+
+    geometry = only_site(look(program, 8, 12)).geometry
+    assert geometry.grid_size == (4, 6)
+    assert geometry.cell_size == (2, 2)
+    assert geometry.diagonal == pytest.approx(math.hypot(3, 5))
+    assert geometry.num_queries == 24
+    for places in (geometry.query_places_WN2, geometry.key_places_WM2):
+        assert places[0, :prefix].isnan().all()
+        torch.testing.assert_close(places[0, prefix:], raster(4, 6))
+
+
+def test_prefix_tokens_may_come_last() -> None:
+    def program(images: Tensor) -> Tensor:
+        x = tokens(images)
+        x = torch.cat([x, torch.zeros(len(x), 2, 3)], dim=1)
+        return attend(x, x)
+
+    places = only_site(look(program)).geometry.query_places_WN2
+    assert places[0, -2:].isnan().all()
+    torch.testing.assert_close(places[0, :-2], raster(8, 8))
+
+
+def test_shifted_windows_with_padding() -> None:
+    """8×8 tokens padded to 9×9, rolled by one, in nine windows of 3×3: as Swin and SAM do."""
+
+    def partition(planes: Tensor) -> Tensor:
+        """[B, C, 9, 9] → [B·9, 9, C]."""
+        return planes.unflatten(3, (3, 3)).unflatten(2, (3, 3)).permute(0, 2, 4, 3, 5, 1).flatten(3, 4).flatten(0, 2)
+
+    def program(images: Tensor) -> Tensor:
+        x = partition(torch.roll(F.pad(images, (0, 1, 0, 1)), (-1, -1), (2, 3)))
+        return attend(x, x)
+
+    geometry = only_site(look(program)).geometry
+    coordinates = F.pad(raster(8, 8).view(8, 8, 2).permute(2, 0, 1), (0, 1, 0, 1), value=math.nan)
+    expected = partition(torch.roll(coordinates, (-1, -1), (1, 2))[None])
+    torch.testing.assert_close(geometry.query_places_WN2, expected, equal_nan=True)
+    torch.testing.assert_close(geometry.key_places_WM2, expected, equal_nan=True)
+    assert geometry.grid_size == (8, 8)
+    assert geometry.num_queries == 64
+
+
+def test_pooled_keys_lie_at_the_centre_of_what_they_are_pooled_from() -> None:
+    geometry = only_site(look(lambda images: attend(tokens(images), tokens(images, 4)))).geometry
+    assert geometry.grid_size == (8, 8)
+    torch.testing.assert_close(geometry.query_places_WN2[0], raster(8, 8))
+    torch.testing.assert_close(geometry.key_places_WM2[0], 4 * raster(2, 2) + 1.5)
+
+
+def test_subsampled_queries_lie_where_they_were_taken() -> None:
+    geometry = only_site(look(lambda images: attend(tokens(images[..., ::2, ::2]), tokens(images)))).geometry
+    assert geometry.grid_size == (8, 8)
+    torch.testing.assert_close(geometry.query_places_WN2[0], 2 * raster(4, 4))
+
+
+def test_an_image_that_the_patches_do_not_divide() -> None:
+    """Ten pixels in patches of four: the model pads, and the last row of patches holds two rows of pixels."""
+
+    def program(images: Tensor) -> Tensor:
+        x = tokens(F.pad(images, (0, 2, 0, 2)), 4)
+        return attend(x, x)
+
+    geometry = only_site(look(program, 10, 10)).geometry
+    assert geometry.grid_size == (3, 3)
+    torch.testing.assert_close(geometry.query_places_WN2[0], raster(3, 3))
+
+
+def test_one_patch_is_a_grid() -> None:
+    def program(images: Tensor) -> Tensor:
+        x = with_prefix(tokens(images, 8), 1)
+        return attend(x, x)
+
+    geometry = only_site(look(program)).geometry
+    assert geometry.grid_size == (1, 1)
+    assert geometry.diagonal == 1
+    assert measure(Program(program), torch.randn(2, 3, 8, 8)).mad.tolist() == [[0.0]]
+
+
+def test_a_summary_of_the_image_is_no_patch() -> None:
+    def program(images: Tensor) -> Tensor:
+        x = tokens(images, 2)
+        x = torch.cat([x.mean(1, keepdim=True), x], dim=1)
+        return attend(x, x)
+
+    assert only_site(look(program)).geometry.query_places_WN2[0, 0].isnan().all()
+
+
+def softmax_attention(query: Tensor, key: Tensor) -> Tensor:
+    return (query @ key.transpose(-2, -1)).softmax(-1) @ key
+
+
+NOT_SPATIAL: dict[str, Callable[[Tensor], Tensor]] = {
+    "queries are not patches": lambda images: attend(torch.zeros(len(images), 1, 3), tokens(images)),
+    "keys are not patches": lambda images: attend(
+        tokens(images), tokens(images, 8).repeat(1, 2, 1) * 0 + torch.ones(3)
+    ),
+    "between channels": lambda images: attend(images.flatten(2), images.flatten(2)),
+    "attention between channels": lambda images: softmax_attention(images.flatten(2), images.flatten(2)),
+    "pooling by scores": lambda images: tokens(images).softmax(1).sum(1),
+    "one token alone": lambda images: (tokens(images) @ torch.ones(3, 5)).softmax(-1) @ torch.ones(5, 2),
+    "do not multiply values": lambda images: (
+        (tokens(images) @ images.flatten(2)).softmax(-1)[..., None] * tokens(images)[:, None]
+    ).sum(2),
+    "global queries": lambda images: attend(
+        F.avg_pool2d(images, 2).flatten(2).transpose(1, 2).repeat_interleave(4, 0), _quarters(images)
+    ),
+    "another image": lambda images: attend(tokens(images).flip(0), tokens(images)),
+    "fit no grid": lambda images: attend(tokens(images)[:, :13], tokens(images)[:, :13]),
+    "lie at only": lambda images: attend(tokens(images).repeat(1, 2, 1), tokens(images)),
+}
+
+
+def _quarters(images: Tensor) -> Tensor:
+    halves = images.unflatten(3, (2, 4)).unflatten(2, (2, 4))
+    return halves.permute(0, 2, 4, 3, 5, 1).flatten(3, 4).flatten(0, 2)
+
+
+@pytest.mark.parametrize("reason", NOT_SPATIAL)
+def test_what_is_not_spatial_attention_is_named(reason: str) -> None:
+    found = look(NOT_SPATIAL[reason])
+    assert not found.sites
+    ((name, said),) = found.skipped.items()
+    assert name == ""
+    assert reason in said
+    with pytest.raises(InputError, match="no spatial attention that can be measured"):
+        measure(Program(NOT_SPATIAL[reason]), torch.randn(2, 3, 8, 8))
+
+
+def test_talking_heads_are_named() -> None:
+    def program(images: Tensor) -> Tensor:
+        x = torch.stack([tokens(images, 2), tokens(images, 2) * 2], dim=1)
+        weights = (x @ x.transpose(2, 3)).softmax(-1)
+        return F.linear(weights.permute(0, 2, 3, 1), torch.randn(2, 2)).permute(0, 3, 1, 2) @ x
+
+    assert "talking heads" in look(program).skipped[""]
+
+
+def test_some_layers_measured_and_some_named() -> None:
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.spatial = Program(lambda images: attend(tokens(images), tokens(images)))
+            self.channels = Program(NOT_SPATIAL["between channels"])
+
+        def forward(self, images: Tensor) -> Tensor:
+            self.channels(images)
+            return self.spatial(images)
+
+    table = measure(Both(), torch.randn(2, 3, 4, 4))
+    assert table.layer_names == ("spatial",)
+    assert list(table.skipped) == ["channels"]
+
+
+def test_explicit_attention_in_any_layout_gives_the_same_numbers() -> None:
+    """Heads merged with images, weights transposed, an einsum: what is measured does not change."""
+    torch.manual_seed(0)
+    weight = torch.randn(3, 8) * 3
+
+    def heads(images: Tensor) -> Tensor:
+        return (tokens(images, 2) @ weight).unflatten(-1, (2, 4)).transpose(1, 2)
+
+    def transposed(images: Tensor) -> Tensor:
+        x = heads(images).transpose(2, 3)
+        attn = (x.transpose(2, 3) @ x).softmax(-1)
+        return x @ attn.transpose(2, 3)
+
+    def merged(images: Tensor) -> Tensor:
+        x = heads(images).flatten(0, 1)
+        return torch.bmm(torch.baddbmm(torch.zeros(()), x, x.transpose(1, 2)).softmax(-1), x)
+
+    def einsum(images: Tensor) -> Tensor:
+        x = heads(images)
+        attn = torch.einsum("bhid,bhjd->bijh", x, x).softmax(2)
+        return torch.einsum("bijh,bhjd->bhid", attn, x)
+
+    images = torch.randn(3, 3, 8, 12)
+    expected = measure(Program(lambda x: F.scaled_dot_product_attention(*[heads(x)] * 3, scale=1.0)), images)
+    for program in (transposed, merged, einsum):
+        table = measure(Program(program), images)
+        torch.testing.assert_close(table.mad, expected.mad, rtol=1e-5, atol=0)
+        torch.testing.assert_close(table.entropy, expected.entropy, rtol=1e-5, atol=0)
