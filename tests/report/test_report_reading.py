@@ -212,3 +212,38 @@ def test_rows_that_share_an_index_are_still_told_apart(heads_frame):
     frames = [heads_frame(seed=1, epoch=1), heads_frame(seed=2, epoch=2)]
     model = ModelHeads(label="model", heads=pd.concat(frames))
     assert most_local_head(model).mean == frames[1]["mad"].min()
+
+
+FINE = {0: (8, 8), 1: (8, 8)}  # uniform attention: 0.418
+COARSE = {0: (4, 4), 1: (4, 4)}  # uniform attention: 0.473
+
+
+class TestDifferentGrids:
+    """On a coarse grid even a head that ignores the image has a larger distance than on a fine one."""
+
+    def test_what_the_grids_explain_is_no_difference(self):
+        fine = tiny_model("fine", [[0.417, 0.418]], [[0.001, 0.001]])
+        coarse = tiny_model("coarse", [[0.472, 0.473]], [[0.001, 0.001]])
+        assert compare(fine, coarse).clear  # as far as is known
+        reading = compare(replace(fine, grids=FINE), replace(coarse, grids=COARSE))
+        assert not reading.clear
+        assert reading.headline == "No clear difference in locality between “fine” and “coarse”."
+        assert "relative to heads that look everywhere alike they do: no clear difference." in reading.sentences[1]
+        assert "has a distance of 0.418 in “fine” and 0.473 in “coarse”" in reading.sentences[-3]
+
+    def test_what_they_do_not_explain_is_one(self):
+        reading = compare(replace(LOCAL, grids=FINE), replace(GLOBAL, grids=COARSE))
+        assert reading.more_local == "near"
+        assert reading.headline == compare(LOCAL, GLOBAL).headline
+
+    def test_a_difference_that_turns_round_is_none(self):
+        """Lower in diagonals, but higher beside uniform attention."""
+        a = tiny_model("a", [[0.38, 0.38]], [[0.001, 0.001]])
+        b = tiny_model("b", [[0.40, 0.40]], [[0.001, 0.001]])
+        reading = compare(replace(a, grids=FINE), replace(b, grids=COARSE))
+        assert not reading.first_layer.clear
+        assert "do not overlap, but relative to heads" in reading.sentences[2]
+
+    def test_equal_grids_change_nothing(self):
+        reading = compare(replace(LOCAL, grids=FINE), replace(GLOBAL, grids=FINE))
+        assert reading.sentences == compare(LOCAL, GLOBAL).sentences

@@ -1,126 +1,191 @@
-"""`nearsight measure MODEL`: the heads of a trained run or of any timm ViT, as a table, figures and a page."""
+"""`nearsight measure MODEL …`: the heads of a run or of any ViT, alone or side by side: tables, figures and a page."""
 
 import json
+import re
 import shlex
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, cast
 
 import torch
-import tyro
-from PIL import Image
-from timm.data import create_transform, resolve_data_config
-from torch import Tensor, nn
+from torch import Tensor
 
-from nearsight.commands.options import Common, parse
-from nearsight.data import DATASETS, folder_images, make_shapes
-from nearsight.errors import InputError, check_at_least
-from nearsight.files import output_folder
+from nearsight.commands.batching import find_batch_size, within_memory
+from nearsight.commands.further import check_what, in_the_table, look_further, summary, write_extra_tables
+from nearsight.commands.measured import Measured, as_json, as_text, write_all
+from nearsight.commands.options import parse
+from nearsight.commands.progress import MeasuringProgress
+from nearsight.commands.subjects import Request, Subject, open_subjects, short_name
+from nearsight.errors import InputError, check_at_least, unknown_name
+from nearsight.files import check_output_folder
 from nearsight.lens import HeadTable, measure, patch_grid
-from nearsight.models import create_model, load_model
-from nearsight.report import ModelHeads, describe, layer_table, read_heads, write_page
-from nearsight.report.runs import model_heads, write_figures
-from nearsight.train import RunFolder, load_data, measure_on_test, write_heads
+from nearsight.report import ModelHeads
+from nearsight.report.runs import model_heads
+from nearsight.train.provenance import provenance
 
 
 @dataclass(frozen=True, kw_only=True)
-class MeasureOptions(Common):
-    """Measure how far and how selectively each attention head of a model looks.
+class MeasureOptions(Request):
+    """Measure how far and how selectively each attention head of one or more models looks.
 
-    Writes heads.csv, three figures and report.html. A run is measured on its own test images unless --images says
-    otherwise; any other model on a folder of images, or on the embedded set.
+    Writes heads.csv and heads.npz, three figures and report.html; several models are compared, and their tables are in
+    a folder each. A run is measured on its own test images unless --images says otherwise.
+
+    --what adds: shares of attention on the patch itself, its neighbours, CLS and registers; quantiles of the distance
+    (both to extra-heads.csv); features, the locality score and patch-CLS similarity of each layer's tokens
+    (extra-layers.csv); cka between the layers of one model or of two (cka.csv and a figure); rollout over pictures.
     """
 
-    model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
-    """A run folder, or the name of a timm model."""
-    images: Path | None = None
-    """Folder of images to measure on."""
-    num_images: int | None = None
-    """Images at most; for a run as many as its config says, else 256."""
-    batch_size: int = 64
-    """Images per forward."""
-    pretrained: bool = False
-    """Load timm's pretrained weights for a timm model; they are random otherwise."""
+    layers: tuple[str, ...] = ()
+    """Layers to keep, by number (from 0, as in heads.csv; from the end if negative) or by name."""
+    what: tuple[str, ...] = ()
+    """More to see: any of shares, quantiles, features, cka, rollout."""
+    batch_size: str = "auto"
+    """Images per forward, or auto: as many as memory takes."""
     out: Path | None = None
-    """Where to write; the run folder itself, or runs/measure-MODEL."""
+    """Where to write; for a run on its own images the run folder itself, else runs/measure-MODEL."""
 
 
 def main(arguments: Sequence[str]) -> int:
     options = parse(MeasureOptions, arguments, prog="nearsight measure")
-    check_at_least("--num-images", options.num_images or 1, 1)
-    check_at_least("--batch-size", options.batch_size, 1)
-    out, model, measured = _measure_run(options) if Path(options.model).is_dir() else _measure_model(options)
-    grid_size = patch_grid(model)
-    files = write_figures([measured], out / "figures", grid_size=grid_size)
-    page = out / "report.html"
-    command = shlex.join(["nearsight", "measure", *arguments])
-    write_page(page, title=measured.label, models=[measured], grid_size=grid_size, command=command)
+    _check(options)
+    out = options.out or _default_folder(options)
+    check_output_folder(out)
+    device = options.torch_device
+    what = check_what(options.what, len(options.models))
+    subjects = open_subjects(options, device)
+    # One image through each, before the first is measured in full: what does not work is known at once.
+    chosen = [_choose_layers(options.layers, _first_look(subject, device), subject.label) for subject in subjects]
+    tables = [
+        _measure(subject, options.batch_size, layers, in_the_table(what), device)
+        for subject, layers in zip(subjects, chosen, strict=True)
+    ]
+    further = look_further(subjects, [short_name(text) for text in options.models], what, device)
+    folders = [out] if len(subjects) == 1 else _folders(out, options.models)
+    measured = [
+        Measured(subject=subject, table=table, heads=_heads(subject, table, layers, device), folder=folder)
+        for subject, table, layers, folder in zip(subjects, tables, chosen, folders, strict=True)
+    ]
+    files = write_all(out, measured, shlex.join(["nearsight", "measure", *arguments]))
+    files += [path for one in measured for path in write_extra_tables(one.table, what, one.folder)]
+    files += (more := further.write(out))
     if options.json:
-        heads = measured.heads.to_dict(orient="records")
-        print(json.dumps({"heads": heads, "files": [str(path) for path in (out / "heads.csv", *files, page)]}))
+        print(json.dumps(as_json(measured, files)))
         return 0
-    print(layer_table([measured])[measured.label].to_string(float_format=lambda value: f"{value:.3f}"))
-    print("\n" + "\n".join(describe(measured)))
-    print(f"\nTable: {out / 'heads.csv'}\nFigures: {out / 'figures'}\nPage: {page}")
+    print("\n".join([*as_text(out, measured), *(f"Also: {path}" for path in more if path.suffix != ".svg")]))
+    for one in measured:
+        for line in summary(one.table, what):
+            print(f"{one.subject.label}: {line}" if len(measured) > 1 else line)
     return 0
 
 
-def _measure_run(options: MeasureOptions) -> tuple[Path, nn.Module, ModelHeads]:
-    folder = RunFolder(Path(options.model))
-    config = folder.read_config()
-    if options.pretrained:
-        raise InputError("--pretrained is for timm models; a run has its own weights")
-    device = options.torch_device
-    out = output_folder(options.out or folder.path)
-    model = load_model(folder.model)
-    epoch = folder.read_result()["best_epoch"]
-    if options.images is None:
-        dataset = load_data(config.data, options.data_dir)
-        table = measure_on_test(model, dataset, options.num_images or config.num_measured, device)
-    else:
-        # The model's own config is its architecture's; what the run was trained on is the data set's.
-        spec, patch_embed = DATASETS[config.data.name], cast("Any", model.patch_embed)
-        trained_on = {"input_size": (3, *patch_embed.img_size), "mean": spec.mean, "std": spec.std}
-        table = _measure_pictures(model, trained_on, options, device)
-    write_heads(out / "heads.csv", table.to_frame(), epoch)
-    return out, model, model_heads(folder, folder.path.resolve().name, heads=out / "heads.csv")
+def _check(options: MeasureOptions) -> None:
+    if not options.models:
+        raise InputError("no model is named; write nearsight measure MODEL, and see nearsight measure --help")
+    check_at_least("--num-images", 1 if options.num_images is None else options.num_images, 1)
+    if options.batch_size != "auto" and not (options.batch_size.isdecimal() and int(options.batch_size) > 0):
+        raise InputError(f"--batch-size is {options.batch_size}, but must be a number from 1 on, or auto")
 
 
-def _measure_model(options: MeasureOptions) -> tuple[Path, nn.Module, ModelHeads]:
-    name = options.model
-    if "/" in name or name.startswith("."):
-        raise InputError(f"{name} is not a folder, so there is no run to measure there")
-    device = options.torch_device
-    model = create_model(name, pretrained=options.pretrained)
-    out = output_folder(options.out or Path("runs") / f"measure-{name}")
-    table = _measure_pictures(model, {}, options, device)
-    write_heads(out / "heads.csv", table.to_frame(), 0)
-    weights = "pretrained" if options.pretrained else "random weights"
-    return out, model, ModelHeads(label=f"{name} ({weights})", heads=read_heads(out / "heads.csv"))
+def _default_folder(options: MeasureOptions) -> Path:
+    first, *others = options.models
+    as_trained = options.images is None and options.num_images is None and not options.layers
+    if not others and Path(first).is_dir() and as_trained:  # else its own table would be replaced by another one
+        return Path(first)
+    end = f"-and-{short_name(others[0])}" if len(others) == 1 else f"-and-{len(others)}-more" if others else ""
+    return Path("runs") / f"measure-{short_name(first)}{end}"
 
 
-def _measure_pictures(
-    model: nn.Module, data_config: dict[str, Any], options: MeasureOptions, device: torch.device
+def _folders(out: Path, models: Sequence[str]) -> list[Path]:
+    """A folder for each model's tables, named after it."""
+    names = [short_name(model) for model in models]
+    return [out / (name if names.count(name) == 1 else f"{name}-{place}") for place, name in enumerate(names, start=1)]
+
+
+def _look(
+    subject: Subject,
+    images: Iterable[Tensor],
+    batch_size: int,
+    layers: Sequence[str] | None,
+    what: Sequence[str],
+    device: torch.device,
 ) -> HeadTable:
-    """On a folder of images, or on the embedded set, prepared as `data_config` says, else as the model's own does."""
-    num_images = options.num_images or 256
-    prepare = create_transform(**resolve_data_config(data_config, model=model), is_training=False)
-    pictures = _embedded(num_images) if options.images is None else folder_images(options.images, num_images)
-
-    def batches() -> Iterator[Tensor]:
-        waiting: list[Tensor] = []
-        for picture in pictures:
-            waiting.append(prepare(picture))
-            if len(waiting) == options.batch_size:
-                yield torch.stack(waiting)
-                waiting.clear()
-        if waiting:
-            yield torch.stack(waiting)
-
-    return measure(model, batches(), batch_size=options.batch_size, device=device)
+    """The one place where a model is measured: whatever else is to be seen of it is asked for here."""
+    return measure(
+        subject.model,
+        images,
+        batch_size=batch_size,
+        layers=layers,
+        device=device,
+        precision=subject.precision,
+        what=what,
+    )
 
 
-def _embedded(num_images: int) -> Iterator[Image.Image]:
-    for pixels in make_shapes(num_images, image_size=64, split="test").images_NCHW:
-        yield Image.fromarray(pixels.permute(1, 2, 0).numpy())
+def _first_look(subject: Subject, device: torch.device) -> HeadTable:
+    image = next(subject.images.batches(1))
+    return within_memory(lambda size: _look(subject, [image], size, None, (), device), 1, may_shrink=True)
+
+
+def _choose_layers(asked: Sequence[str], first_look: HeadTable, label: str) -> dict[str, int]:
+    """The layers to measure, by name, and their numbers among all of the model's."""
+    number_of = {name: number for number, name in enumerate(first_look.layer_names)}
+    names = [name for text in asked for name in text.replace(",", " ").split()]
+    if not names:
+        return number_of
+    chosen = {}
+    for name in names:
+        if re.fullmatch(r"-?\d+", name) and name not in number_of:
+            number = int(name)
+            if not -len(number_of) <= number < len(number_of):
+                last = len(number_of) - 1
+                raise InputError(f"--layers {number}: the layers of {label} count from 0 to {last}")
+            name = first_look.layer_names[number]
+        elif name in first_look.skipped:
+            raise InputError(f"--layers {name}: {label} has it, but it is not measured ({first_look.skipped[name]})")
+        elif name not in number_of:
+            raise unknown_name(f"layer of {label}", name, number_of)
+        chosen[name] = number_of[name]
+    return dict(sorted(chosen.items(), key=lambda item: item[1]))
+
+
+def _measure(
+    subject: Subject, batch_size: str, layers: Mapping[str, int], what: Sequence[str], device: torch.device
+) -> HeadTable:
+    names = list(layers)
+
+    def try_some(num_images: int) -> HeadTable:
+        return _look(subject, [next(subject.images.batches(num_images))], num_images, names, what, device)
+
+    if batch_size == "auto":
+        size = subject.batch_size or find_batch_size(try_some, subject.image_size, device)
+    else:
+        size = int(batch_size)
+    with MeasuringProgress(subject.label, len(subject.images)) as progress:
+        return within_memory(
+            lambda size: _look(subject, progress.counted(subject.images.batches(size)), size, names, what, device),
+            min(size, len(subject.images)),
+            may_shrink=batch_size == "auto",
+        )
+
+
+def _heads(subject: Subject, table: HeadTable, layers: Mapping[str, int], device: torch.device) -> ModelHeads:
+    """A subject's heads for the report, with the numbers its layers have in the whole model."""
+    frame = table.to_frame()
+    numbers = [layers[name] for name in table.layer_names]
+    frame = frame.assign(layer=[numbers[place] for place in frame["layer"]], epoch=subject.epoch)
+    grids = _grids(subject, table, numbers)
+    if subject.run is not None:
+        return replace(model_heads(subject.run, subject.label, heads=frame), grids=grids)
+    return ModelHeads(
+        label=subject.label, heads=frame, grids=grids, config=subject.config, provenance=provenance(device)
+    )
+
+
+def _grids(subject: Subject, table: HeadTable, numbers: Sequence[int]) -> dict[int, tuple[int, int]] | None:
+    """Rows and columns of each layer's tokens, where they are known."""
+    if "grid_size" in table.extra:
+        grids = table.extra["grid_size"].astype(int).tolist()
+        return {number: (rows, columns) for number, (rows, columns) in zip(numbers, grids, strict=True)}
+    grid_size = patch_grid(subject.model)
+    return None if grid_size is None else dict.fromkeys(numbers, grid_size)

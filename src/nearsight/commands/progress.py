@@ -1,13 +1,63 @@
-"""Progress of training runs on standard error: a bar on a terminal, plain lines elsewhere."""
+"""Progress of training and measuring on standard error: a bar on a terminal, plain lines elsewhere."""
 
 import sys
+import time
+from collections.abc import Iterable, Iterator
 from types import TracebackType
 from typing import Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from torch import Tensor
 
 from nearsight.train import HistoryRow, Listener, RunConfig, RunFolder
+
+SECONDS_BETWEEN_LINES = 10.0
+
+
+class MeasuringProgress:
+    """Counts the images a model has been measured on; use it as a context manager."""
+
+    def __init__(self, label: str, num_images: int) -> None:
+        self._label, self._num_images = label, num_images
+        self._console = Console(file=sys.stderr)
+        self._bar: Progress | None = None
+        self._task: TaskID | None = None
+        self._done = 0
+        self._began = self._said = time.perf_counter()
+
+    def __enter__(self) -> Self:
+        if self._console.is_terminal:
+            columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
+            self._bar = Progress(*columns, TimeRemainingColumn(), console=self._console).__enter__()
+            self._task = self._bar.add_task(self._label, total=self._num_images)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.__exit__(kind, error, traceback)
+        elif kind is None:
+            self._say(f"{self._done} images measured in {time.perf_counter() - self._began:.1f} s")
+
+    def counted(self, batches: Iterable[Tensor]) -> Iterator[Tensor]:
+        """The same batches; one counts as done when the next is asked for."""
+        self._show(0)  # measuring may start anew
+        for batch in batches:
+            yield batch
+            self._show(self._done + len(batch))
+
+    def _show(self, done: int) -> None:
+        self._done = done
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, completed=done)
+        elif 0 < done < self._num_images and time.perf_counter() - self._said > SECONDS_BETWEEN_LINES:
+            self._said = time.perf_counter()
+            self._say(f"{done}/{self._num_images} images")
+
+    def _say(self, text: str) -> None:
+        print(f"{self._label}: {text}", file=sys.stderr, flush=True)
 
 
 class TrainingProgress(Listener):

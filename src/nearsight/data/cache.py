@@ -27,7 +27,7 @@ from nearsight.data.source import Source
 from nearsight.errors import InputError
 from nearsight.files import canonical_hash, replacing
 
-VERSION = 1
+VERSION = 2
 """Raise it whenever decoding or this layout changes: caches of other versions are made anew."""
 
 _MAGIC = b"nearsght"

@@ -29,13 +29,21 @@ def is_image_name(name: str) -> bool:
 
 
 def open_rgb(image: Path | bytes) -> Image.Image:
-    """A decoded picture; grey, palette and transparent ones become RGB."""
+    """A decoded picture; grey ones of 8 or 16 bits, palettes, inks (CMYK) and transparent ones become RGB."""
     try:
         with Image.open(io.BytesIO(image) if isinstance(image, bytes) else image) as opened:
-            return opened.convert("RGB")
+            return (_in_8_bits(opened) if opened.mode.startswith(("I", "F")) else opened).convert("RGB")
     # Pillow's decoders raise whatever their parsers do (SyntaxError for a broken PNG, say), and all mean the same here.
     except Exception as error:
         raise UnreadableError(str(error) or type(error).__name__) from error
+
+
+def _in_8_bits(picture: Image.Image) -> Image.Image:
+    """A picture of more than 8 bits per channel, scaled; Pillow's own conversion cuts all above 255 off instead."""
+    pixels = np.asarray(picture)
+    if picture.mode == "F" or pixels.min() < 0 or pixels.max() > 65_535:
+        raise UnreadableError("has values of unknown range; save it with 8 or 16 bits per channel")
+    return Image.fromarray((pixels // 257).astype(np.uint8))
 
 
 def _exact(picture: Image.Image, size: int) -> Image.Image:

@@ -95,9 +95,14 @@ def open_tree(folder: Path, image_size: int) -> Source:
 
 
 def folder_images(folder: Path, num: int | None = None) -> Iterator[Image.Image]:
-    """The pictures in a folder and below it, in order of their names; of more than `num`, always the same choice.
+    """The pictures in a folder and below it; see `readable_images`."""
+    return map(open_rgb, readable_images(folder, num))
 
-    All are decoded once before the first is handed out, so that one error names every file that cannot be read.
+
+def readable_images(folder: Path, num: int | None = None) -> list[Path]:
+    """The image files in a folder and below it, in order of their names; of more than `num`, always the same choice.
+
+    All are decoded once, so that one error names every file that cannot be read.
     """
     if num is not None:
         check_at_least("the number of images", num, 1)
@@ -123,4 +128,4 @@ def folder_images(folder: Path, num: int | None = None) -> Iterator[Image.Image]
     problems = [(str(path.relative_to(folder)), reason) for path, reason in zip(paths, reasons, strict=True) if reason]
     if problems:
         raise unreadable(folder, problems)
-    return map(open_rgb, paths)
+    return paths

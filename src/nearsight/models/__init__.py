@@ -1,6 +1,20 @@
-"""The networks of the papers, registered with timm: importing this package makes their names known to it."""
+"""The networks of the papers, registered with timm, and models from elsewhere.
 
+Importing this package makes the names of the former known to timm.
+"""
+
+from nearsight.models.checkpoints import load_checkpoint
 from nearsight.models.compact import CompactViT
 from nearsight.models.factory import ModelConfig, create_model, load_model, save_model
+from nearsight.models.sources import SourcedModel, load_source
 
-__all__ = ["CompactViT", "ModelConfig", "create_model", "load_model", "save_model"]
+__all__ = [
+    "CompactViT",
+    "ModelConfig",
+    "SourcedModel",
+    "create_model",
+    "load_checkpoint",
+    "load_model",
+    "load_source",
+    "save_model",
+]

@@ -1,16 +1,19 @@
 """From measured heads to what people look at: figures, plain words, and one self-contained page."""
 
+from nearsight.report.estimates import Contrast, Estimate
 from nearsight.report.figures import (
     heatmaps,
     locality_intervals,
     mad_entropy_plane,
     mad_profiles,
+    rollout_overlays,
     save_figure,
+    similarity_heatmap,
     training_curves,
 )
 from nearsight.report.inputs import ModelHeads, read_heads, read_history
 from nearsight.report.page import write_page
-from nearsight.report.reading import Contrast, Estimate, Reading, compare, describe, layer_table
+from nearsight.report.reading import Reading, compare, compare_with_first, describe, layer_table
 
 __all__ = [
     "Contrast",
@@ -18,6 +21,7 @@ __all__ = [
     "ModelHeads",
     "Reading",
     "compare",
+    "compare_with_first",
     "describe",
     "heatmaps",
     "layer_table",
@@ -26,7 +30,9 @@ __all__ = [
     "mad_profiles",
     "read_heads",
     "read_history",
+    "rollout_overlays",
     "save_figure",
+    "similarity_heatmap",
     "training_curves",
     "write_page",
 ]

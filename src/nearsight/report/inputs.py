@@ -15,6 +15,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from nearsight.errors import InputError
+from nearsight.metrics import uniform_attention_distance
 from nearsight.train import HEADS_COLUMNS, HistoryRow
 
 HISTORY_COLUMNS = tuple(field.name for field in fields(HistoryRow))
@@ -31,6 +32,8 @@ class ModelHeads:
     """The model's name for people; it may hold any characters."""
     heads: pd.DataFrame
     """The columns of heads.csv; layers and heads count from 0; a head that does not exist is NaN or has no row."""
+    grids: Mapping[int, tuple[int, int]] | None = None
+    """Rows and columns of the tokens of each layer, by its number; None where they are not known."""
     epoch: int | None = None
     """Which of the measured epochs is reported; None is the last one."""
     history: pd.DataFrame | None = None
@@ -53,6 +56,12 @@ class ModelHeads:
         """The rows of the reported epoch, by layer and head."""
         epoch = self.heads["epoch"].max() if self.epoch is None else self.epoch
         return self.heads[self.heads["epoch"] == epoch].sort_values(["layer", "head"])
+
+    def uniform_distance(self, layer: int) -> float | None:
+        """The distance of a head of this layer that looks everywhere alike, which depends on its grid."""
+        if self.grids is None or layer not in self.grids:
+            return None
+        return uniform_attention_distance(self.grids[layer])
 
     def layers(self) -> tuple[int, ...]:
         """The numbers of the measured layers, from 0."""

@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from nearsight.files import write_text
 from nearsight.metrics import uniform_attention_distance
 from nearsight.report import tables
+from nearsight.report.estimates import LABEL_LIMIT, quoted
 from nearsight.report.figures import (
     heatmaps,
     locality_intervals,
@@ -26,14 +27,12 @@ from nearsight.report.inline_svg import inline_svg
 from nearsight.report.inputs import ModelHeads, check_labels, shorten
 from nearsight.report.reading import (
     BRACKETS,
-    LABEL_LIMIT,
     ONE_MODEL,
     ONE_RUN,
     Reading,
-    compare,
+    compare_with_first,
     describe,
     most_local_head,
-    quoted,
 )
 from nearsight.version import __version__
 
@@ -69,8 +68,7 @@ def page_html(
     """The text of the page; see `write_page`."""
     check_labels(models)
     if readings is None:
-        # The clearest first: the page begins with it.
-        readings = sorted((compare(models[0], model) for model in models[1:]), key=_clearness, reverse=True)
+        readings = compare_with_first(models)
     findings = [reading.sentences for reading in readings] or [describe(model) for model in models]
     sections = [
         ("models", "Models", tables.overview(models)),
@@ -102,11 +100,6 @@ def page_html(
         sections="".join(_section(*section) for section in sections),
         version=escape(__version__),
     )
-
-
-def _clearness(reading: Reading) -> int:
-    """How many numbers clearly differ; none where they contradict each other."""
-    return (reading.most_local_head.clear + reading.first_layer.clear) if reading.clear else 0
 
 
 def _section(name: str, heading: str, body: str) -> str:
@@ -220,7 +213,8 @@ def _terms(grid_size: tuple[int, int] | None) -> str:
         "patch.</dd>"
         "<dt>Intervals</dt><dd>Mean ± 1.96 standard deviations over images: the range that holds about 95 % of the "
         "images. For a mean over heads, the heads’ standard deviations are averaged, which is never below the true "
-        "one. A difference is called clear when two intervals do not overlap.</dd></dl>"
+        "one. A difference is called clear when two intervals do not overlap; on different grids, also not as "
+        "fractions of uniform attention’s distance.</dd></dl>"
         '<p class="note">Measures and figures follow “Inducing Spatial Locality in Vision Transformers through the '
         "Training Protocol” (arXiv 2605.16390).</p>"
     )

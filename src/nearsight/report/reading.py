@@ -8,82 +8,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
 import pandas as pd
 
 from nearsight.errors import InputError
-from nearsight.report.inputs import ModelHeads, check_labels, shorten
+from nearsight.report.estimates import Contrast, Estimate, quoted
+from nearsight.report.inputs import ModelHeads, check_labels
 
-# mean ± 1.96 standard deviations holds about 95 % of the images when their values are about normal.
-COVERAGE = 1.96
-LABEL_LIMIT = 60
 BRACKETS = "Brackets give the range that holds about 95 % of the images."
 ONE_MODEL = "This describes one model; it says nothing about other seeds."
 ONE_RUN = "With one training run per model, this says nothing about other seeds."
-
-
-@dataclass(frozen=True, kw_only=True)
-class Estimate:
-    """A mean attention distance or entropy of one model, with its spread over images."""
-
-    label: str
-    """The model."""
-    layer: int
-    """From 0."""
-    head: int | None
-    """From 0; None for the average over the layer's heads."""
-    mean: float
-    std: float
-    """Over images. For an average over heads: the mean of the heads' deviations, which the true one cannot exceed."""
-    num_images: int
-
-    @property
-    def has_interval(self) -> bool:
-        """One image has no spread: its deviation of 0 would make every difference look certain."""
-        return self.num_images > 1 and bool(np.isfinite(self.std))
-
-    @property
-    def low(self) -> float:
-        # Neither a distance in diagonals nor a normalised entropy leaves [0, 1].
-        return max(0.0, self.mean - COVERAGE * self.std) if self.has_interval else float("nan")
-
-    @property
-    def high(self) -> float:
-        return min(1.0, self.mean + COVERAGE * self.std) if self.has_interval else float("nan")
-
-    def in_words(self) -> str:
-        if not self.has_interval:
-            return f"{self.mean:.3f} (no interval)"
-        return f"{self.mean:.3f} ({self.low:.3f} to {self.high:.3f})"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Contrast:
-    """The same quantity of two models."""
-
-    a: Estimate
-    b: Estimate
-
-    @property
-    def clear(self) -> bool:
-        """Whether the two intervals exist and do not overlap."""
-        if not (self.a.has_interval and self.b.has_interval):
-            return False
-        return self.a.high < self.b.low or self.b.high < self.a.low
-
-    @property
-    def lower(self) -> Estimate | None:
-        """The clearly lower of the two."""
-        if not self.clear:
-            return None
-        return self.a if self.a.mean < self.b.mean else self.b
-
-    def verdict(self, clear_words: str) -> str:
-        if self.lower is not None:
-            return f"The intervals do not overlap: {clear_words.format(quoted(self.lower.label))}."
-        if self.a.has_interval and self.b.has_interval:
-            return "The intervals overlap: no clear difference."
-        return "An interval needs at least two images: no clear difference can be stated."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,10 +39,6 @@ class Reading:
         return self.sentences[0]
 
 
-def quoted(label: str) -> str:
-    return f"“{shorten(label, LABEL_LIMIT)}”"
-
-
 def most_local_head(model: ModelHeads) -> Estimate:
     """The head with the smallest mean attention distance of the whole model."""
     rows = _existing_heads(model)
@@ -121,6 +50,7 @@ def most_local_head(model: ModelHeads) -> Estimate:
         mean=float(row["mad"]),
         std=float(row["mad_std"]),
         num_images=int(row["num_images"]),
+        uniform=model.uniform_distance(int(row["layer"])),
     )
 
 
@@ -135,6 +65,7 @@ def first_layer_mean(model: ModelHeads, metric: Literal["mad", "entropy"] = "mad
         mean=float(rows[metric].mean()),
         std=float(rows[f"{metric}_std"].mean(skipna=False)),
         num_images=int(rows["num_images"].min()),
+        uniform=model.uniform_distance(int(rows["layer"].iloc[0])) if metric == "mad" else None,
     )
 
 
@@ -170,6 +101,7 @@ def compare(a: ModelHeads, b: ModelHeads) -> Reading:
             f"{layers.b.in_words()} for {quoted(b.label)}. " + layers.verdict("{} has the more local first layer"),
             f"The entropy of the first layer's attention (1: uniform) is {focus.a.in_words()} for {quoted(a.label)} "
             f"and {focus.b.in_words()} for {quoted(b.label)}. " + focus.verdict("{} looks more selectively"),
+            *_about_grids(layers),
             BRACKETS,
             ONE_RUN,
         ),
@@ -178,6 +110,26 @@ def compare(a: ModelHeads, b: ModelHeads) -> Reading:
         most_local_head=heads,
         first_layer=layers,
         focus=focus,
+    )
+
+
+def compare_with_first(models: Sequence[ModelHeads]) -> list[Reading]:
+    """Every further model compared with the first one, the clearest finding first; empty for a single model."""
+    return sorted((compare(models[0], model) for model in models[1:]), key=_clearness, reverse=True)
+
+
+def _clearness(reading: Reading) -> int:
+    """How many numbers clearly differ; none where they contradict each other."""
+    return (reading.most_local_head.clear + reading.first_layer.clear) if reading.clear else 0
+
+
+def _about_grids(contrast: Contrast) -> tuple[str, ...]:
+    if not contrast.grids_differ:
+        return ()
+    a, b = contrast.a, contrast.b
+    return (
+        f"Their grids differ: a head of the first layer that looks everywhere alike has a distance of {a.uniform:.3f} "
+        f"in {quoted(a.label)} and {b.uniform:.3f} in {quoted(b.label)}.",
     )
 
 

@@ -3,16 +3,18 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+import pandas as pd
+
 from nearsight.report.figures import heatmaps, mad_entropy_plane, mad_profiles, save_figure
 from nearsight.report.inputs import ModelHeads, read_heads, read_history
 from nearsight.train import RunFolder
 
 
-def model_heads(folder: RunFolder, label: str, *, heads: Path | None = None) -> ModelHeads:
-    """A finished run's heads (or those in another heads.csv) with all that the page says about how they came to be."""
+def model_heads(folder: RunFolder, label: str, *, heads: pd.DataFrame | None = None) -> ModelHeads:
+    """A finished run's heads (or others of its model) with all that the page says about how they came to be."""
     return ModelHeads(
         label=label,
-        heads=read_heads(heads or folder.heads),
+        heads=read_heads(folder.heads) if heads is None else heads,
         history=read_history(folder.path / "history.csv"),
         test_accuracy=folder.read_result()["test_acc"],
         config=folder.read_config().to_json(),

@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from nearsight.report.estimates import Estimate
 from nearsight.report.figures.style import model_style
 from nearsight.report.inputs import ModelHeads, shorten
-from nearsight.report.reading import Estimate, first_layer_mean, layer_table, most_local_head
+from nearsight.report.reading import first_layer_mean, layer_table, most_local_head
 
 NUMBER_TITLES = {
     "min_mad": "min MAD",

@@ -220,4 +220,4 @@ def measure_on_test(model: torch.nn.Module, dataset: Dataset, num_images: int, d
     chosen = measuring_subset(len(dataset.test), num_images)
     mean_C, std_C = grey_levels(dataset.mean, device), grey_levels(dataset.std, device)
     batches = (normalize(dataset.test.images_NCHW[index].to(device), mean_C, std_C) for index in chosen.split(256))
-    return measure(model, batches, batch_size=256, device=device)
+    return measure(model, batches, batch_size=256, device=device, precision="float64")

@@ -1,4 +1,4 @@
-"""The figures of S1 and of the page, as matplotlib figures.
+"""The figures of S1, of the page and of the further measurements, as matplotlib figures.
 
 They are made with matplotlib's object interface only: no window, no global current figure, usable from any thread.
 """
@@ -9,13 +9,17 @@ from nearsight.report.figures.heat import heatmaps
 from nearsight.report.figures.intervals import locality_intervals
 from nearsight.report.figures.plane import mad_entropy_plane
 from nearsight.report.figures.profiles import mad_profiles
+from nearsight.report.figures.rollout import rollout_overlays
+from nearsight.report.figures.similarity import similarity_heatmap
 
 __all__ = [
     "heatmaps",
     "locality_intervals",
     "mad_entropy_plane",
     "mad_profiles",
+    "rollout_overlays",
     "save_figure",
+    "similarity_heatmap",
     "svg_text",
     "training_curves",
 ]

@@ -1,0 +1,124 @@
+"""`nearsight measure --what …`: what there is to see beside distance and entropy, as tables and figures."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+from torch import Tensor
+
+from nearsight.commands.subjects import Subject
+from nearsight.errors import InputError, unknown_name
+from nearsight.files import output_folder, replacing
+from nearsight.lens import WHAT, HeadTable, LayerSimilarity, attention_rollout, layer_similarity
+from nearsight.lens.registry import MEASUREMENTS
+from nearsight.report import rollout_overlays, save_figure, similarity_heatmap
+
+NUM_ROLLOUTS = 8
+"""Pictures that are shown under their rollout."""
+CKA_BATCH = 64
+
+
+def check_what(what: Sequence[str], num_models: int) -> tuple[str, ...]:
+    """The names that --what gives, separated by spaces or commas, each once."""
+    names = tuple(dict.fromkeys(name for text in what for name in text.replace(",", " ").split()))
+    for name in names:
+        if name not in WHAT:
+            raise unknown_name("measurement of --what", name, WHAT)
+    if "cka" in names and num_models > 2:
+        raise InputError(f"--what cka compares the layers of one model or of two, not of {num_models}")
+    return names
+
+
+def in_the_table(what: Sequence[str]) -> list[str]:
+    """Those that `nearsight.measure` takes."""
+    return [name for name in what if name in MEASUREMENTS]
+
+
+@dataclass(frozen=True)
+class Further:
+    """What was found of models beside their tables of heads: figures, and tables that are not per head."""
+
+    similarity: LayerSimilarity | None
+    figures: dict[str, Figure]
+
+    def write(self, out: Path) -> list[Path]:
+        files: list[Path] = []
+        if self.similarity is not None:
+            files.append(out / "cka.csv")
+            _write_csv(files[0], self.similarity)
+        if self.figures:
+            folder = output_folder(out / "figures")
+            files += [path for name, figure in self.figures.items() for path in save_figure(figure, folder, name)]
+        return files
+
+
+def look_further(
+    subjects: Sequence[Subject], names: Sequence[str], what: Sequence[str], device: torch.device
+) -> Further:
+    """CKA and rollout of these models, if they are asked for; `names` tell their figures apart."""
+    figures: dict[str, Figure] = {}
+    similarity: LayerSimilarity | None = None
+    if "cka" in what:
+        one, other = subjects[0], subjects[-1]
+        similarity = layer_similarity(
+            one.model,
+            one.images.batches(CKA_BATCH),
+            None if other is one else other.model,
+            other_images=None if other is one else other.images.batches(CKA_BATCH),
+            batch_size=CKA_BATCH,
+            device=device,
+        )
+        other_label = None if other is one else other.label
+        figures["cka"] = similarity_heatmap(similarity, label=one.label, other_label=other_label)
+    if "rollout" in what:
+        for subject, name in zip(subjects, names, strict=True):
+            images = next(subject.images.batches(NUM_ROLLOUTS))
+            maps = attention_rollout(subject.model, images, device=device)
+            title = f"rollout-{name}" if len(subjects) > 1 else "rollout"
+            figures[title] = rollout_overlays(_as_seen(images), maps.numpy(), label=subject.label)
+    return Further(similarity, figures)
+
+
+def write_extra_tables(table: HeadTable, what: Sequence[str], folder: Path) -> list[Path]:
+    """Per head and per layer, what was asked for beyond distance and entropy."""
+    files = []
+    for per, asked in (("head", {"shares", "quantiles"}), ("layer", {"features"})):
+        if asked & set(what):
+            frame = table.extra_frame("head" if per == "head" else "layer")
+            files.append(folder / f"extra-{per}s.csv")
+            with replacing(files[-1]) as temporary:
+                frame.to_csv(temporary, index=False)
+    return files
+
+
+def summary(table: HeadTable, what: Sequence[str]) -> Iterator[str]:
+    """A line for each further measurement."""
+    if "shares" in what:
+        means = {said: float(np.nanmean(table.extra[f"share_{name}"])) for name, said in _SAID.items()}
+        yield f"Of all attention, {', '.join(f'{share:.1%} is on {said}' for said, share in means.items() if share)}."
+    if "quantiles" in what:
+        median = table.distance_quantiles([0.5])[..., 0]
+        nearest, farthest = np.nanmin(median), np.nanmax(median)
+        yield f"Half of a head's attention is paid within {nearest:.3f} to {farthest:.3f} diagonals, by head."
+    if "features" in what:
+        first, last = table.extra["locality_score"][[0, -1]]
+        yield f"Locality score of the tokens: {first:.3f} after the first layer, {last:.3f} after the last."
+
+
+_SAID = {"self": "the patch itself", "neighbours": "its 8 neighbours", "cls": "CLS", "registers": "registers"}
+
+
+def _as_seen(images_BCHW: Tensor) -> list[NDArray[np.float64]]:
+    """Pictures from normalised images: stretched between their own extremes, since all that counts is to know them."""
+    pictures = images_BCHW.double().cpu().permute(0, 2, 3, 1)
+    low, high = (function(pictures, dim=(1, 2, 3), keepdim=True) for function in (torch.amin, torch.amax))
+    return list(((pictures - low) / (high - low).clamp(min=1e-12)).numpy())
+
+
+def _write_csv(path: Path, similarity: LayerSimilarity) -> None:
+    with replacing(path) as temporary:
+        similarity.to_frame().to_csv(temporary, index=False)

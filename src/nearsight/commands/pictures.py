@@ -1,0 +1,137 @@
+"""The images that `nearsight measure` looks at: a folder, a data set's test images, or the embedded set."""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+from timm.data import create_transform
+from torch import Tensor
+
+from nearsight.augment import grey_levels, normalize
+from nearsight.data import DATASETS, Dataset, data_folder, load_dataset, make_shapes, measuring_subset
+from nearsight.data.decoding import open_rgb
+from nearsight.data.image_folder import TEST_NAMES, readable_images
+from nearsight.data.loading import find_source
+from nearsight.errors import unknown_name
+
+EMBEDDED_SIZE = 64
+
+
+@dataclass(frozen=True)
+class FilePictures:
+    """Image files, opened one at a time."""
+
+    name: str
+    paths: Sequence[Path]
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int, /) -> Image.Image:
+        return open_rgb(self.paths[index])
+
+
+@dataclass(frozen=True)
+class PixelPictures:
+    """Images in memory."""
+
+    name: str
+    images_NCHW: Tensor
+
+    def __len__(self) -> int:
+        return len(self.images_NCHW)
+
+    def __getitem__(self, index: int, /) -> Image.Image:
+        return Image.fromarray(self.images_NCHW[index].permute(1, 2, 0).numpy())
+
+
+Pictures = FilePictures | PixelPictures
+"""Images before a model's own preparation."""
+
+
+def find_pictures(images: str | None, num_images: int, data_dir: Path | None) -> Pictures:
+    """The pictures that --images names, at most `num_images` of them, and always the same ones."""
+    if images is None:
+        pixels = make_shapes(num_images, image_size=EMBEDDED_SIZE, split="test").images_NCHW
+        return PixelPictures("the embedded set", pixels)
+    if images in DATASETS:
+        return _test_pictures(images, num_images, data_dir)
+    folder = Path(images)
+    if not folder.exists() and "/" not in images and "\\" not in images:
+        raise unknown_name("data set, nor a folder that is there", images, DATASETS)
+    return FilePictures(images, readable_images(folder, num_images))
+
+
+def _test_pictures(name: str, num_images: int, data_dir: Path | None) -> Pictures:
+    spec = DATASETS[name]
+    if spec.find is not None:
+        source = find_source(name, spec, data_folder(data_dir), spec.image_size)
+        *others, last = source.files
+        if others and last.is_dir() and last.name in TEST_NAMES:
+            # A tree of pictures: a few of them, at their own size, need no decoded copy of the whole set.
+            return FilePictures(f"{name}, test", readable_images(last, num_images))
+    # The training images are not looked at; of a set that is drawn, one is the least there can be.
+    test = load_dataset(name, data_dir=data_dir, num_train=1).test
+    return PixelPictures(f"{name}, test", test.images_NCHW[measuring_subset(len(test), num_images)])
+
+
+@dataclass(frozen=True)
+class PreparedImages:
+    """Pictures prepared as a data config of timm says."""
+
+    pictures: Pictures
+    data_config: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        return self.pictures.name
+
+    def __len__(self) -> int:
+        return len(self.pictures)
+
+    def batches(self, batch_size: int) -> Iterator[Tensor]:
+        """Prepared by threads, one batch ahead of the model that looks at them."""
+        prepare = create_transform(**self.data_config, is_training=False)
+        waiting: list[Future[Tensor]] = []
+        with ThreadPoolExecutor(os.cpu_count()) as threads:
+            try:
+                for begin in range(0, len(self), batch_size):
+                    indices = range(begin, min(begin + batch_size, len(self)))
+                    coming = [threads.submit(lambda index: prepare(self.pictures[index]), index) for index in indices]
+                    if waiting:
+                        yield torch.stack([future.result() for future in waiting])
+                    waiting = coming
+                yield torch.stack([future.result() for future in waiting])
+            finally:
+                threads.shutdown(cancel_futures=True)  # nobody may ask for the rest
+
+
+@dataclass(frozen=True)
+class RunImages:
+    """The measuring subset of a data set's test images, as its runs are trained on them and measured at their end."""
+
+    dataset: Dataset
+    num_images: int
+    device: torch.device
+
+    @property
+    def name(self) -> str:
+        return f"{self.dataset.name}, test"
+
+    def __len__(self) -> int:
+        return min(self.num_images, len(self.dataset.test))
+
+    def batches(self, batch_size: int) -> Iterator[Tensor]:
+        chosen = measuring_subset(len(self.dataset.test), self.num_images)
+        mean_C, std_C = grey_levels(self.dataset.mean, self.device), grey_levels(self.dataset.std, self.device)
+        for index in chosen.split(batch_size):
+            yield normalize(self.dataset.test.images_NCHW[index].to(self.device), mean_C, std_C)
+
+
+Images = PreparedImages | RunImages
+"""Images as a model takes them."""

@@ -1,0 +1,174 @@
+"""Weights from a file that somebody trained: safetensors, or what `torch.save` wrote, read without running its code.
+
+Training scripts wrap a model's weights in dictionaries ("state_dict", "teacher", …) and its names in prefixes
+("module.", "backbone.", …). Both are undone where that makes the names fit, and the note that is returned says so.
+"""
+
+import argparse
+import re
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from nearsight.errors import InputError
+
+# The first that is there is taken: averaged weights before raw ones, and of DINO's two networks the teacher, because
+# these are the ones that are evaluated.
+_NESTINGS = (
+    *("state_dict_ema", "model_ema", "ema", "teacher", "state_dict", "model_state_dict", "model", "student"),
+    *("module", "weights"),
+)
+_PREFIXES = re.compile(r"(?:(?:module|_orig_mod|backbone|model)\.)+")
+_BEHIND_ATTENTION = ("head", "heads", "head_dist", "fc", "fc_norm", "classifier", "pre_logits")
+_SHOWN = 3
+
+Weights = dict[str, Tensor]
+
+
+def load_checkpoint(model: nn.Module, path: Path) -> str:
+    """Load the weights of a file into `model`; a sentence that says what was taken, left out and not used.
+
+    Every weight in front of the classifier must be there with its shape; the classifier may differ, because attention
+    does not depend on it.
+    """
+    stored, opened = _unwrapped(_read(path))
+    if not stored:
+        raise InputError(f"{path} holds no weights: no tensors by name, nor a {', '.join(_NESTINGS)} with them")
+    prefix, weights, converted = _best_fit(model, stored)
+    own = model.state_dict()
+    left_out = [name for name, weight in own.items() if name not in weights or weights[name].shape != weight.shape]
+    missing = [name for name in left_out if not _is_behind_attention(model, name)]
+    if missing:
+        raise _unfit(path, missing, weights, own)
+    model.load_state_dict({name: weights[name] for name in own if name not in left_out}, strict=False)
+
+    def resized(name: str) -> bool:
+        return prefix + name in stored and stored[prefix + name].shape != own[name].shape
+
+    steps = [
+        f"from the entry {'.'.join(opened)!r}" if opened else "",
+        f"without the prefix {prefix!r}" if prefix else "",
+        "with names as timm converts them" if converted else "",
+    ]
+    lists = {
+        "resized": [name for name in own if name not in left_out and resized(name)],
+        "left random, as attention does not need it": left_out,
+        "not used": [name for name in weights if name not in own]
+        + [name for name in stored if not name.startswith(prefix)],
+    }
+    taken = f"weights of {path.name} {', '.join(filter(None, steps))}".rstrip()
+    return "; ".join([taken, *(f"{what}: {_some(names)}" for what, names in lists.items() if names)])
+
+
+def _read(path: Path) -> Any:
+    if not path.is_file():
+        raise InputError(f"{path} is {'a folder' if path.is_dir() else 'not there'}, but a file of weights is needed")
+    if path.suffix == ".safetensors":
+        try:
+            return load_file(path)
+        except (SafetensorError, OSError) as error:
+            raise InputError(f"{path} is damaged or is not a safetensors file ({error})") from error
+    try:
+        # Namespace holds nothing but values; the checkpoints of DINO, DeiT and MAE keep their arguments in one.
+        with torch.serialization.safe_globals([argparse.Namespace]), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about the pickle's version, before the error that says more
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch, zipfile and pickle raise many kinds
+        foreign = _foreign_objects(path)
+        if foreign:
+            raise InputError(
+                f"{path} holds more than weights ({_some(foreign)}); such a file can run any code when it is loaded, "
+                "so it is refused: save the model's state_dict() alone, or as safetensors"
+            ) from error
+        raise InputError(
+            f"{path} is damaged, or neither a safetensors file nor one of weights that torch.save wrote"
+        ) from error
+
+
+def _foreign_objects(path: Path) -> list[str]:
+    """What a pickle would import, found without loading it."""
+    try:
+        names = torch.serialization.get_unsafe_globals_in_checkpoint(path)
+    except Exception:  # not a checkpoint at all
+        return []
+    return sorted(set(names) - {"argparse.Namespace"})
+
+
+def _unwrapped(stored: Any) -> tuple[Weights, tuple[str, ...]]:
+    """The weights inside the usual nestings, and the entries that were opened on the way."""
+    if not isinstance(stored, Mapping):
+        return {}, ()
+    for name in _NESTINGS:
+        weights, opened = _unwrapped(stored.get(name))
+        if weights:
+            return weights, (name, *opened)
+    return {str(name): value for name, value in stored.items() if isinstance(value, Tensor)}, ()
+
+
+def _best_fit(model: nn.Module, stored: Weights) -> tuple[str, Weights, bool]:
+    """(prefix to remove, the weights without it, whether timm's conversion was used) that fits the most weights."""
+    own = model.state_dict()
+    prefixes = {""}
+    for name in stored:
+        if match := _PREFIXES.match(name):
+            words = match.group().split(".")[:-1]
+            prefixes |= {".".join(words[: count + 1]) + "." for count in range(len(words))}
+    candidates: list[tuple[str, Weights, bool]] = []
+    for prefix in sorted(prefixes, key=len):
+        plain = {name.removeprefix(prefix): weight for name, weight in stored.items() if name.startswith(prefix)}
+        candidates.append((prefix, plain, False))
+        if convert := _timm_conversion(model):
+            try:
+                candidates.append((prefix, convert(dict(plain), model), True))
+            except Exception:  # made for other names: then it is not the way to read this file
+                continue
+
+    def fitting(candidate: tuple[str, Weights, bool]) -> int:
+        return sum(name in own and weight.shape == own[name].shape for name, weight in candidate[1].items())
+
+    return max(candidates, key=fitting)  # of equals the first: the shortest prefix, unconverted
+
+
+def _timm_conversion(model: nn.Module) -> Callable[[Weights, nn.Module], Weights] | None:
+    """timm's own conversion of published weights to its names and to the model's image size, where it has one."""
+    for kind in type(model).__mro__:
+        convert = getattr(sys.modules.get(kind.__module__), "checkpoint_filter_fn", None)
+        if convert is not None and kind.__module__.startswith("timm."):
+            found: Callable[[Weights, nn.Module], Weights] = convert
+            return found
+    return None
+
+
+def _is_behind_attention(model: nn.Module, name: str) -> bool:
+    config: Any = getattr(model, "pretrained_cfg", None)
+    named = config.get("classifier") if isinstance(config, Mapping) else None
+    heads = (*_BEHIND_ATTENTION, *((named,) if isinstance(named, str) else named or ()))
+    return any(name.startswith(f"{head}.") for head in heads)
+
+
+def _unfit(path: Path, missing: list[str], weights: Weights, own: Mapping[str, Tensor]) -> InputError:
+    if not weights.keys() & own.keys():
+        return InputError(f"{path} has none of the model's weights; it holds {_some(weights)}")
+    absent = [name for name in missing if name not in weights]
+    if absent:
+        return InputError(
+            f"{path} lacks {len(absent)} of the model's {len(own)} weights: {_some(absent)}; is it of another model?"
+        )
+    name = missing[0]
+    return InputError(
+        f"{path} has {name} as {list(weights[name].shape)}, but the model's is {list(own[name].shape)} "
+        f"({len(missing)} differ in all); is it of another model, or of another --image-size?"
+    )
+
+
+def _some(names: Iterable[str]) -> str:
+    names = list(names)
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more

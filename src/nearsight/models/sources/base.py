@@ -1,0 +1,106 @@
+"""What every source gives, and what the sources share."""
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
+from torch import nn
+
+from nearsight.errors import InputError
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourcedModel:
+    """A model that is ready to be looked at, and how images have to be prepared for it."""
+
+    label: str
+    """Its name for people, with what its weights are."""
+    model: nn.Module
+    """In eval mode; takes normalised images [B, 3, H, W]."""
+    data_config: Mapping[str, Any] = field(default_factory=dict)
+    """What `timm.data.create_transform` wants: input_size, mean, std, interpolation, crop_pct, crop_mode."""
+    notes: tuple[str, ...] = ()
+    """What was done or assumed on the way, a sentence each."""
+
+    @property
+    def image_size(self) -> tuple[int, int]:
+        _, rows, columns = self.data_config["input_size"]
+        return int(rows), int(columns)
+
+
+def preparation(
+    image_size: tuple[int, int],
+    *,
+    mean: tuple[float, ...] = IMAGENET_DEFAULT_MEAN,
+    std: tuple[float, ...] = IMAGENET_DEFAULT_STD,
+    interpolation: str = "bicubic",
+    resize_to: int | None = None,
+    crop_mode: str = "center",
+) -> dict[str, Any]:
+    """A data config. `resize_to`: the side an image is resized to before `image_size` is cut out of it."""
+    # timm divides by the fraction and rounds down: a thousandth of a pixel keeps that from ending one pixel short.
+    crop_pct = 1.0 if resize_to is None or resize_to == image_size[0] else image_size[0] / (resize_to + 1e-3)
+    return {
+        "input_size": (3, *image_size),
+        "mean": tuple(mean),
+        "std": tuple(std),
+        "interpolation": interpolation,
+        "crop_pct": crop_pct,
+        "crop_mode": crop_mode,
+    }
+
+
+def one_line(error: BaseException, limit: int = 300) -> str:
+    """The message of somebody else's error as part of a sentence."""
+    text = " ".join(str(error).split()).rstrip(".") or type(error).__name__
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Libraries that load from the hub log retries and load reports; what matters of them becomes an error or note."""
+    loggers = [logging.getLogger(name) for name in ("transformers", "huggingface_hub")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+def downloading(name: str, fetch: Callable[[], Any]) -> Any:
+    """What `fetch` gives; no network, no such repository and no such file become one line."""
+    try:
+        with quiet():
+            return fetch()
+    except OSError as error:  # also the hub's own errors and those of urllib
+        raise InputError(
+            f"{name} could not be loaded: {one_line(error)}; check the name and the network, or give local weights"
+        ) from error
+
+
+def try_forward(sourced: SourcedModel, device: torch.device) -> None:
+    """One image through the model: what does not fit its own forward is the caller's business, and is said so."""
+    rows, columns = sourced.image_size
+    parameter = next(sourced.model.parameters(), torch.empty(0))
+    home, dtype = parameter.device, parameter.dtype
+    try:
+        with torch.no_grad():
+            sourced.model.to(device)(torch.zeros(1, 3, rows, columns, device=device, dtype=dtype))
+            sourced.model.to(home)
+    except torch.OutOfMemoryError as error:
+        raise InputError(
+            f"{sourced.label} does not fit into the memory of {device} with one image of {rows}×{columns} pixels; "
+            "use --device cpu or a smaller --image-size"
+        ) from error
+    except Exception as error:  # it is a foreign model: anything can happen
+        raise InputError(
+            f"{sourced.label} fails on an image of {rows}×{columns} pixels: {type(error).__name__}: {one_line(error)}; "
+            "if it wants another size, say so with --image-size"
+        ) from error
