@@ -1,5 +1,6 @@
 """The README's examples run as they stand there."""
 
+import json
 import re
 from pathlib import Path
 
@@ -31,3 +32,12 @@ def test_both_commands_are_shown_and_exist() -> None:
     for command in ("demo", "test"):
         assert f"make {command}" in TEXT
         assert f"\n{command}: " in makefile
+
+
+def test_the_cost_of_measuring_is_what_was_measured() -> None:
+    rows = json.loads((README.parent / "results/bench-measure/h200.json").read_text())["rows"]
+    for row in rows:
+        slower, maps = row["ratio"], row["maps_ms"] / row["forward_ms"]
+        extra, extra_of_maps = row["extra_bytes"] / 1e6, row["maps_extra_bytes"] / 1e6
+        line = f"| {row['num_tokens']:,} | {slower:.2f} × | {maps:.2f} × | {extra:.1f} of {extra_of_maps:,.0f} MB |"
+        assert line in TEXT

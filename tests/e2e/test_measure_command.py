@@ -319,3 +319,44 @@ def test_bad_input_is_answered_in_one_line_and_writes_nothing(
     assert words in complaint(*arguments, capsys=capsys)
     assert files(folder) == before
     assert not (folder / "runs").exists()
+
+
+def test_what_else_there_is_to_see(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each further measurement writes what it says, and says the numbers of the library."""
+    assert main(["measure", TWO, *FEW, "--out", "out", "--what", "shares,quantiles", "features", "cka", "rollout"]) == 0
+    printed = capsys.readouterr().out
+    assert "is on the patch itself" in printed
+    assert "Also: out/cka.csv" in printed
+    heads, layers = pd.read_csv("out/extra-heads.csv"), pd.read_csv("out/extra-layers.csv")
+    assert len(heads) == 4
+    table = HeadTable.load("out/heads.npz")
+    np.testing.assert_allclose(heads["share_self"], table.extra["share_self"].ravel())
+    np.testing.assert_allclose(layers["locality_score"], table.extra["locality_score"])
+    similarity = pd.read_csv("out/cka.csv")
+    assert list(similarity.columns) == ["layer", "layer_name", "other_layer", "other_layer_name", "cka"]
+    assert len(similarity) == 4
+    for name in ("cka", "rollout"):
+        assert (folder / "out" / "figures" / f"{name}.png").stat().st_size > 1000
+
+
+def test_cka_between_two_models_and_rollout_of_each(quick: None) -> None:
+    assert main(["measure", TWO, THREE, *FEW, "--out", "out", "--what", "cka", "rollout"]) == 0
+    similarity = pd.read_csv("out/cka.csv")
+    assert len(similarity) == 2 * 3
+    assert len(list(Path("out/figures").glob("rollout-*.png"))) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([TWO, "--what", "share"], "did you mean 'shares'"),
+        (
+            [TWO, THREE, "compact_vit", "--what", "cka"],
+            "--what cka compares the layers of one model or of two, not of 3",
+        ),
+    ],
+)
+def test_what_is_refused(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["measure", *arguments, *FEW, "--out", "out"]) == 2
+    assert said in capsys.readouterr().err
+    assert not Path("out").exists()
