@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from nearsight.bench import augment
+from nearsight.bench import augment, loader
 
 
 @pytest.fixture(scope="module")
@@ -28,13 +28,13 @@ def test_rows(rows):
 
 def test_both_sides_see_the_same_work():
     """One step of each: normalised float images of the same scale, and targets that sum to 1."""
-    images = augment.picture_like_images(64)
+    images = loader.picture_like_images(64)
     labels = torch.arange(64) % 10
     for kind in ("PIL", "tensors"):
-        loader = augment.torchvision_loader(
+        batches = loader.torchvision_loader(
             images, labels, kind, batch_size=16, num_classes=10, mean=(0.5,) * 3, std=(0.25,) * 3, num_workers=0
         )
-        batch, targets = next(iter(loader))
+        batch, targets = next(iter(batches))
         assert batch.shape == (16, 3, 32, 32)
         assert batch.dtype == torch.float32
         assert batch.abs().max() <= 2.0001
@@ -42,7 +42,7 @@ def test_both_sides_see_the_same_work():
 
 
 def test_pictures_are_not_noise():
-    images = augment.picture_like_images(20).float()
+    images = loader.picture_like_images(20).float()
     neighbour = (images[..., 1:] - images[..., :-1]).abs().mean()
     assert neighbour < 0.4 * images.std()
 

@@ -194,14 +194,3 @@ def test_killed_at_three_random_moments_it_ends_as_if_nothing_had_happened(tmp_p
     pd.testing.assert_frame_equal(a, b, check_exact=True)
     for name in ("model.safetensors", "heads.csv", "result.json"):
         assert (whole / name).read_bytes() == (killed / name).read_bytes()
-
-
-def test_an_interrupt_is_answered_with_130(tmp_path: Path) -> None:
-    process = train_process(tmp_path / "run")
-    while process.poll() is None and not (tmp_path / "run" / "history.csv").exists():
-        time.sleep(0.01)
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert errors.splitlines()[-1] == "nearsight: interrupted; the same command continues where it was"
-    assert "Traceback" not in errors

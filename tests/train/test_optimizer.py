@@ -16,6 +16,11 @@ def cell_weights(seed: int) -> dict[str, torch.Tensor]:
     return {name: torch.randn(shape, generator=generator) for name, shape in SHAPES.items()}
 
 
+def flat(cells: list[dict[str, torch.Tensor]]) -> torch.Tensor:
+    """[K, P], in the order of the parameters."""
+    return torch.stack([torch.cat([cell[name].flatten() for name in SHAPES]) for cell in cells])
+
+
 @pytest.mark.parametrize("decay_all", [True, False])
 def test_every_cell_equals_torchs_adamw(decay_all: bool) -> None:
     cells = [cell_weights(seed) for seed in range(3)]
@@ -47,8 +52,7 @@ def test_every_cell_equals_torchs_adamw(decay_all: bool) -> None:
             for group in reference.param_groups:
                 group["lr"] = LR[k] * factor
             reference.step()
-        together = [torch.stack([gradient[name] for gradient in gradients]) for name in SHAPES]
-        stacked.step(together, torch.tensor(LR) * factor)
+        stacked.step(flat(gradients), torch.tensor(LR) * factor)
     for k, cell in enumerate(cells):
         for name in SHAPES:
             torch.testing.assert_close(stacked.weights[name][k], cell[name].detach(), rtol=2e-6, atol=1e-6)
@@ -70,9 +74,8 @@ def test_selected_cells_go_on_as_before() -> None:
             clip_norm=[CLIP[seed] for seed in seeds],
         )
 
-    def gradients(seeds: list[int], step: int) -> list[torch.Tensor]:
-        cells = [cell_weights(100 * seed + step) for seed in seeds]
-        return [torch.stack([cell[name] for cell in cells]) for name in SHAPES]
+    def gradients(seeds: list[int], step: int) -> torch.Tensor:
+        return flat([cell_weights(100 * seed + step) for seed in seeds])
 
     together, alone = start([0, 1, 2]), start([2])
     for step in range(3):
@@ -91,6 +94,22 @@ def test_no_clipping_means_no_limit() -> None:
     optimizer = AdamW.start(
         {"w": torch.zeros(1, 2, 2)}, betas=(0.0, 0.0), weight_decay=[0], decay_all=[False], clip_norm=[None]
     )
-    optimizer.step([torch.full((1, 2, 2), 1e20)], torch.tensor([1.0]))
+    optimizer.step(torch.full((1, 4), 1e20), torch.tensor([1.0]))
     assert math.isfinite(float(optimizer.weights["w"].sum()))
     assert not optimizer.clips
+
+
+def test_parameters_by_name_are_the_tensor_itself() -> None:
+    cells = [cell_weights(seed) for seed in range(2)]
+    optimizer = AdamW.start(
+        {name: torch.stack([cell[name] for cell in cells]) for name in SHAPES},
+        betas=(0.9, 0.999),
+        weight_decay=[0, 0],
+        decay_all=[False] * 2,
+        clip_norm=[None] * 2,
+    )
+    torch.testing.assert_close(optimizer.weights_KP, flat(cells))
+    for name, weight in optimizer.weights.items():
+        torch.testing.assert_close(weight[1], cells[1][name])
+        weight[0] = 7.0  # as resuming a cell does
+    assert (optimizer.weights_KP[0] == 7).all()

@@ -20,23 +20,25 @@ import os
 import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
+from typing import get_args
 
 import torch
-from PIL import Image
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, default_collate
-from torchvision.transforms import v2
 
 from nearsight.augment import Augmentation, AutoAugment, CutMix, HorizontalFlip, Pipeline, RandomCrop
 from nearsight.augment.threads import threads_for
+from nearsight.bench.loader import (
+    CIFAR100_MEAN,
+    CIFAR100_STD,
+    CUTMIX_P,
+    PADDING,
+    Kind,
+    Loader,
+    picture_like_images,
+    torchvision_loader,
+)
 from nearsight.bench.memory import PeakMemory
 from nearsight.randomness import Draws
-
-CIFAR100_MEAN = (0.5071, 0.4865, 0.4409)
-CIFAR100_STD = (0.2673, 0.2564, 0.2762)
-_CUTMIX_P = 0.5
-_PADDING = 4
-_SIZE = 32
 
 Augment = Callable[[Tensor, Tensor, Draws], tuple[Tensor, Tensor]]
 
@@ -76,7 +78,7 @@ def bench_augment(
     images = picture_like_images(num_images)
     labels = torch.arange(num_images) % num_classes
     peers = {}
-    for kind in ("PIL", "tensors"):
+    for kind in get_args(Kind):
         loader = torchvision_loader(
             images,
             labels,
@@ -92,7 +94,7 @@ def bench_augment(
     fastest = max(peers.values())
     rows = [_row(what, device, 1, batch_size, speed, fastest, None) for what, speed in peers.items()]
     data, data_labels = images.to(device), labels.to(device)
-    modern: list[Augmentation] = [RandomCrop(padding=_PADDING), HorizontalFlip(), AutoAugment(), CutMix(p=_CUTMIX_P)]
+    modern: list[Augmentation] = [RandomCrop(padding=PADDING), HorizontalFlip(), AutoAugment(), CutMix(p=CUTMIX_P)]
     for cells in num_cells or ((1, 24) if on_gpu else (1,)):
         pipeline = Pipeline.stack(
             [modern] * cells, num_classes=num_classes, mean=mean, std=std, device=torch.device(device)
@@ -123,14 +125,6 @@ def _row(
         ratio=speed / peer,
         extra_bytes=extra,
     )
-
-
-def picture_like_images(num: int) -> Tensor:
-    """uint8 [N, 3, 32, 32]: smooth fields with a little noise. White noise would flatter histograms and lookups."""
-    generator = torch.Generator().manual_seed(0)
-    coarse = torch.rand(num, 3, 5, 5, generator=generator) * 255
-    smooth = torch.nn.functional.interpolate(coarse, size=(_SIZE, _SIZE), mode="bilinear")
-    return (smooth + 10 * torch.randn(smooth.shape, generator=generator)).clamp(0, 255).to(torch.uint8)
 
 
 def _our_steps(
@@ -171,69 +165,7 @@ def _captured(work: Callable[[], object]) -> Callable[[], object]:
     return replay
 
 
-class _Pictures(Dataset[tuple[Tensor, int]]):
-    """A map-style data set as torchvision's: one picture at a time, transformed in the worker."""
-
-    def __init__(self, images: Tensor, labels: Tensor, transform: Callable[[object], Tensor], *, as_pil: bool) -> None:
-        self.pictures = images
-        self.pictures_HWC = images.permute(0, 2, 3, 1).contiguous().numpy()
-        self.labels = labels.tolist()
-        self.transform = transform
-        self.as_pil = as_pil
-
-    def __len__(self) -> int:
-        return len(self.pictures)
-
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        picture = Image.fromarray(self.pictures_HWC[index]) if self.as_pil else self.pictures[index]
-        return self.transform(picture), self.labels[index]
-
-
-class _CollateWithCutMix:
-    def __init__(self, num_classes: int) -> None:
-        self.mix = v2.RandomApply([v2.CutMix(num_classes=num_classes)], p=_CUTMIX_P)
-
-    def __call__(self, samples: list[tuple[Tensor, int]]) -> tuple[Tensor, Tensor]:
-        images, labels = self.mix(*default_collate(samples))
-        return images, labels
-
-
-def torchvision_loader(
-    images: Tensor,
-    labels: Tensor,
-    kind: str,
-    *,
-    batch_size: int,
-    num_classes: int,
-    mean: Sequence[float],
-    std: Sequence[float],
-    num_workers: int,
-    pin_memory: bool = False,
-) -> DataLoader[tuple[Tensor, int]]:
-    """The same augmentations in torchvision's own way; `kind` is PIL or tensors."""
-    transform = v2.Compose(
-        [
-            v2.RandomCrop(_SIZE, padding=_PADDING),
-            v2.RandomHorizontalFlip(),
-            v2.AutoAugment(v2.AutoAugmentPolicy.CIFAR10),
-            v2.PILToTensor() if kind == "PIL" else v2.Identity(),
-            v2.ToDtype(torch.float32, scale=True),
-            v2.Normalize(mean, std),
-        ]
-    )
-    return DataLoader(
-        _Pictures(images, labels, transform, as_pil=kind == "PIL"),
-        batch_size=batch_size,
-        shuffle=True,
-        drop_last=True,
-        num_workers=num_workers,
-        persistent_workers=num_workers > 0,
-        pin_memory=pin_memory,
-        collate_fn=_CollateWithCutMix(num_classes),
-    )
-
-
-def _torchvision_steps(loader: DataLoader[tuple[Tensor, int]], device: str) -> Generator[None]:
+def _torchvision_steps(loader: Loader, device: str) -> Generator[None]:
     while True:
         for batch, targets in loader:
             batch.to(device, non_blocking=True)

@@ -1,4 +1,4 @@
-"""`nearsight bench {measure,augment}`: this project and its peers on the same work, in one process."""
+"""`nearsight bench {train,measure,augment}`: this project and its peers on the same work, in one process."""
 
 import dataclasses
 import json
@@ -9,8 +9,26 @@ from nearsight.bench.augment import bench_augment
 from nearsight.bench.augment import table as augment_table
 from nearsight.bench.measure import bench_measure
 from nearsight.bench.measure import table as measure_table
+from nearsight.bench.train import bench_train
+from nearsight.bench.train import table as train_table
 from nearsight.commands.options import find_device, parse
 from nearsight.errors import InputError, unknown_name
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainBenchOptions:
+    """Training by the Modern protocol, K models stacked against one in an ordinary loop with a DataLoader."""
+
+    device: str = "auto"
+    """Where to compute: auto (a GPU if there is one), cpu, cuda, cuda:1."""
+    num_cells: tuple[int, ...] | None = None
+    """Models per stack; each makes a row of the table; 1 8 24 on a GPU and 1 4 elsewhere."""
+    num_images: int | None = None
+    """Images to train and validate on, 4 to 1; 50000 on a GPU and 640 elsewhere."""
+    seconds: float = 5.0
+    """How long each row of the table is measured, after an epoch to warm up and for at least another."""
+    json: bool = False
+    """Print one machine-readable object instead of text."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,13 +66,25 @@ class MeasureBenchOptions:
 
 
 def main(arguments: Sequence[str]) -> int:
-    benches = {"measure": _measure, "augment": _augment}
+    benches = {"train": _train, "measure": _measure, "augment": _augment}
     if not arguments or arguments[0] in ("-h", "--help"):
         print(f"usage: nearsight bench {{{','.join(benches)}}} [OPTIONS]")
         return 0 if arguments else 2
     if arguments[0] not in benches:
         raise unknown_name("benchmark", arguments[0], benches)
     return benches[arguments[0]](list(arguments[1:]))
+
+
+def _train(arguments: list[str]) -> int:
+    options = parse(TrainBenchOptions, arguments, prog="nearsight bench train")
+    rows = bench_train(
+        device=str(find_device(options.device)),
+        num_cells=options.num_cells,
+        num_images=options.num_images,
+        seconds=options.seconds,
+    )
+    print(json.dumps([dataclasses.asdict(row) for row in rows]) if options.json else train_table(rows))
+    return 0
 
 
 def _augment(arguments: list[str]) -> int:

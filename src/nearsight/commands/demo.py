@@ -9,18 +9,22 @@ from pathlib import Path
 
 from nearsight.commands.options import Common, parse
 from nearsight.commands.progress import TrainingProgress
+from nearsight.commands.signals import stoppable
 from nearsight.files import output_folder
 from nearsight.lens import patch_grid
 from nearsight.models import load_model
 from nearsight.recipes import demo_runs
 from nearsight.report import compare, layer_table, write_page
 from nearsight.report.runs import model_heads, write_figures
-from nearsight.train import train_run
+from nearsight.train import Stop, train_run
 
 
 @dataclass(frozen=True, kw_only=True)
 class DemoOptions(Common):
-    """Train a small ViT with and without CutMix on the embedded images, measure both, and say what changed."""
+    """Train a small ViT with and without CutMix on the embedded images, measure both, and say what changed.
+
+    Stopped or killed, it continues when the same command is given again.
+    """
 
     out: Path = Path("runs/demo")
     """Folder for the two runs, the figures and the page."""
@@ -34,6 +38,11 @@ class DemoOptions(Common):
 
 def main(arguments: Sequence[str]) -> int:
     options = parse(DemoOptions, arguments, prog="nearsight demo")
+    command = shlex.join(["nearsight", "demo", *arguments])
+    return stoppable(lambda stop: _demonstrate(options, command, stop))
+
+
+def _demonstrate(options: DemoOptions, command: str, stop: Stop) -> int:
     configs = demo_runs(seed=options.seed, epochs=options.epochs, num_train=options.num_train)
     device = options.torch_device
     output_folder(options.out)
@@ -41,7 +50,7 @@ def main(arguments: Sequence[str]) -> int:
     for label, config in configs.items():
         with TrainingProgress(label) as progress:
             path = options.out / label.replace(" ", "-").lower()
-            folder = train_run(config, path, device=device, data_dir=options.data_dir, listener=progress)
+            folder = train_run(config, path, device=device, data_dir=options.data_dir, listener=progress, stop=stop)
         models.append(model_heads(folder, label))
     reading = compare(*models)
     grid_size = patch_grid(load_model(folder.model))
@@ -53,7 +62,7 @@ def main(arguments: Sequence[str]) -> int:
         models=models,
         readings=[reading],
         grid_size=grid_size,
-        command=shlex.join(["nearsight", "demo", *arguments]),
+        command=command,
     )
     if options.json:
         accuracies = {model.label: model.test_accuracy for model in models}

@@ -49,7 +49,10 @@ def write_all(out: Path, measured: Sequence[Measured], command: str) -> list[Pat
     output_folder(out)
     for one in measured:
         table, arrays = one.files()
-        write_heads(table, one.heads.heads, one.subject.epoch)
+        run = one.subject.run
+        # In its own folder, a run keeps what was measured during its training.
+        during = run.read_heads() if run is not None and table.resolve() == run.heads.resolve() else None
+        write_heads(table, one.heads.heads, one.subject.epoch, others=during)
         one.table.save(arrays)
     figures = write_figures(models, out / "figures", grid_size=grid_size)
     page = out / "report.html"

@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -110,6 +110,10 @@ class TrainingProgress(Listener):
             self._bar.update(self._task, completed=self._steps_before, status=status)
         else:
             self._say(f"epoch {row.epoch}/{self._max_epochs}: {status}, {row.seconds:.1f} s")
+
+    def split(self, sizes: Sequence[int]) -> None:
+        parts = " and ".join(map(str, sizes))
+        self._say(f"{sum(sizes)} runs do not fit into memory at once; they continue as {parts}")
 
     def finished(self, config: RunConfig, folder: RunFolder) -> None:
         if self._bar is None:

@@ -1,6 +1,6 @@
 """`measure`: how far and how selectively every head of a ViT looks, over many images."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Literal
 
@@ -105,23 +105,26 @@ class Look:
 
     def table(self) -> HeadTable:
         """What was seen; waits for the device."""
-        sites = self._found.sites
-        parts = [self._reduced[call] for call in sites]
-        values = torch.cat([part.flatten() for part in parts]).cpu().split([part.numel() for part in parts])
-        by_layer = [value.view(part.shape).numpy() for value, part in zip(values, parts, strict=True)]
-        for site, (mad, _) in zip(sites.values(), by_layer, strict=True):
-            if np.isnan(mad).any():
-                raise InputError(
-                    f"the attention of {site.name} is NaN: the model's weights or the images are not finite"
-                )
-        mads, entropies = ([layer[part] for layer in by_layer] for part in (0, 1))
-        return HeadTable(
-            tuple(site.name for site in sites.values()),
-            Moments.of(stack_layers(mads).swapaxes(0, 1)),
-            Moments.of(stack_layers(entropies).swapaxes(0, 1)),
-            self._found.skipped,
-            {name: values for part in (_geometry_arrays(self._found), *self._extra) for name, values in part.items()},
-        )
+        return table_of(self._found, self._reduced, self._extra)
+
+
+def table_of(found: Survey, reduced: Mapping[Call, Tensor], extra: Sequence[Mapping[str, Array]] = ()) -> HeadTable:
+    """The table of one batch, from what `reduce_attention` made of each attention in it; waits for the device."""
+    sites = found.sites
+    parts = [reduced[call] for call in sites]
+    values = torch.cat([part.flatten() for part in parts]).cpu().split([part.numel() for part in parts])
+    by_layer = [value.view(part.shape).numpy() for value, part in zip(values, parts, strict=True)]
+    for site, (mad, _) in zip(sites.values(), by_layer, strict=True):
+        if np.isnan(mad).any():
+            raise InputError(f"the attention of {site.name} is NaN: the model's weights or the images are not finite")
+    mads, entropies = ([layer[part] for layer in by_layer] for part in (0, 1))
+    return HeadTable(
+        tuple(site.name for site in sites.values()),
+        Moments.of(stack_layers(mads).swapaxes(0, 1)),
+        Moments.of(stack_layers(entropies).swapaxes(0, 1)),
+        found.skipped,
+        {name: values for part in (_geometry_arrays(found), *extra) for name, values in part.items()},
+    )
 
 
 def finished(looks: Iterable[Look]) -> Iterator[HeadTable]:

@@ -21,8 +21,10 @@ from nearsight.lens.geometry import Geometry
 from nearsight.lens.operations import HIDING
 from nearsight.lens.survey import Site
 
-_TILE_BYTES = 2**24
+_TILE_BYTES = 2**26
 """Of one tensor of a tile; a few of them are alive at a time."""
+_CACHED_BYTES, _FEWEST_QUERIES = 2**22, 48
+"""On a CPU tiles should stay in its cache, yet hold enough queries for a matrix product."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ class Tile:
 
 
 def reduce_attention(
-    attention: Attention, site: Site, *, dtype: torch.dtype = torch.float32, tile_bytes: int = _TILE_BYTES
+    attention: Attention, site: Site, *, dtype: torch.dtype = torch.float32, tile_bytes: int | None = None
 ) -> Tensor:
     """Mean attention distance and normalised entropy of every image and head: float64 [2, B, H].
 
@@ -70,7 +72,7 @@ def tiles(
     site: Site,
     *,
     dtype: torch.dtype = torch.float32,
-    tile_bytes: int = _TILE_BYTES,
+    tile_bytes: int | None = None,
     whole: bool = False,
 ) -> Iterator[Tile]:
     """An attention as tiles that hold no more than `tile_bytes` in one tensor, or one query of each window.
@@ -83,6 +85,10 @@ def tiles(
     else:
         source = _Fused(attention, site, dtype, whole)
     queries = source.tokens.queries
+    if tile_bytes is None:
+        on_cpu = source.others_WM.device.type == "cpu"
+        enough = min(_FEWEST_QUERIES * source.bytes_per_query, _TILE_BYTES // 4)
+        tile_bytes = max(_CACHED_BYTES, enough) if on_cpu else _TILE_BYTES
     tile = max(1, tile_bytes // (source.bytes_per_query or 1))
     for start in range(queries.start, queries.stop, tile):
         yield source.tile(slice(start, min(start + tile, queries.stop)))

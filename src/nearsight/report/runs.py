@@ -12,11 +12,14 @@ from nearsight.train import RunFolder
 
 def model_heads(folder: RunFolder, label: str, *, heads: pd.DataFrame | None = None) -> ModelHeads:
     """A finished run's heads (or others of its model) with all that the page says about how they came to be."""
+    result = folder.read_result()
     return ModelHeads(
         label=label,
         heads=read_heads(folder.heads) if heads is None else heads,
+        # Heads may have been measured all through training; the model is that of the best epoch, not of the last.
+        epoch=result["best_epoch"] if heads is None else None,
         history=read_history(folder.path / "history.csv"),
-        test_accuracy=folder.read_result()["test_acc"],
+        test_accuracy=result["test_acc"],
         config=folder.read_config().to_json(),
         provenance=folder.read_provenance(),
     )

@@ -2,8 +2,11 @@
 
 from nearsight.train.config import SCHEMA, DataConfig, RunConfig
 from nearsight.train.folder import HEADS_COLUMNS, HistoryRow, RunFolder, write_heads
+from nearsight.train.heads import measure_on_test, measure_stack
+from nearsight.train.planning import plan_stacks
 from nearsight.train.protocol import ASSUMED, PROTOCOLS, Protocol, baseline, modern
-from nearsight.train.runner import Listener, TrainingError, load_data, measure_on_test, train_run, train_stack
+from nearsight.train.runner import Listener, TrainingError, load_data, train_run, train_runs, train_stack
+from nearsight.train.stopping import Stop, StoppedError
 
 __all__ = [
     "ASSUMED",
@@ -16,12 +19,17 @@ __all__ = [
     "Protocol",
     "RunConfig",
     "RunFolder",
+    "Stop",
+    "StoppedError",
     "TrainingError",
     "baseline",
     "load_data",
     "measure_on_test",
+    "measure_stack",
     "modern",
+    "plan_stacks",
     "train_run",
+    "train_runs",
     "train_stack",
     "write_heads",
 ]

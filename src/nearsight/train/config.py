@@ -51,15 +51,35 @@ class RunConfig:
     """Arithmetic of the forward and backward; weights and optimiser are float32 in both."""
     num_measured: int = 5000
     """Test images on which the heads are measured (all, if there are fewer)."""
+    measure_every: int = 0
+    """Epochs between measurements of the heads during training, from the initial weights on; 0: only at the end."""
+    num_measured_during: int = 512
+    """Test images for those, a part of the others; their labels are not looked at."""
 
     def __post_init__(self) -> None:
         check_at_least("seed", self.seed, 0)
         check_at_least("num_measured", self.num_measured, 1)
+        check_at_least("measure_every", self.measure_every, 0)
+        check_at_least("num_measured_during", self.num_measured_during, 1)
 
     @property
     def identity(self) -> str:
-        """16 hex digits that are the same for two runs if and only if their settings are."""
-        return canonical_hash(encode(self))
+        """16 hex digits that are the same for two runs if and only if the settings that make their numbers are.
+
+        Measuring during training changes no weight, but it is part of what a run gives: a folder without the time
+        course is not the one that was asked for. Where nothing is measured, how is no setting.
+        """
+        fields = encode(self)
+        if self.measure_every == 0:
+            del fields["measure_every"], fields["num_measured_during"]
+        return canonical_hash(fields)
+
+    @property
+    def stack_key(self) -> tuple[object, ...]:
+        """What runs must have in common to train as one stack. All else is in the optimiser, the augmentations and the
+        seed, which each cell has for itself."""
+        protocol = self.protocol
+        return self.model.shape, self.data, self.precision, protocol.batch_size, protocol.betas
 
     def to_json(self) -> dict[str, Any]:
         return {"schema": SCHEMA, "identity": self.identity, "config": encode(self)}

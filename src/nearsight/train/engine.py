@@ -20,7 +20,7 @@ from nearsight.randomness import Draws
 from nearsight.train.config import RunConfig
 from nearsight.train.optimizer import AdamW
 from nearsight.train.schedule import learning_rates
-from nearsight.train.stacked import Weights, stack_weights, stacked_forward, weightless
+from nearsight.train.stacked import Weights, stack_weights, stacked_forward, verify_stacking, weightless
 
 _EVALUATION_BATCH = 512
 
@@ -80,13 +80,15 @@ class Stack:
             std=dataset.std,
             device=device,
         )
+        skeleton = weightless(models[0])
+        verify_stacking(skeleton, models, dataset.image_size)
         data = configs[0].data
         training_N, validation_N = stratified_split(dataset.train.labels_N, data.validation_fraction, data.split_seed)
         if len(training_N) < protocols[0].batch_size:
             raise InputError(f"{len(training_N)} training images do not fill one batch of {protocols[0].batch_size}")
         return cls(
             tuple(configs),
-            weightless(models[0]),
+            skeleton,
             optimizer,
             [0] * len(configs),
             pipeline,
@@ -155,12 +157,12 @@ class Stack:
         """One optimiser step of every cell; the loss of each before it."""
         images, targets_KBC = self.pipeline(images_KBCHW, labels_KB, draws)
         targets_KBC = smooth_targets(targets_KBC, self.smoothing_K)
-        weights = {name: weight.requires_grad_() for name, weight in self.weights.items()}
-        logits_KBC = self._forward(weights, images)
+        weights_KP = self.optimizer.weights_KP.detach().requires_grad_()
+        logits_KBC = self._forward(self.optimizer.arrangement.views(weights_KP), images)
         loss_K = -(targets_KBC * F.log_softmax(logits_KBC, -1)).sum(-1).mean(-1)
         # Cells share no weights, so the gradient of the sum is each cell's own gradient.
-        gradients = torch.autograd.grad(loss_K.sum(), list(weights.values()))
-        self.optimizer.step(gradients, lr_K)
+        (gradient_KP,) = torch.autograd.grad(loss_K.sum(), weights_KP)
+        self.optimizer.step(gradient_KP, lr_K)
         return loss_K.detach()
 
     def _forward(self, weights: Weights, images_KBCHW: Tensor) -> Tensor:
@@ -188,16 +190,8 @@ class Stack:
 
 def _check_alike(configs: Sequence[RunConfig], dataset: Dataset) -> None:
     """Cells of a stack share shapes; what may differ is in the optimiser, the augmentations and the seed."""
-    first = configs[0]
     for config in configs:
-        alike = (
-            config.model.shape == first.model.shape
-            and config.data == first.data
-            and config.precision == first.precision
-            and config.protocol.batch_size == first.protocol.batch_size
-            and config.protocol.betas == first.protocol.betas
-        )
-        if not alike:
+        if config.stack_key != configs[0].stack_key:
             raise InputError("cells of one stack differ in model shape, data, precision, batch size or betas")
         if dataset.name != config.data.name:
             raise InputError(f"the run is for {config.data.name}, but the data are {dataset.name}")

@@ -1,23 +1,24 @@
 """A run on disk. Every file is replaced whole, so a folder always holds a state that was true at some moment.
 
 config.json              what was asked for; written first, never changed
-checkpoint.safetensors   where training is: weights, optimiser, best weights, history
+checkpoint.safetensors   where training is: weights, optimiser, best weights, history, heads so far
 history.csv              a row per epoch (derived from the checkpoint)
 events.jsonl             what happened when, for people
 model.safetensors        the best weights, when training is over
-heads.csv                the heads of that model
+heads.csv                the heads of that model, and those during training if they were measured (from the checkpoint)
 result.json              test accuracy and the like
 provenance.json          code, libraries, machine, time; written last: a folder that has it is complete
 """
 
 import json
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import torch
 from torch import Tensor
 
 from nearsight.configuration import decode
@@ -27,6 +28,8 @@ from nearsight.tensorfile import load_tensors, save_tensors
 from nearsight.train.config import SCHEMA, RunConfig
 
 HEADS_COLUMNS = ("epoch", "layer", "layer_name", "head", "mad", "mad_std", "entropy", "entropy_std", "num_images")
+_NUMBERS = tuple(name for name in HEADS_COLUMNS if name != "layer_name")
+_HEADS_PREFIX = "heads/"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +49,8 @@ class Progress:
     """Where a run is, apart from its tensors."""
 
     history: tuple[HistoryRow, ...] = ()
+    heads: pd.DataFrame | None = field(default=None, compare=False)
+    """The rows of heads.csv that were measured during training, by epoch; None: not one was."""
 
     @property
     def epochs_done(self) -> int:
@@ -129,8 +134,13 @@ class RunFolder:
         return value
 
     def write_checkpoint(self, progress: Progress, tensors: dict[str, Tensor], config: RunConfig) -> None:
-        history = [asdict(row) for row in progress.history]
-        save_tensors(self.checkpoint, tensors, {"schema": SCHEMA, "identity": config.identity, "history": history})
+        """Put down where the run is, in one file. What people read is made from it."""
+        stored: dict[str, Any] = {"schema": SCHEMA, "identity": config.identity}
+        stored["history"] = [asdict(row) for row in progress.history]
+        if progress.heads is not None:
+            stored["layer_names"] = _layer_names(progress.heads)
+            tensors = tensors | _as_tensors(progress.heads)
+        save_tensors(self.checkpoint, tensors, stored)
         self.write_history(progress.history)
 
     def read_checkpoint(self, config: RunConfig) -> tuple[Progress, dict[str, Tensor]] | None:
@@ -145,13 +155,26 @@ class RunFolder:
         if stored.get("identity") != config.identity:
             raise InputError(f"{self.checkpoint} belongs to run {stored.get('identity')}, not {config.identity}")
         rows = tuple(decode(HistoryRow, row, f"{self.checkpoint} history") for row in stored["history"])
-        return Progress(history=rows), tensors
+        heads = {name: tensors.pop(name) for name in list(tensors) if name.startswith(_HEADS_PREFIX)}
+        frame = _as_frame(heads, stored["layer_names"]) if heads else None
+        return Progress(history=rows, heads=frame), tensors
 
     def write_history(self, rows: Sequence[HistoryRow]) -> None:
         columns = [field.name for field in fields(HistoryRow)]
         write_text(
             self.path / "history.csv", pd.DataFrame([asdict(row) for row in rows], columns=columns).to_csv(index=False)
         )
+
+    def write_heads_so_far(self, rows: pd.DataFrame) -> None:
+        """heads.csv of a run that is not over."""
+        write_text(self.heads, rows.to_csv(index=False))
+
+    def read_heads(self) -> pd.DataFrame | None:
+        """The rows of heads.csv as they are written, digit for digit; None where there are none that can be read."""
+        try:
+            return pd.read_csv(self.heads, dtype=str, keep_default_na=False)[list(HEADS_COLUMNS)].astype({"epoch": int})
+        except (OSError, KeyError, ValueError):  # pandas' own errors are ValueErrors
+            return None
 
     def log(self, event: str, **details: Any) -> None:
         """Append to events.jsonl. A line that a crash cut short is closed first, so that every line stays readable."""
@@ -165,6 +188,27 @@ class RunFolder:
             file.write(json.dumps({"time": stamp, "event": event, **details}).encode() + b"\n")
 
 
-def write_heads(path: Path, frame: pd.DataFrame, epoch: int) -> None:
-    """heads.csv of a model after so many epochs, from a frame as `HeadTable.to_frame` gives it."""
-    write_text(path, frame.assign(epoch=epoch)[list(HEADS_COLUMNS)].to_csv(index=False))
+def write_heads(path: Path, frame: pd.DataFrame, epoch: int, *, others: pd.DataFrame | None = None) -> None:
+    """heads.csv of a model after so many epochs, from a frame as `HeadTable.to_frame` gives it.
+
+    `others` are rows of the file that were measured at other epochs; those of this epoch give way.
+    """
+    frame = frame.assign(epoch=epoch)[list(HEADS_COLUMNS)]
+    if others is not None:
+        kept = others.loc[others["epoch"] != epoch, list(HEADS_COLUMNS)]
+        frame = pd.concat([kept, frame]).sort_values("epoch", kind="stable")
+    write_text(path, frame.to_csv(index=False))
+
+
+def _layer_names(heads: pd.DataFrame) -> list[str]:
+    return list(heads.drop_duplicates("layer").sort_values("layer")["layer_name"])
+
+
+def _as_tensors(heads: pd.DataFrame) -> dict[str, Tensor]:
+    """Numbers as they are, so that no digit is lost, and small: there may be a measurement after every epoch."""
+    return {f"{_HEADS_PREFIX}{name}": torch.tensor(heads[name].to_numpy()) for name in _NUMBERS}
+
+
+def _as_frame(tensors: Mapping[str, Tensor], layer_names: Sequence[str]) -> pd.DataFrame:
+    frame = pd.DataFrame({name: tensors[f"{_HEADS_PREFIX}{name}"].numpy() for name in _NUMBERS})
+    return frame.assign(layer_name=[layer_names[layer] for layer in frame["layer"]])[list(HEADS_COLUMNS)]

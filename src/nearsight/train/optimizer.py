@@ -1,10 +1,15 @@
-"""AdamW on stacked weights: K models with their own learning rates and decays, in a handful of fused passes.
+"""AdamW on stacked weights: K models with their own learning rates and decays, as one program on one tensor.
 
-Per cell it is `torch.optim.AdamW`, which has no learning rate per slice of a tensor; the tests compare the two.
+All parameters of all cells lie in one tensor [K, P], and so do their moments: an update is a few passes over it,
+however many parameters there are, and a compiled program sees K as one number. Per cell it is `torch.optim.AdamW`,
+which has no learning rate per slice of a tensor; the tests compare the two.
+
+Shape suffixes: K cells, P parameters of a cell, one after the other.
 """
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -19,17 +24,35 @@ def decays(name: str, weight_K: Tensor) -> bool:
     return weight_K.dim() - 1 >= 2 and not name.endswith(("cls_token", "pos_embed", "reg_token"))
 
 
+@dataclass(frozen=True)
+class Arrangement:
+    """Which part of a cell's parameters is which."""
+
+    shapes: dict[str, tuple[int, ...]]
+
+    def views(self, flat_KP: Tensor) -> Weights:
+        """The parameters by name, [K, …], sharing memory with the whole."""
+        parts = flat_KP.split([math.prod(shape) for shape in self.shapes.values()], dim=1)
+        return {
+            name: part.view(part.shape[0], *shape)
+            for (name, shape), part in zip(self.shapes.items(), parts, strict=True)
+        }
+
+
 @dataclass
 class AdamW:
     """Optimiser state of K cells. `step` updates the weights in place."""
 
-    weights: Weights
-    first: Weights
-    second: Weights
+    arrangement: Arrangement
+    weights_KP: Tensor
+    first_KP: Tensor
+    second_KP: Tensor
     steps_done_K: Tensor
     betas: tuple[float, float]
     weight_decay_K: Tensor
     decay_all_K: Tensor
+    decays_P: Tensor
+    """Which parameters decay even where not all do."""
     clip_norm_K: Tensor
     """Largest gradient norm of each cell; infinite for none."""
     clips: bool
@@ -46,75 +69,70 @@ class AdamW:
         clip_norm: Sequence[float | None],
     ) -> "AdamW":
         device = next(iter(weights.values())).device
-        zeros = {name: torch.zeros_like(weight) for name, weight in weights.items()}
+        flat_KP = torch.cat([weight.detach().flatten(1) for weight in weights.values()], dim=1)
+        which = [torch.full((weight[0].numel(),), decays(name, weight)) for name, weight in weights.items()]
         return cls(
-            weights,
-            zeros,
-            {name: zero.clone() for name, zero in zeros.items()},
+            Arrangement({name: tuple(weight.shape[1:]) for name, weight in weights.items()}),
+            flat_KP,
+            torch.zeros_like(flat_KP),
+            torch.zeros_like(flat_KP),
             torch.zeros(len(weight_decay), dtype=torch.int64, device=device),
             betas,
             torch.tensor(weight_decay, dtype=torch.float32, device=device),
             torch.tensor(decay_all, device=device),
+            torch.cat(which).to(device),
             torch.tensor([torch.inf if norm is None else norm for norm in clip_norm], device=device),
             any(norm is not None for norm in clip_norm),
         )
 
+    @property
+    def weights(self) -> Weights:
+        return self.arrangement.views(self.weights_KP)
+
+    @property
+    def first(self) -> Weights:
+        return self.arrangement.views(self.first_KP)
+
+    @property
+    def second(self) -> Weights:
+        return self.arrangement.views(self.second_KP)
+
     @torch.no_grad()
-    def step(self, gradients: Sequence[Tensor], lr_K: Tensor) -> None:
+    def step(self, gradient_KP: Tensor, lr_K: Tensor) -> None:
         """One update with each cell's learning rate."""
         self.steps_done_K += 1
-        weights, first, second = (list(group.values()) for group in (self.weights, self.first, self.second))
-        gradients = self._clipped(list(gradients)) if self.clips else list(gradients)
+        gradient_KP = self._clipped(gradient_KP) if self.clips else gradient_KP
         beta1, beta2 = self.betas
         # Bias corrections in float64: 1 - 0.999^t loses half its digits in float32 at the first steps.
         correction1_K = 1 - beta1 ** self.steps_done_K.to(torch.float64)
         correction2_K = 1 - beta2 ** self.steps_done_K.to(torch.float64)
-        torch._foreach_mul_(weights, self._shrinkage(lr_K))
-        torch._foreach_lerp_(first, gradients, 1 - beta1)
-        torch._foreach_mul_(second, beta2)
-        torch._foreach_addcmul_(second, gradients, gradients, 1 - beta2)
-        denominator = torch._foreach_sqrt(second)
-        root_K = correction2_K.sqrt().to(torch.float32)
-        torch._foreach_div_(denominator, [_per_cell(root_K, weight) for weight in weights])
-        torch._foreach_add_(denominator, _EPS)
-        update = torch._foreach_div(first, denominator)
-        scale_K = (lr_K / correction1_K).to(torch.float32)
-        torch._foreach_mul_(update, [_per_cell(scale_K, weight) for weight in weights])
-        torch._foreach_sub_(weights, update)
+        self.weights_KP.mul_(self._shrinkage(lr_K))
+        self.first_KP.lerp_(gradient_KP, 1 - beta1)
+        self.second_KP.mul_(beta2).addcmul_(gradient_KP, gradient_KP, value=1 - beta2)
+        root_K1 = correction2_K.sqrt().to(torch.float32).unsqueeze(1)
+        scale_K1 = (lr_K / correction1_K).to(torch.float32).unsqueeze(1)
+        denominator_KP = self.second_KP.sqrt().div_(root_K1).add_(_EPS)
+        self.weights_KP.sub_((self.first_KP / denominator_KP).mul_(scale_K1))
 
     @torch.no_grad()
     def select(self, keep: Tensor) -> "AdamW":
         """The state of the cells at these positions."""
-
-        def kept(group: Weights) -> Weights:
-            return {name: value[keep] for name, value in group.items()}
-
-        return AdamW(
-            kept(self.weights),
-            kept(self.first),
-            kept(self.second),
-            self.steps_done_K[keep],
-            self.betas,
-            self.weight_decay_K[keep],
-            self.decay_all_K[keep],
-            self.clip_norm_K[keep],
-            self.clips,
+        return replace(
+            self,
+            weights_KP=self.weights_KP[keep],
+            first_KP=self.first_KP[keep],
+            second_KP=self.second_KP[keep],
+            steps_done_K=self.steps_done_K[keep],
+            weight_decay_K=self.weight_decay_K[keep],
+            decay_all_K=self.decay_all_K[keep],
+            clip_norm_K=self.clip_norm_K[keep],
         )
 
-    def _shrinkage(self, lr_K: Tensor) -> list[Tensor]:
-        """The factor by which decay shrinks each parameter."""
-        everywhere_K = lr_K * self.weight_decay_K
-        only_where_all_K = everywhere_K * self.decay_all_K
-        return [
-            1 - _per_cell(everywhere_K if decays(name, weight) else only_where_all_K, weight)
-            for name, weight in self.weights.items()
-        ]
+    def _shrinkage(self, lr_K: Tensor) -> Tensor:
+        """The factor by which decay shrinks each parameter: [K, P]."""
+        everywhere_K1 = (lr_K * self.weight_decay_K).unsqueeze(1)
+        return 1 - everywhere_K1 * (self.decays_P | self.decay_all_K.unsqueeze(1))
 
-    def _clipped(self, gradients: list[Tensor]) -> list[Tensor]:
-        squares_K = torch.stack([gradient.flatten(1).square().sum(1) for gradient in gradients]).sum(0)
-        scale_K = (self.clip_norm_K / (squares_K.sqrt() + 1e-6)).clamp(max=1.0)
-        return [gradient * _per_cell(scale_K, gradient) for gradient in gradients]
-
-
-def _per_cell(value_K: Tensor, like_K: Tensor) -> Tensor:
-    return value_K.view(-1, *[1] * (like_K.dim() - 1))
+    def _clipped(self, gradient_KP: Tensor) -> Tensor:
+        norm_K: Tensor = torch.linalg.vector_norm(gradient_KP, dim=1)
+        return gradient_KP * (self.clip_norm_K / (norm_K + 1e-6)).clamp(max=1.0).unsqueeze(1)

@@ -1,29 +1,36 @@
 """Runs from start to finish: train, validate, checkpoint, stop, test once, measure, write. Killed at any moment, a run
-continues from its last whole epoch and gives the numbers it would have given."""
+continues from its last checkpoint and gives the numbers it would have given."""
 
+import gc
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
-from nearsight.augment import grey_levels, normalize
-from nearsight.data import Dataset, DeviceImages, load_dataset, measuring_subset
-from nearsight.errors import InputError
-from nearsight.files import write_json
-from nearsight.lens import HeadTable, measure
-from nearsight.models import load_model, save_model
+from nearsight.data import Dataset, load_dataset
+from nearsight.errors import InputError, check_at_least
+from nearsight.train.cell import Cell
 from nearsight.train.config import DataConfig, RunConfig
 from nearsight.train.engine import EpochResult, Stack
-from nearsight.train.folder import HistoryRow, Progress, RunFolder, write_heads
-from nearsight.train.provenance import provenance
+from nearsight.train.finishing import finish
+from nearsight.train.folder import HistoryRow, RunFolder
+from nearsight.train.heads import TimeCourse
+from nearsight.train.planning import is_out_of_memory, plan_stacks
+from nearsight.train.stopping import Stop, StoppedError
 
 
 class TrainingError(RuntimeError):
     """Training cannot go on; the run folder keeps the last good checkpoint."""
+
+
+class DivergedError(TrainingError):
+    """The loss of some cells of a stack is not finite."""
+
+    def __init__(self, message: str, cells: Sequence[Cell]) -> None:
+        super().__init__(message)
+        self.cells = cells
 
 
 class Listener:
@@ -35,22 +42,10 @@ class Listener:
 
     def epoch(self, config: RunConfig, row: HistoryRow) -> None: ...
 
+    def split(self, sizes: Sequence[int]) -> None:
+        """A stack did not fit into memory; its runs go on in stacks of these sizes, one after the other."""
+
     def finished(self, config: RunConfig, folder: RunFolder) -> None: ...
-
-
-@dataclass
-class _Cell:
-    """One run of a stack and what it has to remember."""
-
-    config: RunConfig
-    folder: RunFolder
-    progress: Progress = field(default_factory=Progress)
-    best_weights: dict[str, Tensor] = field(default_factory=dict)
-
-    @property
-    def is_over(self) -> bool:
-        protocol = self.config.protocol
-        return self.progress.is_over(protocol.max_epochs, protocol.patience)
 
 
 def load_data(config: DataConfig, data_dir: Path | None = None) -> Dataset:
@@ -71,14 +66,56 @@ def train_run(
     device: torch.device | str = "cpu",
     data_dir: Path | None = None,
     listener: Listener | None = None,
+    stop: Stop | None = None,
+    checkpoint_every: int = 1,
 ) -> RunFolder:
     """Train one run in the folder `path`, or finish what is missing there."""
     folder = RunFolder(path)
-    folder.check(config)
-    if not folder.is_complete:
-        dataset = load_data(config.data, data_dir)
-        train_stack([config], [folder], dataset, torch.device(device), listener or Listener())
+    train_runs(
+        [config],
+        [folder],
+        device=device,
+        data_dir=data_dir,
+        listener=listener,
+        stop=stop,
+        checkpoint_every=checkpoint_every,
+    )
     return folder
+
+
+def train_runs(
+    configs: Sequence[RunConfig],
+    folders: Sequence[RunFolder],
+    *,
+    device: torch.device | str = "cpu",
+    data_dir: Path | None = None,
+    listener: Listener | None = None,
+    stop: Stop | None = None,
+    checkpoint_every: int = 1,
+) -> None:
+    """Train any runs, each in its folder, or finish what is missing there.
+
+    Those of equal shapes train together, as many at a time as memory takes. A run that cannot go on does not keep the
+    others from their end; what was wrong with it is raised then.
+    """
+    device = torch.device(device)
+    check_at_least("checkpoint_every", checkpoint_every, 1)
+    if len({folder.path.resolve() for folder in folders}) < len(folders):
+        raise InputError("two runs share a folder; give each its own")
+    for config, folder in zip(configs, folders, strict=True):
+        folder.check(config)
+    missing = [run for run in zip(configs, folders, strict=True) if not run[1].is_complete]
+    failed: list[TrainingError] = []
+    loaded: tuple[DataConfig, Dataset] | None = None
+    for positions in plan_stacks([config for config, _ in missing], device):
+        chosen, into = zip(*(missing[position] for position in positions), strict=True)
+        if loaded is None or loaded[0] != chosen[0].data:
+            loaded = chosen[0].data, load_data(chosen[0].data, data_dir)
+        try:
+            train_stack(chosen, into, loaded[1], device, listener, stop=stop, checkpoint_every=checkpoint_every)
+        except TrainingError as error:
+            failed.append(error)
+    _raise_together(failed)
 
 
 def train_stack(
@@ -86,138 +123,165 @@ def train_stack(
     folders: Sequence[RunFolder],
     dataset: Dataset,
     device: torch.device,
-    listener: Listener,
+    listener: Listener | None = None,
+    *,
+    stop: Stop | None = None,
+    checkpoint_every: int = 1,
 ) -> None:
-    """Train runs of equal shapes as one stack, each until its own end. Nothing is written before the stack stands."""
-    stack = Stack.start(configs, dataset, device)
-    cells = [_Cell(config, folder) for config, folder in zip(configs, folders, strict=True)]
-    for position, cell in enumerate(cells):
-        cell.folder.claim(cell.config)
-        _resume(stack, position, cell)
-        listener.started(cell.config, cell.progress.epochs_done, stack.steps_per_epoch)
-        cell.folder.log("started", epochs_done=cell.progress.epochs_done, device=str(device))
-    while cells:
-        going = [position for position, cell in enumerate(cells) if not cell.is_over]
-        for cell in cells:
-            if cell.is_over:
-                _finish(cell, stack, dataset)
-                listener.finished(cell.config, cell.folder)
-        if len(going) < len(cells):
-            cells = [cells[position] for position in going]
-            stack = stack.select(going) if going else stack
+    """Train runs of equal shapes as one stack, each until its own end. Nothing is written before the stack stands.
+
+    A stack that does not fit into memory goes on as two halves, and one with a cell whose loss is not finite without
+    that cell, from the last whole epoch: a cell's numbers do not depend on what it was stacked with.
+
+    Args:
+        stop: asked after every step. If a stop is wished for, the last whole epoch is put on disk and `StoppedError`
+            raised.
+        checkpoint_every: epochs between checkpoints. A kill costs the epochs since the last one; an end that can be
+            seen coming (a stop, an error) costs none.
+    """
+    check_at_least("checkpoint_every", checkpoint_every, 1)
+    waiting = [list(zip(configs, folders, strict=True))]
+    failed: list[TrainingError] = []
+    while waiting:
+        runs = waiting.pop(0)
+        trainer = _Trainer(dataset, device, listener or Listener(), stop or Stop(), checkpoint_every)
+        try:
+            trainer.train([Cell(config, folder) for config, folder in runs])
             continue
+        except DivergedError as error:
+            failed.append(error)
+            gone = {cell.folder.path for cell in error.cells}
+            parts = [[run for run in runs if not run[1].is_complete and run[1].path not in gone]]
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            left = [run for run in runs if not run[1].is_complete]
+            if len(left) == 1:
+                failed.append(_too_large(left[0][0], device))
+                continue
+            parts = [left[: (len(left) + 1) // 2], left[(len(left) + 1) // 2 :]]
+            _tell_of_split(parts, listener or Listener())
+        # After the handler: the error keeps the failed step, and so its memory, alive.
+        del trainer
+        gc.collect()
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+        waiting = [part for part in parts if part] + waiting
+    _raise_together(failed)
+
+
+def _tell_of_split(parts: Sequence[Sequence[tuple[RunConfig, RunFolder]]], listener: Listener) -> None:
+    sizes = [len(part) for part in parts]
+    for part in parts:
+        for _, folder in part:
+            if folder.path.is_dir():  # the stack may not even have stood
+                folder.log("out of memory", cells=sum(sizes), continuing_with=len(part))
+    listener.split(sizes)
+
+
+def _too_large(config: RunConfig, device: torch.device) -> TrainingError:
+    return TrainingError(
+        f"a step of {config.protocol.batch_size} images does not fit into the memory of {device}, even of one run "
+        "alone; the last whole epoch is kept. Free some memory and give the same command again, or start a run with "
+        "a smaller --protocol.batch-size"
+    )
+
+
+def _raise_together(failed: Sequence[TrainingError]) -> None:
+    if len(failed) == 1:
+        raise failed[0]
+    if failed:
+        raise TrainingError(f"{len(failed)} runs could not go on: " + "; ".join(map(str, failed)))
+
+
+class _Trainer:
+    """Trains some cells as one stack."""
+
+    def __init__(
+        self, dataset: Dataset, device: torch.device, listener: Listener, stop: Stop, checkpoint_every: int
+    ) -> None:
+        self._dataset, self._device, self._listener, self._stop = dataset, device, listener, stop
+        self._checkpoint_every = checkpoint_every
+        self._cells: list[Cell] = []
+        """Those whose folders are not complete yet."""
+
+    def train(self, cells: list[Cell]) -> None:
+        stack = Stack.start([cell.config for cell in cells], self._dataset, self._device)
+        for position, cell in enumerate(cells):
+            cell.folder.claim(cell.config)
+            cell.resume(stack, position)
+            self._listener.started(cell.config, cell.epochs_done, stack.steps_per_epoch)
+            cell.folder.log("started", epochs_done=cell.epochs_done, device=str(self._device))
+        self._cells = cells
+        try:
+            with self._stop.heeded():
+                self._run(stack)
+        except Exception as error:
+            # Whole epochs that no checkpoint has yet must not be lost to what happened in the next one.
+            for cell in self._cells:
+                cell.save()
+                if isinstance(error, StoppedError) and not cell.folder.is_complete:
+                    cell.folder.log("stopped", by=error.by, epochs_done=cell.epochs_done)
+            raise
+
+    def _run(self, stack: Stack) -> None:
+        course: TimeCourse | None = None
+        if any(cell.config.measure_every for cell in self._cells):
+            course = TimeCourse(stack, self._dataset)
+            untrained = {position: 0 for position, cell in enumerate(self._cells) if cell.epochs_done == 0}
+            for position, heads in course.measure(stack, untrained).items():
+                self._cells[position].begin(heads)
+        while self._cells:
+            going = [position for position, cell in enumerate(self._cells) if not cell.is_over]
+            if len(going) == len(self._cells):
+                self._run_epoch(stack, course)
+                continue
+            for cell in self._cells:
+                if cell.is_over:
+                    finish(cell, stack, self._dataset, self._heed)
+                    self._listener.finished(cell.config, cell.folder)
+            self._cells = [self._cells[position] for position in going]
+            stack = stack.select(going) if going else stack
+
+    def _run_epoch(self, stack: Stack, course: TimeCourse | None) -> None:
+        self._heed()
         began = time.perf_counter()
-        results = stack.run_epoch(listener.step)
+        results = stack.run_epoch(self._on_step)
         seconds = time.perf_counter() - began
-        for position, (cell, result) in enumerate(zip(cells, results, strict=True)):
-            _record(stack, position, cell, result, seconds)
-            listener.epoch(cell.config, cell.progress.history[-1])
+        # All before any is noted: if one loss is not finite, the epoch may have been left early.
+        self._check_finite(results)
+        epochs = {position: cell.epochs_done + 1 for position, cell in enumerate(self._cells)}
+        heads = course.measure(stack, epochs) if course else {}
+        for position, (cell, result) in enumerate(zip(self._cells, results, strict=True)):
+            row = HistoryRow(
+                epoch=epochs[position],
+                train_loss=result.train_loss,
+                val_loss=result.val_loss,
+                val_acc=result.val_acc,
+                lr=result.lr,
+                seconds=seconds,
+            )
+            cell.record(stack, position, row, heads.get(position), checkpoint_every=self._checkpoint_every)
+            self._listener.epoch(cell.config, row)
 
+    def _on_step(self, step: int) -> None:
+        self._listener.step(step)
+        self._heed()
 
-def _record(stack: Stack, position: int, cell: _Cell, result: EpochResult, seconds: float) -> None:
-    epoch = cell.progress.epochs_done + 1
-    if not (math.isfinite(result.train_loss) and math.isfinite(result.val_loss)):
-        cell.folder.log("diverged", epoch=epoch, train_loss=str(result.train_loss))
-        kept = f"the checkpoint of epoch {epoch - 1} is kept" if epoch > 1 else "no epoch was finished"
-        raise TrainingError(
-            f"the loss of {cell.folder.path} became {result.train_loss} in epoch {epoch}; {kept}. "
-            "Try a lower --protocol.lr, or --precision fp32"
-        )
-    row = HistoryRow(
-        epoch=epoch,
-        train_loss=result.train_loss,
-        val_loss=result.val_loss,
-        val_acc=result.val_acc,
-        lr=result.lr,
-        seconds=seconds,
-    )
-    cell.progress = Progress(history=(*cell.progress.history, row))
-    if cell.progress.best is row:
-        cell.best_weights = {name: weight[position].detach().clone() for name, weight in stack.weights.items()}
-    tensors = _tensors_of(stack, position)
-    tensors |= {f"best/{name}": weight for name, weight in cell.best_weights.items()}
-    cell.folder.write_checkpoint(cell.progress, tensors, cell.config)
-    cell.folder.log("epoch", epoch=epoch, val_acc=result.val_acc)
+    def _heed(self) -> None:
+        if self._stop.by is not None:
+            unfinished = [cell.epochs_done for cell in self._cells if not cell.folder.is_complete]
+            raise StoppedError(self._stop.by, unfinished)
 
-
-def _groups(stack: Stack) -> dict[str, dict[str, Tensor]]:
-    optimizer = stack.optimizer
-    return {"weights": optimizer.weights, "first": optimizer.first, "second": optimizer.second}
-
-
-def _tensors_of(stack: Stack, position: int) -> dict[str, Tensor]:
-    """Everything that training one cell further depends on, apart from its epoch: randomness has no state."""
-    tensors = {
-        f"{group}/{name}": tensor[position] for group, held in _groups(stack).items() for name, tensor in held.items()
-    }
-    return {**tensors, "steps_done": stack.optimizer.steps_done_K[position]}
-
-
-@torch.no_grad()
-def _resume(stack: Stack, position: int, cell: _Cell) -> None:
-    """Put a cell where its checkpoint says it was."""
-    stored = cell.folder.read_checkpoint(cell.config)
-    if stored is None:
-        return
-    cell.progress, tensors = stored
-    try:
-        for group, held in _groups(stack).items():
-            for name, tensor in held.items():
-                tensor[position] = tensors[f"{group}/{name}"]
-        stack.optimizer.steps_done_K[position] = tensors["steps_done"]
-        cell.best_weights = {name: tensors[f"best/{name}"].to(stack.device) for name in stack.weights}
-    except (KeyError, RuntimeError) as error:
-        raise InputError(f"{cell.folder.checkpoint} does not fit the run's model: {error}") from error
-    stack.epochs_done[position] = cell.progress.epochs_done
-
-
-def _finish(cell: _Cell, stack: Stack, dataset: Dataset) -> None:
-    """The best weights become the model; the test set is touched once."""
-    config, folder, best = cell.config, cell.folder, cell.progress.best
-    assert best is not None
-    device = stack.device
-    began = time.perf_counter()
-    save_model(folder.model, cell.best_weights, config.model, dataset.image_size, dataset.num_classes)
-    best_stack = {name: weight.unsqueeze(0) for name, weight in cell.best_weights.items()}
-    every_test_image = torch.arange(len(dataset.test), device=device)
-    (test_loss,), (test_acc,) = stack.evaluate(DeviceImages(dataset.test, device), every_test_image, best_stack)
-    table = measure_on_test(load_model(folder.model), dataset, config.num_measured, device)
-    write_heads(folder.heads, table.to_frame(), best.epoch)
-    write_json(
-        folder.path / "result.json",
-        {
-            "identity": config.identity,
-            "test_acc": test_acc,
-            "test_loss": test_loss,
-            "val_acc": best.val_acc,
-            "best_epoch": best.epoch,
-            "epochs": cell.progress.epochs_done,
-            "min_mad": float(table.mad.min()),
-            "max_mad": float(table.mad.max()),
-            "min_entropy": float(table.entropy.min()),
-            "max_entropy": float(table.entropy.max()),
-            "num_measured": table.num_images,
-        },
-    )
-    folder.log("finished", test_acc=test_acc)
-    training_seconds = sum(row.seconds for row in cell.progress.history)
-    images_seen = cell.progress.epochs_done * stack.steps_per_epoch * config.protocol.batch_size
-    write_json(
-        folder.path / "provenance.json",
-        {
-            **provenance(device),
-            "seed": config.seed,
-            "identity": config.identity,
-            "data_fingerprint": dataset.fingerprint,
-            "wall_seconds": training_seconds + time.perf_counter() - began,
-            "images_per_second": images_seen / training_seconds,
-        },
-    )
-
-
-def measure_on_test(model: torch.nn.Module, dataset: Dataset, num_images: int, device: torch.device) -> HeadTable:
-    """The heads of a model on the measuring subset of the test set: the same images for every model."""
-    chosen = measuring_subset(len(dataset.test), num_images)
-    mean_C, std_C = grey_levels(dataset.mean, device), grey_levels(dataset.std, device)
-    batches = (normalize(dataset.test.images_NCHW[index].to(device), mean_C, std_C) for index in chosen.split(256))
-    return measure(model, batches, batch_size=256, device=device, precision="float64")
+    def _check_finite(self, results: Sequence[EpochResult]) -> None:
+        diverged, messages = [], []
+        for cell, result in zip(self._cells, results, strict=True):
+            if math.isfinite(result.train_loss) and math.isfinite(result.val_loss):
+                continue
+            epoch = cell.epochs_done + 1
+            cell.folder.log("diverged", epoch=epoch, train_loss=str(result.train_loss))
+            kept = f"the checkpoint of epoch {epoch - 1} is kept" if epoch > 1 else "no epoch was finished"
+            diverged.append(cell)
+            messages.append(f"the loss of {cell.folder.path} became {result.train_loss} in epoch {epoch}; {kept}")
+        if diverged:
+            raise DivergedError(f"{'; '.join(messages)}. Try a lower --protocol.lr, or --precision fp32", diverged)

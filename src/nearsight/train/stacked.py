@@ -1,9 +1,8 @@
 """One model's code, K models' weights: the forward of a whole stack.
 
-`torch.vmap` over `functional_call` runs any module with weights that have a leading axis K, so no model needs a second
-version of its code. Left alone it loses speed in three places, where a small function mode steps in while the module
-runs: linear layers on inputs of more than two dimensions (each image would get its own copy of the weights), patch
-embedding (grouped convolution) and attention (a Python loop over K). Numerics are those of the module itself.
+Weights have a leading axis K and the images of all cells are one batch (`stackedweight`), so no model needs a second
+version of its code. A model that uses its weights in a way not known there, or that reorders its batch, runs by
+`torch.vmap` (`vmapped`): slower, and for any model.
 
 Shape suffixes: K cells, B samples, C channels or classes, H rows, W columns.
 """
@@ -11,6 +10,7 @@ Shape suffixes: K cells, B samples, C channels or classes, H rows, W columns.
 import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
+from weakref import WeakSet
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +18,13 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 
+from nearsight.train.stackedweight import UnstackableError, stack_up
+from nearsight.train.vmapped import AttentionListener, vmapped_forward
+
 Weights = dict[str, Tensor]
+
+_by_vmap: WeakSet[nn.Module] = WeakSet()
+"""Models that do not run as one batch."""
 
 
 def stack_weights(states: Sequence[Mapping[str, Tensor]], device: torch.device) -> Weights:
@@ -31,110 +37,66 @@ def weightless(model: nn.Module) -> nn.Module:
     return copy.deepcopy(model).to("meta")
 
 
-def stacked_forward(model: nn.Module, weights_K: Weights, images_KBCHW: Tensor) -> Tensor:
+def stacked_forward(
+    model: nn.Module, weights_K: Weights, images_KBCHW: Tensor, on_attention: AttentionListener | None = None
+) -> Tensor:
     """Outputs [K, B, …] of K models, each with its own weights on its own images."""
-
-    def one_cell(weights: Weights, images_BCHW: Tensor) -> Tensor:
-        output: Tensor = functional_call(model, weights, (images_BCHW,))
-        return output
-
-    with _StackFriendly():
-        stacked: Tensor = torch.vmap(one_cell, randomness="error")(weights_K, images_KBCHW)
-        return stacked
+    if model not in _by_vmap:
+        try:
+            return _as_one_batch(model, weights_K, images_KBCHW, on_attention)
+        except UnstackableError:
+            _by_vmap.add(model)
+    return vmapped_forward(model, weights_K, images_KBCHW, on_attention)
 
 
-class _StackFriendly(TorchFunctionMode):
-    """Says the same with operations that batch well over a leading axis of weights."""
+def _as_one_batch(
+    model: nn.Module, weights_K: Weights, images_KBCHW: Tensor, on_attention: AttentionListener | None
+) -> Tensor:
+    num_cells, num_images = images_KBCHW.shape[:2]
+    weights = {name: stack_up(weight) for name, weight in weights_K.items()}
+    images = images_KBCHW.reshape(num_cells * num_images, *images_KBCHW.shape[2:])
+    if on_attention is None:
+        output: Tensor = functional_call(model, weights, (images,))
+    else:
+        with _AttentionWatch(on_attention):
+            output = functional_call(model, weights, (images,))
+    by_cell: Tensor = output.unflatten(0, (num_cells, num_images))
+    return by_cell
+
+
+class _AttentionWatch(TorchFunctionMode):
+    """Tells of each plain fused attention before it is computed."""
+
+    def __init__(self, on_attention: AttentionListener) -> None:
+        super().__init__()
+        self._on_attention = on_attention
 
     def __torch_function__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func is F.linear:
-            return _linear(*args, **kwargs)
-        if func is F.conv2d and _is_patch_embedding(*args, **kwargs):
-            return _embed_patches(*args[:3], **{key: value for key, value in kwargs.items() if key == "bias"})
         if func is F.scaled_dot_product_attention:
-            return _attention(*args, **kwargs)
+            query, key, _value, *others = args
+            changed = any(kwargs.get(name) for name in ("dropout_p", "is_causal", "enable_gqa"))
+            if not others and not changed and kwargs.get("attn_mask") is None:
+                self._on_attention(query, key, kwargs.get("scale"))
         return func(*args, **kwargs)
 
 
-def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    flat = F.linear(input.flatten(0, -2), weight, bias)
-    return flat.view(*input.shape[:-1], flat.shape[-1])
+@torch.no_grad()
+def verify_stacking(skeleton: nn.Module, models: Sequence[nn.Module], image_size: tuple[int, int]) -> None:
+    """Let models that do not give as one batch what they give alone run by `torch.vmap`.
 
-
-def _is_patch_embedding(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    dilation: Any = 1,
-    groups: int = 1,
-) -> bool:
-    kernel = tuple(weight.shape[-2:])
-    divides = all(side % patch == 0 for side, patch in zip(input.shape[-2:], kernel, strict=True))
-    plain = padding in (0, (0, 0)) and dilation in (1, (1, 1)) and groups == 1
-    return divides and plain and stride in (kernel, kernel[0]) and input.dim() == 4
-
-
-def _embed_patches(input_BCHW: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """A convolution whose stride is its kernel, as one matrix product over flattened patches."""
-    width, channels, patch_rows, patch_cols = weight.shape
-    batch, _, height, breadth = input_BCHW.shape
-    rows, cols = height // patch_rows, breadth // patch_cols
-    patches = input_BCHW.reshape(batch, channels, rows, patch_rows, cols, patch_cols).permute(0, 2, 4, 1, 3, 5)
-    embedded = F.linear(patches.reshape(batch * rows * cols, -1), weight.flatten(1), bias)
-    return embedded.reshape(batch, rows, cols, width).permute(0, 3, 1, 2)
-
-
-def _attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Tensor:
-    if attn_mask is None and not (dropout_p or is_causal or enable_gqa) and query.dim() == 4:
-        folded: Tensor = _FoldedAttention.apply(query, key, value, scale)
-        return folded
-    return F.scaled_dot_product_attention(
-        query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
-    )
-
-
-class _FoldedAttention(torch.autograd.Function):
-    """Attention has no weights, so a stack of K batches is one batch K times as large."""
-
-    @staticmethod
-    def forward(query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
-        return F.scaled_dot_product_attention(query, key, value, scale=scale)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        *saved, ctx.scale = inputs
-        ctx.save_for_backward(*saved)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        # Reached only when nothing is stacked: under vmap autograd sees the folded call itself.
-        query, key, value = (tensor.detach().requires_grad_() for tensor in ctx.saved_tensors)
-        with torch.enable_grad():
-            output = F.scaled_dot_product_attention(query, key, value, scale=ctx.scale)
-        return *torch.autograd.grad(output, (query, key, value), gradient), None
-
-    @staticmethod
-    def vmap(
-        info: Any, in_dims: tuple[int | None, ...], query: Tensor, key: Tensor, value: Tensor, scale: float | None
-    ) -> tuple[Tensor, int]:
-        def folded(tensor: Tensor, dim: int | None) -> Tensor:
-            stacked = tensor.expand(info.batch_size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
-            return stacked.flatten(0, 1)
-
-        query, key, value = (folded(*pair) for pair in zip((query, key, value), in_dims[:3], strict=True))
-        attended = F.scaled_dot_product_attention(query, key, value, scale=scale)
-        return attended.view(info.batch_size, -1, *attended.shape[1:]), 0
+    A model that orders its batch otherwise (windows before images, say) would mix up its cells without any error.
+    """
+    generator = torch.Generator().manual_seed(0)
+    cells = [models[0], models[-1]]
+    modes = [cell.training for cell in cells]
+    images = torch.randn(2, 2, 3, *image_size, generator=generator)
+    weights = stack_weights([dict(cell.named_parameters()) for cell in cells], torch.device("cpu"))
+    together = stacked_forward(skeleton, weights, images)
+    alone = torch.stack([cell.train(skeleton.training)(batch) for cell, batch in zip(cells, images, strict=True)])
+    for cell, mode in zip(cells, modes, strict=True):
+        cell.train(mode)
+    if skeleton not in _by_vmap and not torch.allclose(together, alone, rtol=1e-3, atol=1e-3):
+        _by_vmap.add(skeleton)

@@ -1,0 +1,104 @@
+"""One run of a stack: what it has to remember, how it comes out of its checkpoint and goes into it."""
+
+from dataclasses import dataclass, field, replace
+
+import pandas as pd
+import torch
+from torch import Tensor
+
+from nearsight.errors import InputError
+from nearsight.train.config import RunConfig
+from nearsight.train.engine import Stack
+from nearsight.train.folder import HEADS_COLUMNS, HistoryRow, Progress, RunFolder
+
+Tensors = dict[str, Tensor]
+
+
+@dataclass
+class Cell:
+    """A run, where it is, and what of that is not on disk yet."""
+
+    config: RunConfig
+    folder: RunFolder
+    progress: Progress = field(default_factory=Progress)
+    best_weights: Tensors = field(default_factory=dict)
+    unsaved: Tensors | None = None
+    """Its state after the last whole epoch, if the checkpoint is of an earlier one: the stack itself goes on."""
+    num_heads_written: int = 0
+    """Rows of heads.csv that this process wrote."""
+
+    @property
+    def is_over(self) -> bool:
+        protocol = self.config.protocol
+        return self.progress.is_over(protocol.max_epochs, protocol.patience)
+
+    @property
+    def epochs_done(self) -> int:
+        return self.progress.epochs_done
+
+    def begin(self, heads: pd.DataFrame) -> None:
+        """Note the heads of the initial weights; they reach the disk with the first epoch."""
+        self.progress = replace(self.progress, heads=heads[list(HEADS_COLUMNS)])
+
+    def record(
+        self, stack: Stack, position: int, row: HistoryRow, heads: pd.DataFrame | None, *, checkpoint_every: int
+    ) -> None:
+        """Note an epoch that is over and what was measured after it; every so many, and at the end, on disk."""
+        self.unsaved = None  # first: it belongs to the progress so far
+        measured = [part for part in (self.progress.heads, heads) if part is not None]
+        self.progress = Progress(
+            history=(*self.progress.history, row),
+            heads=pd.concat(measured, ignore_index=True)[list(HEADS_COLUMNS)] if measured else None,
+        )
+        if self.progress.best is row:
+            self.best_weights = {name: weight[position].detach().clone() for name, weight in stack.weights.items()}
+        state = _state(stack, position)
+        if self.is_over or row.epoch % checkpoint_every == 0:
+            self._write(state)
+        else:
+            self.unsaved = {name: tensor.detach().clone() for name, tensor in state.items()}
+        self.folder.log("epoch", epoch=row.epoch, val_acc=row.val_acc)
+
+    def save(self) -> None:
+        """Write the last whole epoch, if it is not written yet."""
+        if self.unsaved is not None:
+            self._write(self.unsaved)
+
+    def _write(self, state: Tensors) -> None:
+        best = {f"best/{name}": weight for name, weight in self.best_weights.items()}
+        self.folder.write_checkpoint(self.progress, state | best, self.config)
+        self.unsaved = None
+        heads = self.progress.heads
+        if heads is not None and len(heads) > self.num_heads_written:
+            self.folder.write_heads_so_far(heads)
+            self.num_heads_written = len(heads)
+
+    @torch.no_grad()
+    def resume(self, stack: Stack, position: int) -> None:
+        """Put the cell where its checkpoint says it was."""
+        stored = self.folder.read_checkpoint(self.config)
+        if stored is None:
+            return
+        self.progress, tensors = stored
+        try:
+            for group, held in _groups(stack).items():
+                for name, tensor in held.items():
+                    tensor[position] = tensors[f"{group}/{name}"]
+            stack.optimizer.steps_done_K[position] = tensors["steps_done"]
+            self.best_weights = {name: tensors[f"best/{name}"].to(stack.device) for name in stack.weights}
+        except (KeyError, RuntimeError) as error:
+            raise InputError(f"{self.folder.checkpoint} does not fit the run's model: {error}") from error
+        stack.epochs_done[position] = self.epochs_done
+
+
+def _groups(stack: Stack) -> dict[str, Tensors]:
+    optimizer = stack.optimizer
+    return {"weights": optimizer.weights, "first": optimizer.first, "second": optimizer.second}
+
+
+def _state(stack: Stack, position: int) -> Tensors:
+    """Everything that training one cell further depends on, apart from its epoch: randomness has no state."""
+    state = {
+        f"{group}/{name}": tensor[position] for group, held in _groups(stack).items() for name, tensor in held.items()
+    }
+    return {**state, "steps_done": stack.optimizer.steps_done_K[position]}

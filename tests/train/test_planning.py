@@ -1,0 +1,93 @@
+"""Which runs go into which stack, and what a run is thought to take."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from nearsight.data import load_dataset
+from nearsight.models import ModelConfig
+from nearsight.train import DataConfig, RunConfig, modern, plan_stacks, planning
+from nearsight.train.engine import Stack
+from nearsight.train.planning import cell_bytes, free_bytes, is_out_of_memory
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def much_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planning, "free_bytes", lambda device: 2**40)
+
+
+def seeds(num: int, **changes: object) -> list[RunConfig]:
+    return [RunConfig(seed=seed, **changes) for seed in range(num)]  # type: ignore[arg-type]
+
+
+def test_what_must_be_alike_is_in_one_stack() -> None:
+    start = modern()
+    configs = [
+        RunConfig(),
+        RunConfig(precision="bf16"),
+        RunConfig(seed=1, protocol=dataclasses.replace(start, lr=0.1, smoothing=0.3, max_epochs=7)),
+        RunConfig(protocol=dataclasses.replace(start, batch_size=64)),
+        RunConfig(model=ModelConfig(depth=2)),
+        RunConfig(model=ModelConfig(init="pytorch"), measure_every=3),
+        RunConfig(data=DataConfig(name="cifar10")),
+        RunConfig(protocol=dataclasses.replace(start, betas=(0.9, 0.99))),
+        RunConfig(seed=3, precision="bf16"),
+    ]
+    assert plan_stacks(configs, CPU) == [[0, 2, 5], [1, 8], [3], [4], [6], [7]]
+    assert plan_stacks([], CPU) == []
+
+
+def test_no_stack_is_larger_than_what_pays_and_stacks_are_even() -> None:
+    assert [len(stack) for stack in plan_stacks(seeds(24), CPU)] == [24]
+    assert [len(stack) for stack in plan_stacks(seeds(25), CPU)] == [13, 12]
+    assert [len(stack) for stack in plan_stacks(seeds(60), CPU)] == [20, 20, 20]
+    assert [position for stack in plan_stacks(seeds(60), CPU) for position in stack] == list(range(60))
+
+
+def test_memory_bounds_a_stack(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planning, "free_bytes", lambda device: 10 * cell_bytes(RunConfig()))
+    assert [len(stack) for stack in plan_stacks(seeds(8), CPU)] == [4, 4]  # half of it is for the data
+    monkeypatch.setattr(planning, "free_bytes", lambda device: 1)
+    assert plan_stacks(seeds(3), CPU) == [[0], [1], [2]]  # one is always tried
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("shape", [(64, 8), (48, 4)])
+def test_the_estimate_is_near_what_a_step_keeps(precision: str, shape: tuple[int, int]) -> None:
+    width, patch_size = shape
+    config = RunConfig(
+        model=ModelConfig(depth=3, width=width, num_heads=4, mlp_width=2 * width, patch_size=patch_size),
+        data=DataConfig(name="shapes", num_train=100, num_test=10),
+        protocol=dataclasses.replace(modern(), batch_size=80),
+        precision=precision,  # type: ignore[arg-type]
+    )
+    stack = Stack.start([config], load_dataset("shapes", num_train=100, num_test=10), CPU)
+    kept: dict[int, int] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        stack.run_epoch()  # one step
+    states = 4 * sum(weight.nbytes for weight in stack.weights.values())
+    assert sum(kept.values()) + states < cell_bytes(config) < 3 * (sum(kept.values()) + states)
+
+
+def test_free_memory_is_known_here() -> None:
+    assert 2**20 < free_bytes(CPU) < 2**50
+
+
+def test_a_lack_of_memory_is_known_by_its_error() -> None:
+    assert is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory"))
+    assert is_out_of_memory(MemoryError())
+    assert is_out_of_memory(RuntimeError("CUDA error: out of memory"))
+    assert is_out_of_memory(RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 8 bytes"))
+    assert not is_out_of_memory(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
+    assert not is_out_of_memory(ValueError("out of memory"))
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(2**55, dtype=torch.uint8)
+    assert is_out_of_memory(caught.value)
