@@ -26,11 +26,6 @@ class FusedAttention:
     """Added to the logits, or where it is False no attention is paid: it expands to [..., N, M]."""
     is_causal: bool = False
 
-    @property
-    def axes(self) -> tuple[int, int]:
-        """The axes of queries and keys among those of the weights."""
-        return self.query.dim() - 2, self.query.dim() - 1
-
 
 @dataclass(frozen=True)
 class ExplicitAttention:

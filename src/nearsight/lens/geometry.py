@@ -46,12 +46,6 @@ class Geometry:
         return math.hypot(rows - 1, cols - 1) or 1.0
 
     @property
-    def pixel_diagonal(self) -> float:
-        """The same in pixels."""
-        (rows, cols), (height, width) = self.grid_size, self.cell_size
-        return math.hypot((rows - 1) * height, (cols - 1) * width)
-
-    @property
     def num_queries(self) -> int:
         """Of all windows, those alone that are patches."""
         return int(self.query_places_WN2[..., 0].isfinite().sum())

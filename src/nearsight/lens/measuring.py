@@ -41,8 +41,8 @@ def measure(
         batch_size: images per forward; batches larger than this are split.
         layers: positions (from 0) or names of the layers to keep; all by default.
         device: where to run; by default where the model is.
-        precision: of the sums within a query (those over queries and images are float64). The model computes in its
-            own precision either way.
+        precision: of the sums within a query (those over queries and images are float64); on MPS always float32. The
+            model computes in its own precision either way.
         what: further measurements, which go to the table's `extra`: "shares" of attention on the patch itself, its
             neighbours, CLS and registers; "quantiles" of the distance; "features", what each layer's tokens are like.
     """
@@ -52,6 +52,7 @@ def measure(
     prepared: dict[torch.Size, tuple[Survey, list[Measurement]]] = {}
     table: HeadTable | None = None
     with running(model, device) as run:
+        dtype = summing_dtype(precision, run.device)
 
         def looks() -> Iterator[Look]:
             for batch in batches(images, batch_size):
@@ -59,13 +60,18 @@ def measure(
                 if batch.shape[1:] not in prepared:
                     found = surveyed(run.model, batch[0])
                     prepared[batch.shape[1:]] = found, [kind(run.model, found, batch[0]) for kind in further]
-                yield Look(run.model, batch, *prepared[batch.shape[1:]], getattr(torch, precision))
+                yield Look(run.model, batch, *prepared[batch.shape[1:]], dtype)
 
         for new in finished(looks()):
             table = new if table is None else HeadTable.merge([table, new])
     if table is None:
         raise InputError("there are no images to measure on")
     return table if layers is None else table.choose(layers)
+
+
+def summing_dtype(precision: Precision, device: torch.device) -> torch.dtype:
+    """What sums within a query are computed in; MPS knows no float64."""
+    return torch.float32 if precision == "float32" or device.type == "mps" else torch.float64
 
 
 class Look:

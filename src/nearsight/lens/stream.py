@@ -99,8 +99,8 @@ class _Tokens:
 
     def __init__(self, geometry: Geometry, device: torch.device, dtype: torch.dtype, whole: bool) -> None:
         self.patches = slice(None) if whole else _patch_slice(geometry.key_places_WM2)
-        self.queries_WN2 = geometry.query_places_WN2.to(device, dtype)
-        self.keys_WM2 = geometry.key_places_WM2[:, self.patches].to(device, dtype)
+        self.queries_WN2 = geometry.query_places_WN2.to(dtype).to(device)  # MPS knows no float64
+        self.keys_WM2 = geometry.key_places_WM2[:, self.patches].to(dtype).to(device)
         self.others_WM = self.keys_WM2[..., 0].isnan()
         self.hides_others = bool(self.others_WM.any()) and not whole
         self.num_patches = (~self.others_WM).sum(-1)[:, None, None]
@@ -220,7 +220,7 @@ def _tile_sums(tile: Tile) -> tuple[Tensor, Tensor, Tensor]:
     return (
         _over_looking(distance_BWHT, looking_BWHT),
         _over_looking(entropy_BWHT, looking_BWHT),
-        looking_BWHT.sum((1, 3)),
+        _off_mps(looking_BWHT.sum((1, 3))),
     )
 
 
@@ -294,6 +294,9 @@ def _most(num_keys: Tensor, dtype: torch.dtype) -> Tensor:
 
 def _over_looking(values_BWHT: Tensor, looking_BWHT: Tensor) -> Tensor:
     """Sum over windows and queries: [B, H] float64, on the CPU where the device knows no such numbers."""
-    values_BWHT = torch.where(looking_BWHT, values_BWHT, 0.0)
-    values_BWHT = values_BWHT.cpu() if values_BWHT.device.type == "mps" else values_BWHT
-    return values_BWHT.sum((1, 3), dtype=torch.float64)
+    return _off_mps(torch.where(looking_BWHT, values_BWHT, 0.0)).sum((1, 3), dtype=torch.float64)
+
+
+def _off_mps(values: Tensor) -> Tensor:
+    """On the CPU if they were on MPS, which knows no float64."""
+    return values.cpu() if values.device.type == "mps" else values

@@ -15,7 +15,7 @@ from nearsight.data import Dataset, measuring_subset
 from nearsight.lens import AttentionTap, HeadTable, Survey, measure
 from nearsight.lens.attention import FusedAttention, of_sdpa
 from nearsight.lens.capture import Call
-from nearsight.lens.measuring import Precision, table_of
+from nearsight.lens.measuring import Precision, summing_dtype, table_of
 from nearsight.lens.running import running, surveyed
 from nearsight.lens.stream import reduce_attention
 from nearsight.train.config import RunConfig
@@ -83,7 +83,7 @@ def measure_stack(
     with running(model), running(code):
         for batch in batches:
             found = surveyed(model, batch[0]) if found is None else found
-            new = _look(code, weights_K, batch, found, getattr(torch, precision))
+            new = _look(code, weights_K, batch, found, summing_dtype(precision, batch.device))
             if new is None:
                 return _one_by_one(model, weights_K, batches, precision)
             tables = [HeadTable.merge(pair) for pair in zip(tables, new, strict=True)] if tables else new

@@ -1,9 +1,9 @@
 """The forward of a stack by `torch.vmap`: for any model, whatever it does with its weights.
 
 `torch.vmap` over `functional_call` runs any module with weights that have a leading axis K. Left alone it loses speed
-in three places, where a small function mode steps in while the module runs: linear layers on inputs of more than two
-dimensions (each image would get its own copy of the weights), patch embedding (grouped convolution) and attention (a
-Python loop over K). Numerics are those of the module itself.
+in two places, where a small function mode steps in while the module runs: linear layers on inputs of more than two
+dimensions (each image would get its own copy of the weights) and attention (a Python loop over K). Numerics are those
+of the module itself.
 
 Shape suffixes: K cells, B samples, C channels or classes, H rows, W columns.
 """
@@ -48,8 +48,6 @@ class _StackFriendly(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is F.linear:
             return _linear(*args, **kwargs)
-        if func is F.conv2d and _is_patch_embedding(*args, **kwargs):
-            return _embed_patches(*args[:3], **{key: value for key, value in kwargs.items() if key == "bias"})
         if func is F.scaled_dot_product_attention:
             return _attention(self._on_attention, *args, **kwargs)
         return func(*args, **kwargs)
@@ -58,31 +56,6 @@ class _StackFriendly(TorchFunctionMode):
 def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     flat = F.linear(input.flatten(0, -2), weight, bias)
     return flat.view(*input.shape[:-1], flat.shape[-1])
-
-
-def _is_patch_embedding(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    dilation: Any = 1,
-    groups: int = 1,
-) -> bool:
-    kernel = tuple(weight.shape[-2:])
-    divides = all(side % patch == 0 for side, patch in zip(input.shape[-2:], kernel, strict=True))
-    plain = padding in (0, (0, 0)) and dilation in (1, (1, 1)) and groups == 1
-    return divides and plain and stride in (kernel, kernel[0]) and input.dim() == 4
-
-
-def _embed_patches(input_BCHW: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """A convolution whose stride is its kernel, as one matrix product over flattened patches."""
-    width, channels, patch_rows, patch_cols = weight.shape
-    batch, _, height, breadth = input_BCHW.shape
-    rows, cols = height // patch_rows, breadth // patch_cols
-    patches = input_BCHW.reshape(batch, channels, rows, patch_rows, cols, patch_cols).permute(0, 2, 4, 1, 3, 5)
-    embedded = F.linear(patches.reshape(batch * rows * cols, -1), weight.flatten(1), bias)
-    return embedded.reshape(batch, rows, cols, width).permute(0, 3, 1, 2)
 
 
 def _attention(
