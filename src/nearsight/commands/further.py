@@ -86,7 +86,7 @@ def look_further(
 def write_extra_tables(table: HeadTable, what: Sequence[str], folder: Path) -> list[Path]:
     """Per head and per layer, what was asked for beyond distance and entropy."""
     files = []
-    for per, asked in (("head", {"shares", "quantiles"}), ("layer", {"features"})):
+    for per, asked in (("head", {"shares", "quantiles", "gaussians"}), ("layer", {"features"})):
         if asked & set(what):
             frame = table.extra_frame("head" if per == "head" else "layer")
             files.append(folder / f"extra-{per}s.csv")
@@ -104,6 +104,11 @@ def summary(table: HeadTable, what: Sequence[str]) -> Iterator[str]:
         median = table.distance_quantiles([0.5])[..., 0]
         nearest, farthest = np.nanmin(median), np.nanmax(median)
         yield f"Half of a head's attention is paid within {nearest:.3f} to {farthest:.3f} diagonals, by head."
+    if "gaussians" in what:
+        sigma = np.hypot(table.extra["sigma_rows"], table.extra["sigma_cols"]) / np.sqrt(2)
+        yield f"σ of its Gaussians is {np.nanmin(sigma):.2f} to {np.nanmax(sigma):.2f} patches by head; α is " + (
+            f"{np.nanmin(table.extra['alpha']):.2f} to {np.nanmax(table.extra['alpha']):.2f}."
+        )
     if "features" in what:
         first, last = table.extra["locality_score"][[0, -1]]
         yield f"Locality score of the tokens: {first:.3f} after the first layer, {last:.3f} after the last."

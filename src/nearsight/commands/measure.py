@@ -31,15 +31,16 @@ class MeasureOptions(Request):
     Writes heads.csv and heads.npz, three figures and report.html; several models are compared, and their tables are in
     a folder each. A run is measured on its own test images unless --images says otherwise.
 
-    --what adds: shares of attention on the patch itself, its neighbours, CLS and registers; quantiles of the distance
-    (both to extra-heads.csv); features, the locality score and patch-CLS similarity of each layer's tokens
-    (extra-layers.csv); cka between the layers of one model or of two (cka.csv and a figure); rollout over pictures.
+    --what adds: shares of attention on the patch itself, its neighbours, CLS and registers; quantiles of the distance;
+    gaussians, the widths and strengths of a LocAt model (these to extra-heads.csv); features, the locality score and
+    patch-CLS similarity of each layer's tokens (extra-layers.csv); cka between the layers of one model or of two
+    (cka.csv and a figure); rollout over pictures.
     """
 
     layers: tuple[str, ...] = ()
     """Layers to keep, by number (from 0, as in heads.csv; from the end if negative) or by name."""
     what: tuple[str, ...] = ()
-    """More to see: any of shares, quantiles, features, cka, rollout."""
+    """More to see: any of shares, quantiles, features, gaussians, cka, rollout."""
     batch_size: str = "auto"
     """Images per forward, or auto: as many as memory takes."""
     out: Path | None = None

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from nearsight.errors import InputError, unknown_name
 from nearsight.lens.distribution import DistanceMass
 from nearsight.lens.features import Features
+from nearsight.lens.gaussian import Gaussians
 from nearsight.lens.measurement import Measurement
 from nearsight.lens.shares import Shares
 
@@ -12,6 +13,7 @@ MEASUREMENTS: dict[str, type[Measurement]] = {
     "shares": Shares,
     "quantiles": DistanceMass,
     "features": Features,
+    "gaussians": Gaussians,
 }
 """What `measure(what=…)` takes."""
 
@@ -19,6 +21,7 @@ WHAT: dict[str, str] = {
     "shares": "per head: shares of attention on the patch itself, its 8 neighbours, CLS and registers",
     "quantiles": "per head: at which distances attention is paid (quantiles of the distribution whose mean is MAD)",
     "features": "per layer: locality score and patch-CLS similarity of its tokens",
+    "gaussians": "per head of a LocAt model: width and strength of its Gaussians",
     "cka": "between layers, of one model or two: linear CKA of their tokens",
     "rollout": "per picture: attention rollout from CLS to the patches",
 }

@@ -1,0 +1,128 @@
+"""How wide and how strong the Gaussians of a LocAt model are (S2 App. G).
+
+S2's Gaussian-augmented attention predicts, for every query patch and head, a variance per axis and a strength α, by two
+small layers that its published checkpoints call `gaug.log_var` and `gaug.log_alpha` inside the attention module. What
+these return is looked at here; nothing is computed twice.
+
+Shape suffixes: B images, H heads, N tokens, P patches.
+"""
+
+import math
+from contextlib import AbstractContextManager
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from nearsight.errors import InputError
+from nearsight.lens.geometry import Geometry
+from nearsight.lens.measurement import Measurement, stack_layers
+from nearsight.lens.survey import Survey
+from nearsight.lens.table import Array
+from nearsight.lens.tokens import watching_outputs
+from nearsight.metrics.precision import to_float64
+
+NUM_BINS = 256
+"""Of the distribution of standard deviations, between 0 and the largest that Eq. 5 allows."""
+_HEADS = ("log_var", "log_alpha")
+
+
+class Gaussians(Measurement):
+    """Per layer and head, over query patches and images: means of σ along rows and columns (`sigma_rows`, `sigma_cols`,
+    in patches) and of α (`alpha`), and the distribution of σ along both (`sigma_mass`, in bins up to `sigma_most`).
+
+    NaN in layers without such a bias. The widest σ depends on the grid the model was made for (Eq. 5): the attribute
+    `grid_size` of the `gaug` module, or else the grid it is measured on.
+    """
+
+    def __init__(self, model: nn.Module, found: Survey, image: Tensor) -> None:
+        self._model = model
+        self._geometries = {site.name: site.geometry for site in found.sites.values()}
+        modules = dict(model.named_modules())
+        self._watched = {
+            f"{layer}.gaug.{head}": (layer, head)
+            for layer in self._geometries
+            for head in _HEADS
+            if f"{layer}.gaug.{head}" in modules
+        }
+        if not self._watched:
+            raise InputError(
+                f"{type(model).__name__} has no Gaussian-augmented attention, so there is no σ and α to see"
+            )
+        self._most = {
+            layer: _largest_variance(modules.get(f"{layer}.gaug"), geometry)
+            for layer, geometry in self._geometries.items()
+        }
+        self._seen: dict[tuple[str, str], Tensor] = {}
+
+    def watching(self) -> AbstractContextManager[None]:
+        return watching_outputs(self._model, list(self._watched), self._look)
+
+    def _look(self, name: str, outputs: list[Tensor]) -> None:
+        layer, head = self._watched[name]
+        (output_BHNx,) = outputs
+        self._seen[layer, head] = to_float64(_of_patches(output_BHNx, self._geometries[layer], name))
+
+    def results(self) -> dict[str, Array]:
+        seen, self._seen = self._seen, {}
+        sigma, alpha, mass = [], [], []
+        for layer, most in self._most.items():
+            if (layer, "log_var") not in seen or (layer, "log_alpha") not in seen:
+                sigma.append(np.full((1, 2), np.nan))
+                alpha.append(np.full((1,), np.nan))
+                mass.append(np.full((1, NUM_BINS), np.nan))
+                continue
+            sigma_BHP2 = _variance(seen[layer, "log_var"], most).sqrt().expand(-1, -1, -1, 2)
+            sigma.append(sigma_BHP2.mean((0, 2)).cpu().numpy())
+            alpha.append(F.softplus(seen[layer, "log_alpha"]).mean((0, 2, 3)).cpu().numpy())
+            mass.append(_histogram(sigma_BHP2 / math.sqrt(most)).cpu().numpy())
+        rows_cols = stack_layers(sigma)
+        return {
+            "sigma_rows": rows_cols[..., 0],
+            "sigma_cols": rows_cols[..., 1],
+            "alpha": stack_layers(alpha),
+            "sigma_mass": stack_layers(mass),
+            "sigma_most": np.sqrt(list(self._most.values())),
+        }
+
+
+def sigma_quantiles(mass: Array, most: Array, levels: Array) -> Array:
+    """Standard deviations below which these shares lie, [layers, heads, levels], from `sigma_mass` and `sigma_most`."""
+    reached = np.cumsum(mass, axis=-1)
+    bins = (reached[..., None, :] < np.asarray(levels)[:, None] * reached[..., -1:, None]).sum(-1)
+    width = np.asarray(most)[:, None, None] / mass.shape[-1]
+    return np.where(np.isnan(mass[..., :1]), np.nan, (bins + 0.5) * width)
+
+
+def _histogram(share_BHP2: Tensor) -> Tensor:
+    """Of values from 0 to 1, by head: [H, bins], each row summing to 1."""
+    num_heads = share_BHP2.shape[1]
+    bins_BHP2 = (share_BHP2 * NUM_BINS).long().clamp(0, NUM_BINS - 1)
+    offset_H11 = NUM_BINS * torch.arange(num_heads, device=bins_BHP2.device).view(-1, 1, 1)
+    counts = torch.bincount((bins_BHP2 + offset_H11).flatten(), minlength=num_heads * NUM_BINS)
+    return counts.view(num_heads, NUM_BINS).double() / (share_BHP2.numel() / num_heads)
+
+
+def _largest_variance(gaug: nn.Module | None, geometry: Geometry) -> float:
+    rows, cols = getattr(gaug, "grid_size", geometry.grid_size)
+    return float(max(rows, cols)) ** 2
+
+
+def _variance(raw: Tensor, most: float) -> Tensor:
+    """S2 Eq. 5: 0 becomes a variance of 1."""
+    shift = math.log(most - 1) if most > 2 else 0.0
+    return most * torch.sigmoid(raw - shift)
+
+
+def _of_patches(output_BHNx: Tensor, geometry: Geometry, name: str) -> Tensor:
+    """[B, H, P, x]: without prefix tokens, whether or not the layer was given these."""
+    places_N2 = geometry.query_places_WN2[0]
+    is_patch = places_N2[:, 0].isfinite()
+    if len(geometry.query_places_WN2) > 1 or output_BHNx.dim() != 4:
+        raise InputError(f"{name} returns {list(output_BHNx.shape)}: σ and α are known for plain ViTs, without windows")
+    if output_BHNx.shape[2] == len(is_patch):
+        return output_BHNx[:, :, is_patch.to(output_BHNx.device)]
+    if output_BHNx.shape[2] == int(is_patch.sum()):
+        return output_BHNx
+    raise InputError(f"{name} returns {list(output_BHNx.shape)}, which is neither all tokens nor all patches")
