@@ -1,5 +1,6 @@
 """What a further measurement is: one small file, and one line in `registry`."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 
@@ -12,7 +13,7 @@ from nearsight.lens.table import Array
 from nearsight.metrics.precision import to_float64
 
 
-class Measurement:
+class Measurement(ABC):
     """Something more to see in the forwards of a model, for images of one size.
 
     It watches one batch at a time; then `results` says what it saw, as means over the batch's images, so that tables
@@ -22,6 +23,7 @@ class Measurement:
     needs_tiles = False
     """Whether it is to be given the tiles of each attention, with all tokens."""
 
+    @abstractmethod
     def __init__(self, model: nn.Module, found: Survey, image: Tensor) -> None:
         """Prepare for images like this one, [3, H, W]; the model is in eval mode."""
 
@@ -29,12 +31,12 @@ class Measurement:
         """Around the forward of a batch: here it may hook what it needs."""
         return nullcontext()
 
-    def add(self, site: Site, tile: Tile) -> None:
+    def add(self, site: Site, tile: Tile) -> None:  # noqa: B027 (only those that need tiles are given any)
         """A tile of one attention; all tiles of all sites come once in a batch."""
 
+    @abstractmethod
     def results(self) -> dict[str, Array]:
         """By name, the layers first; and ready for the next batch."""
-        raise NotImplementedError
 
 
 class QueryMeans:
