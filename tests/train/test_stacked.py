@@ -77,7 +77,7 @@ def test_a_model_with_masks_and_odd_convolutions_still_works(forward: Callable[.
 def test_unstacked_attention_has_the_same_gradient() -> None:
     """The folded attention is also right where nothing is stacked over it."""
     inputs = [torch.randn(2, 2, 5, 4, dtype=torch.float64, requires_grad=True) for _ in range(3)]
-    assert torch.autograd.gradcheck(lambda q, k, v: _FoldedAttention.apply(q, k, v, 0.3, None), inputs)
+    assert torch.autograd.gradcheck(lambda q, k, v: _FoldedAttention.apply(q, k, v, 0.3), inputs)
 
 
 def test_a_skeleton_holds_no_memory() -> None:

@@ -4,6 +4,7 @@ import dataclasses
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from nearsight.bench.augment import bench_augment
 from nearsight.bench.augment import table as augment_table
@@ -83,8 +84,7 @@ def _train(arguments: list[str]) -> int:
         num_images=options.num_images,
         seconds=options.seconds,
     )
-    print(json.dumps([dataclasses.asdict(row) for row in rows]) if options.json else train_table(rows))
-    return 0
+    return _shown(rows, train_table(rows), as_json=options.json)
 
 
 def _augment(arguments: list[str]) -> int:
@@ -95,8 +95,7 @@ def _augment(arguments: list[str]) -> int:
         batch_size=options.batch_size,
         seconds=options.seconds,
     )
-    print(json.dumps([dataclasses.asdict(row) for row in rows]) if options.json else augment_table(rows))
-    return 0
+    return _shown(rows, augment_table(rows), as_json=options.json)
 
 
 def _measure(arguments: list[str]) -> int:
@@ -112,5 +111,9 @@ def _measure(arguments: list[str]) -> int:
         batch_sizes=options.batch_sizes,
         num_batches=options.num_batches,
     )
-    print(json.dumps([dataclasses.asdict(row) for row in rows]) if options.json else measure_table(rows))
+    return _shown(rows, measure_table(rows), as_json=options.json)
+
+
+def _shown(rows: Sequence[Any], text: str, *, as_json: bool) -> int:
+    print(json.dumps([dataclasses.asdict(row) for row in rows]) if as_json else text)
     return 0

@@ -12,12 +12,12 @@ from PIL import Image
 from timm.data import create_transform
 from torch import Tensor
 
-from nearsight.augment import grey_levels, normalize
-from nearsight.data import DATASETS, Dataset, data_folder, load_dataset, make_shapes, measuring_subset
+from nearsight.data import DATASETS, data_folder, load_dataset, make_shapes, measuring_subset
 from nearsight.data.decoding import open_rgb
 from nearsight.data.image_folder import TEST_NAMES, readable_images
 from nearsight.data.loading import find_source
 from nearsight.errors import unknown_name
+from nearsight.train.heads import MeasuringImages
 
 EMBEDDED_SIZE = 64
 
@@ -111,13 +111,8 @@ class PreparedImages:
                 threads.shutdown(cancel_futures=True)  # nobody may ask for the rest
 
 
-@dataclass(frozen=True)
-class RunImages:
-    """The measuring subset of a data set's test images, as its runs are trained on them and measured at their end."""
-
-    dataset: Dataset
-    num_images: int
-    device: torch.device
+class RunImages(MeasuringImages):
+    """Those of a run's own data set, as it is measured on them at its end."""
 
     @property
     def name(self) -> str:
@@ -125,12 +120,6 @@ class RunImages:
 
     def __len__(self) -> int:
         return min(self.num_images, len(self.dataset.test))
-
-    def batches(self, batch_size: int) -> Iterator[Tensor]:
-        chosen = measuring_subset(len(self.dataset.test), self.num_images)
-        mean_C, std_C = grey_levels(self.dataset.mean, self.device), grey_levels(self.dataset.std, self.device)
-        for index in chosen.split(batch_size):
-            yield normalize(self.dataset.test.images_NCHW[index].to(self.device), mean_C, std_C)
 
 
 Images = PreparedImages | RunImages

@@ -20,10 +20,9 @@ from nearsight.lens.measuring import Precision
 from nearsight.models import load_model, load_source
 from nearsight.models.sources import has_published_weights, try_forward
 from nearsight.train import RunFolder, load_data
+from nearsight.train.heads import MEASURING_BATCH
 
 DEFAULT_NUM_IMAGES = 256
-BATCH_OF_RUNS = 256
-"""A run's own test images go in batches as at the end of its training, so that the numbers are the same to the bit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +138,7 @@ def _open_run(text: str, request: Request, pictures: Pictures | None, device: to
         model=model,
         images=images,
         image_size=image_size,
-        batch_size=BATCH_OF_RUNS if request.images is None else None,
+        batch_size=MEASURING_BATCH if request.images is None else None,
         run=folder,
         precision="float64",
         epoch=folder.read_result()["best_epoch"],

@@ -117,3 +117,9 @@ class Places:
         box = self._regions[numbers]
         height, width = self.image_size
         return (box[..., _BOTTOM] - box[..., _TOP] >= height - 1) & (box[..., _RIGHT] - box[..., _LEFT] >= width - 1)
+
+
+def constant_along(numbers: Tensor, axis: int) -> Tensor | None:
+    """The numbers without this axis (kept with size 1), if they do not change along it."""
+    first = numbers.narrow(axis, 0, 1)
+    return first if numbers.stride(axis) == 0 or bool((numbers == first).all()) else None

@@ -13,7 +13,7 @@ from nearsight.lens.attention import Attention, ExplicitAttention, FusedAttentio
 from nearsight.lens.capture import OPAQUE, AttentionTap, Call
 from nearsight.lens.geometry import Geometry, NotSpatialError, locate
 from nearsight.lens.layout import LayoutError
-from nearsight.lens.places import NOWHERE, PADDING
+from nearsight.lens.places import PADDING, constant_along
 from nearsight.lens.trace import PlaceTrace, Trace
 
 
@@ -130,13 +130,12 @@ class _Surveyor:
         self._found.append((call, name, site if isinstance(site, str) else replace(site, name=name)))
 
     def _fused(self, attention: FusedAttention) -> Site:
-        query, key = self._trace.of(attention.query), self._trace.of(attention.key)
         numbers = []
-        for tensor, trace in ((attention.query, query), (attention.key, key)):
-            own = torch.full((), NOWHERE).expand(tensor.shape) if trace is None else trace.own
-            if not bool((own == own[..., :1]).all()):
+        for tensor in (attention.query, attention.key):
+            of_tokens = constant_along(self._trace.numbers(tensor), -1)
+            if of_tokens is None:
                 raise NotSpatialError("attention between channels, not between places")
-            numbers.append(own[..., 0])
+            numbers.append(of_tokens.squeeze(-1))
         return Site("", self._locate(*numbers))
 
     def _locate(self, query_LN: Tensor, key_LM: Tensor) -> Geometry:
@@ -168,7 +167,7 @@ def _token_axes(own: Tensor, looked_at: Tensor) -> tuple[int, int]:
     """The axis along which queries alone change, and that along which keys alone do."""
 
     def changes(numbers: Tensor, axis: int) -> bool:
-        return bool((numbers != numbers.narrow(axis, 0, 1)).any())
+        return constant_along(numbers, axis) is None
 
     axes = range(own.dim())
     queries = [axis for axis in axes if changes(own, axis) and not changes(looked_at, axis)]

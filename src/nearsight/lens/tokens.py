@@ -16,7 +16,7 @@ from torch.nn.modules.module import register_module_forward_hook
 from torch.utils._pytree import tree_leaves
 
 from nearsight.lens.geometry import Geometry
-from nearsight.lens.places import PADDING, Places
+from nearsight.lens.places import PADDING, Places, constant_along
 from nearsight.lens.trace import PlaceTrace
 
 _CLASS_TOKEN = re.compile(r"(^|.*[._])(cls|class)(_[^.]*)?")
@@ -155,9 +155,7 @@ def _axes(places: Places, numbers: Tensor) -> tuple[int, int] | None:
     if numbers.dim() < 3 or not (image >= 0).any() or len(by_image) != 1:
         return None
     constant = [
-        axis
-        for axis in range(numbers.dim())
-        if axis != by_image[0] and bool((numbers == numbers.narrow(axis, 0, 1)).all())
+        axis for axis in range(numbers.dim()) if axis != by_image[0] and constant_along(numbers, axis) is not None
     ]
     if not constant:
         return None

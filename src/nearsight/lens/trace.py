@@ -30,7 +30,7 @@ from nearsight.lens.operations import (
     SOFTMAX,
     subsampling,
 )
-from nearsight.lens.places import NOWHERE, PADDING, Places
+from nearsight.lens.places import NOWHERE, PADDING, Places, constant_along
 
 
 @dataclass(frozen=True)
@@ -74,6 +74,10 @@ class PlaceTrace(TorchDispatchMode):
     def of(self, tensor: Tensor) -> Trace | None:
         return self._traces.get(tensor)
 
+    def numbers(self, tensor: Tensor) -> Tensor:
+        """The place of each element; nowhere for a tensor that does not come from the images."""
+        return self._ids(tensor, "own")
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
@@ -104,8 +108,8 @@ class PlaceTrace(TorchDispatchMode):
         elif name in ("copy_", "index_put_", "_index_put_impl_"):
             self._write(func, args)
         elif name in ("sort", "topk"):
-            axis = -1 if name == "sort" else args[2] if len(args) > 2 else -1
-            axis = kwargs.get("dim", args[1] if name == "sort" and len(args) > 1 else axis)
+            given = dict(zip(("self", "dim") if name == "sort" else ("self", "k", "dim"), args, strict=False))
+            axis = {"dim": -1, **given, **kwargs}["dim"]
             self._keep(output[0], self._traces[args[0]].moved(lambda ids: ids.gather(axis, output[1].cpu())))
         elif name not in MIXING:
             self._element_by_element(name, args, kwargs, output)
@@ -195,13 +199,13 @@ class PlaceTrace(TorchDispatchMode):
             assert one is not None
             looked_at = one.looked_at
             if looked_at is not None:  # a linear layer over heads keeps queries and keys apart; any other does not
-                looked_at = _constant_along(looked_at, axis)
+                looked_at = constant_along(looked_at, axis)
             own = self.places.union(one.own, [axis], keepdim=True)
             if looked_at is None:
                 return Trace(own.expand(shape))
             return Trace(own.expand(shape), looked_at.expand(shape), one.softmax, heads_mixed=True)
-        rows, columns = _constant_along(left.own, -1), _constant_along(right.own, -2)
-        if rows is not None and columns is not None and _constant_along(columns, -1) is None:
+        rows, columns = constant_along(left.own, -1), constant_along(right.own, -2)
+        if rows is not None and columns is not None and constant_along(columns, -1) is None:
             return Trace(rows.expand(shape), columns.expand(shape))
         if rows is not None:
             return Trace(rows.expand(shape))
@@ -227,7 +231,7 @@ class PlaceTrace(TorchDispatchMode):
         if name in CONVOLUTIONS:
             ids = self.places.union(ids, [1], keepdim=True)
             is_pair = looked_at is not None and pointwise and set(args[1].shape[2:]) == {1}
-            looked_at = _constant_along(looked_at, 1) if looked_at is not None and is_pair else None
+            looked_at = constant_along(looked_at, 1) if looked_at is not None and is_pair else None
         for axis in range(2, result.dim()):
             size, step = result.shape[axis], subsampling(name, args, axis - 2)
             ids = self.places.resample(ids, axis, size) if step is None else self.places.pick(ids, axis, step)
@@ -308,12 +312,6 @@ def _is_axes(argument: Any) -> bool:
     if isinstance(argument, list | tuple):
         return bool(argument) and all(isinstance(item, int) for item in argument)
     return isinstance(argument, int) and not isinstance(argument, bool)
-
-
-def _constant_along(ids: Tensor, axis: int) -> Tensor | None:
-    """The ids without this axis (kept with size 1), if they do not change along it."""
-    first = ids.narrow(axis, 0, 1)
-    return first if ids.stride(axis) == 0 or bool((ids == first).all()) else None
 
 
 def _can_expand(shape: Sequence[int], target: Sequence[int]) -> bool:

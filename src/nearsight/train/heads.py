@@ -3,7 +3,7 @@
 Shape suffixes: K cells, B images, H heads, N tokens, d head size, C channels.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import pandas as pd
@@ -13,16 +13,17 @@ from torch import Tensor, nn
 from nearsight.augment import grey_levels, normalize
 from nearsight.data import Dataset, measuring_subset
 from nearsight.lens import AttentionTap, HeadTable, Survey, measure
-from nearsight.lens.attention import FusedAttention, of_sdpa
+from nearsight.lens.attention import Attention, FusedAttention
 from nearsight.lens.capture import Call
 from nearsight.lens.measuring import Precision, summing_dtype, table_of
 from nearsight.lens.running import running, surveyed
 from nearsight.lens.stream import reduce_attention
 from nearsight.train.config import RunConfig
 from nearsight.train.engine import Stack, initial_model
-from nearsight.train.stacked import Weights, stacked_forward
+from nearsight.train.stacked import Weights, runs_as_one_batch, stacked_forward
 
-_BATCH = 256
+MEASURING_BATCH = 256
+"""Images per forward; the same wherever a run is measured, so that the numbers are the same to the bit."""
 
 
 @dataclass(frozen=True)
@@ -34,10 +35,13 @@ class MeasuringImages:
     device: torch.device
 
     def __iter__(self) -> Iterator[Tensor]:
+        return self.batches(MEASURING_BATCH)
+
+    def batches(self, batch_size: int) -> Iterator[Tensor]:
         dataset = self.dataset
         chosen = measuring_subset(len(dataset.test), self.num_images)
         mean_C, std_C = grey_levels(dataset.mean, self.device), grey_levels(dataset.std, self.device)
-        for index in chosen.split(_BATCH):
+        for index in chosen.split(batch_size):
             yield normalize(dataset.test.images_NCHW[index].to(self.device), mean_C, std_C)
 
 
@@ -55,7 +59,7 @@ def measure_on_test(
             on_batch()
             yield batch
 
-    return measure(model, batches(), batch_size=_BATCH, device=device, precision="float64")
+    return measure(model, batches(), batch_size=MEASURING_BATCH, device=device, precision="float64")
 
 
 def measure_stack(
@@ -72,8 +76,8 @@ def measure_stack(
     Args:
         model: any model of that shape, where the weights are; its own do not matter.
         weights_K: the K models' weights.
-        batches: normalised images [B, 3, H, W], all of one size. Iterated twice if the model's attention is not one
-            that is folded into the batch: then each cell is measured on its own.
+        batches: normalised images [B, 3, H, W], all of one size. Iterated twice if the model does not run as one batch
+            with plain fused attention: then each cell is measured on its own.
         skeleton: the code that the stack is trained with, of which is known how it runs stacked; else the model's.
         found: the survey of `model` for these images, if there is one already.
         precision: as `measure`.
@@ -93,27 +97,24 @@ def measure_stack(
 def _look(
     code: nn.Module, weights_K: Weights, images_BCHW: Tensor, found: Survey, dtype: torch.dtype
 ) -> list[HeadTable] | None:
-    """The tables of one batch; None if not every spatial attention was folded."""
+    """The tables of one batch; None if not every spatial attention was a plain fused one on all cells at once."""
+    if not runs_as_one_batch(code):
+        return None
     num_cells = len(next(iter(weights_K.values())))
     reduced_K: list[dict[Call, Tensor]] = [{} for _ in range(num_cells)]
-    calling: Call | None = None
 
-    def on_call(call: Call, _: object) -> None:
-        nonlocal calling
-        calling = call
-
-    def on_folded(query: Tensor, key: Tensor, scale: float | None) -> None:
-        # The tap saw this call on its way here, before anything else was called.
-        if calling is None or (site := found.sites.get(calling)) is None:
+    def reduce(call: Call, candidates: Sequence[Callable[[], Attention]]) -> None:
+        site = found.sites.get(call)
+        if site is None or call.kind != "sdpa" or not isinstance(attention := candidates[0](), FusedAttention):
             return
-        attention = of_sdpa(query, key, key, scale=scale)
-        for reduced, one in zip(reduced_K, _by_cell(attention, num_cells), strict=True):
-            reduced[calling] = reduce_attention(one, site, dtype=dtype)
+        if attention.mask is None and not attention.is_causal:
+            for reduced, one in zip(reduced_K, _by_cell(attention, num_cells), strict=True):
+                reduced[call] = reduce_attention(one, site, dtype=dtype)
 
     calling_modules = {name: code.get_submodule(name) for name in found.calling}
-    with AttentionTap(code, on_call, calling_modules):
+    with AttentionTap(code, reduce, calling_modules):
         images_KBCHW = images_BCHW.expand(num_cells, *images_BCHW.shape)
-        stacked_forward(code, weights_K, images_KBCHW, on_folded)
+        stacked_forward(code, weights_K, images_KBCHW)
     if reduced_K[0].keys() != found.sites.keys():
         return None
     return [table_of(found, reduced) for reduced in reduced_K]
@@ -134,7 +135,7 @@ def _one_by_one(
     try:
         for position in range(len(next(iter(weights_K.values())))):
             model.load_state_dict({name: weight[position] for name, weight in weights_K.items()}, strict=False)
-            tables.append(measure(model, batches, batch_size=_BATCH, precision=precision))
+            tables.append(measure(model, batches, batch_size=MEASURING_BATCH, precision=precision))
     finally:
         model.load_state_dict(own, strict=False)
     return tables

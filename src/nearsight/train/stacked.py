@@ -9,17 +9,14 @@ Shape suffixes: K cells, B samples, C channels or classes, H rows, W columns.
 
 import copy
 from collections.abc import Mapping, Sequence
-from typing import Any
 from weakref import WeakSet
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.overrides import TorchFunctionMode
 
 from nearsight.train.stackedweight import UnstackableError, stack_up
-from nearsight.train.vmapped import AttentionListener, vmapped_forward
+from nearsight.train.vmapped import vmapped_forward
 
 Weights = dict[str, Tensor]
 
@@ -37,50 +34,28 @@ def weightless(model: nn.Module) -> nn.Module:
     return copy.deepcopy(model).to("meta")
 
 
-def stacked_forward(
-    model: nn.Module, weights_K: Weights, images_KBCHW: Tensor, on_attention: AttentionListener | None = None
-) -> Tensor:
+def runs_as_one_batch(model: nn.Module) -> bool:
+    """Whether this model is not known to need `torch.vmap`."""
+    return model not in _by_vmap
+
+
+def stacked_forward(model: nn.Module, weights_K: Weights, images_KBCHW: Tensor) -> Tensor:
     """Outputs [K, B, …] of K models, each with its own weights on its own images."""
-    if model not in _by_vmap:
+    if runs_as_one_batch(model):
         try:
-            return _as_one_batch(model, weights_K, images_KBCHW, on_attention)
+            return _as_one_batch(model, weights_K, images_KBCHW)
         except UnstackableError:
             _by_vmap.add(model)
-    return vmapped_forward(model, weights_K, images_KBCHW, on_attention)
+    return vmapped_forward(model, weights_K, images_KBCHW)
 
 
-def _as_one_batch(
-    model: nn.Module, weights_K: Weights, images_KBCHW: Tensor, on_attention: AttentionListener | None
-) -> Tensor:
+def _as_one_batch(model: nn.Module, weights_K: Weights, images_KBCHW: Tensor) -> Tensor:
     num_cells, num_images = images_KBCHW.shape[:2]
     weights = {name: stack_up(weight) for name, weight in weights_K.items()}
     images = images_KBCHW.reshape(num_cells * num_images, *images_KBCHW.shape[2:])
-    if on_attention is None:
-        output: Tensor = functional_call(model, weights, (images,))
-    else:
-        with _AttentionWatch(on_attention):
-            output = functional_call(model, weights, (images,))
+    output: Tensor = functional_call(model, weights, (images,))
     by_cell: Tensor = output.unflatten(0, (num_cells, num_images))
     return by_cell
-
-
-class _AttentionWatch(TorchFunctionMode):
-    """Tells of each plain fused attention before it is computed."""
-
-    def __init__(self, on_attention: AttentionListener) -> None:
-        super().__init__()
-        self._on_attention = on_attention
-
-    def __torch_function__(
-        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if func is F.scaled_dot_product_attention:
-            query, key, _value, *others = args
-            changed = any(kwargs.get(name) for name in ("dropout_p", "is_causal", "enable_gqa"))
-            if not others and not changed and kwargs.get("attn_mask") is None:
-                self._on_attention(query, key, kwargs.get("scale"))
-        return func(*args, **kwargs)
 
 
 @torch.no_grad()
@@ -98,5 +73,5 @@ def verify_stacking(skeleton: nn.Module, models: Sequence[nn.Module], image_size
     alone = torch.stack([cell.train(skeleton.training)(batch) for cell, batch in zip(cells, images, strict=True)])
     for cell, mode in zip(cells, modes, strict=True):
         cell.train(mode)
-    if skeleton not in _by_vmap and not torch.allclose(together, alone, rtol=1e-3, atol=1e-3):
+    if runs_as_one_batch(skeleton) and not torch.allclose(together, alone, rtol=1e-3, atol=1e-3):
         _by_vmap.add(skeleton)

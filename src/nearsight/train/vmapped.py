@@ -8,7 +8,7 @@ of the module itself.
 Shape suffixes: K cells, B samples, C channels or classes, H rows, W columns.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,30 +17,21 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 
-AttentionListener = Callable[[Tensor, Tensor, float | None], None]
-"""Told of queries and keys [K·B, H, N, d] and the scale of each attention that was folded, before it is computed."""
 
-
-def vmapped_forward(
-    model: nn.Module, weights_K: dict[str, Tensor], images_KBCHW: Tensor, on_attention: AttentionListener | None = None
-) -> Tensor:
+def vmapped_forward(model: nn.Module, weights_K: dict[str, Tensor], images_KBCHW: Tensor) -> Tensor:
     """Outputs [K, B, …] of K models, each with its own weights on its own images."""
 
     def one_cell(weights: dict[str, Tensor], images_BCHW: Tensor) -> Tensor:
         output: Tensor = functional_call(model, weights, (images_BCHW,))
         return output
 
-    with _StackFriendly(on_attention):
+    with _StackFriendly():
         stacked: Tensor = torch.vmap(one_cell, randomness="error")(weights_K, images_KBCHW)
         return stacked
 
 
 class _StackFriendly(TorchFunctionMode):
     """Says the same with operations that batch well over a leading axis of weights."""
-
-    def __init__(self, on_attention: AttentionListener | None) -> None:
-        super().__init__()
-        self._on_attention = on_attention
 
     def __torch_function__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -49,7 +40,7 @@ class _StackFriendly(TorchFunctionMode):
         if func is F.linear:
             return _linear(*args, **kwargs)
         if func is F.scaled_dot_product_attention:
-            return _attention(self._on_attention, *args, **kwargs)
+            return _attention(*args, **kwargs)
         return func(*args, **kwargs)
 
 
@@ -59,7 +50,6 @@ def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
 
 
 def _attention(
-    listener: AttentionListener | None,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -70,7 +60,7 @@ def _attention(
     enable_gqa: bool = False,
 ) -> Tensor:
     if attn_mask is None and not (dropout_p or is_causal or enable_gqa) and query.dim() == 4:
-        folded: Tensor = _FoldedAttention.apply(query, key, value, scale, listener)
+        folded: Tensor = _FoldedAttention.apply(query, key, value, scale)
         return folded
     return F.scaled_dot_product_attention(
         query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
@@ -81,14 +71,12 @@ class _FoldedAttention(torch.autograd.Function):
     """Attention has no weights, so a stack of K batches is one batch K times as large."""
 
     @staticmethod
-    def forward(
-        query: Tensor, key: Tensor, value: Tensor, scale: float | None, listener: AttentionListener | None
-    ) -> Tensor:
+    def forward(query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
         return F.scaled_dot_product_attention(query, key, value, scale=scale)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        *saved, ctx.scale, _ = inputs
+        *saved, ctx.scale = inputs
         ctx.save_for_backward(*saved)
 
     @staticmethod
@@ -97,24 +85,16 @@ class _FoldedAttention(torch.autograd.Function):
         query, key, value = (tensor.detach().requires_grad_() for tensor in ctx.saved_tensors)
         with torch.enable_grad():
             output = F.scaled_dot_product_attention(query, key, value, scale=ctx.scale)
-        return *torch.autograd.grad(output, (query, key, value), gradient), None, None
+        return *torch.autograd.grad(output, (query, key, value), gradient), None
 
     @staticmethod
     def vmap(
-        info: Any,
-        in_dims: tuple[int | None, ...],
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        scale: float | None,
-        listener: AttentionListener | None,
+        info: Any, in_dims: tuple[int | None, ...], query: Tensor, key: Tensor, value: Tensor, scale: float | None
     ) -> tuple[Tensor, int]:
         def folded(tensor: Tensor, dim: int | None) -> Tensor:
             stacked = tensor.expand(info.batch_size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
             return stacked.flatten(0, 1)
 
         query, key, value = (folded(*pair) for pair in zip((query, key, value), in_dims[:3], strict=True))
-        if listener is not None:
-            listener(query, key, scale)
         attended = F.scaled_dot_product_attention(query, key, value, scale=scale)
         return attended.view(info.batch_size, -1, *attended.shape[1:]), 0
