@@ -25,7 +25,9 @@ class PeakMemory:
     def growth(self) -> int | None:
         if self.before is None:
             return None
-        return (torch.cuda.max_memory_allocated() if self.on_gpu else _resident_bytes("VmHWM")) - self.before
+        peak = torch.cuda.max_memory_allocated() if self.on_gpu else _resident_bytes("VmHWM")
+        # Linux counts the resident set in batches, so that a peak can read lower than what was there before.
+        return max(0, peak - self.before)
 
 
 def _resident_bytes(name: str) -> int:
