@@ -5,7 +5,6 @@ which has TRITON_INTERPRET set before anything is imported, and each is a test h
 cases compiled.
 """
 
-import importlib.util
 import json
 import math
 import os
@@ -21,6 +20,7 @@ from torch import Tensor
 
 from nearsight.lens import kernels
 from nearsight.metrics import uniform_attention_distance
+from nearsight.triton_language import triton
 
 NAN = math.nan
 
@@ -360,7 +360,7 @@ def verdict(name: str) -> str | None:
     return None
 
 
-pytestmark = pytest.mark.skipif(kernels.triton is None, reason="Triton is not installed")
+pytestmark = pytest.mark.skipif(triton is None, reason="Triton is not installed")
 
 
 @pytest.fixture(scope="module")
@@ -384,24 +384,6 @@ def test_the_reference_of_uniform_attention() -> None:
     expected = torch.full([2, 1, 3], uniform_attention_distance((6, 8)) * math.hypot(5, 7), dtype=torch.float64)
     torch.testing.assert_close(distance.mean(-1), expected)
     torch.testing.assert_close(entropy, torch.full_like(entropy, math.log(48)))
-
-
-def test_kernels_need_a_gpu_or_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "_INTERPRETED", False)
-    assert kernels.available(torch.device("cuda"))
-    assert not kernels.available(torch.device("cpu"))
-    monkeypatch.setattr(kernels, "_INTERPRETED", True)
-    assert kernels.available(torch.device("cpu"))
-
-
-def test_without_triton_there_are_no_kernels_but_no_error_either(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "triton", None)
-    spec = importlib.util.spec_from_file_location("kernels_without_triton", kernels.__file__)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    assert not module.available(torch.device("cuda"))
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ A new augmentation is one file and one line in `AUGMENTATIONS`.
 from nearsight.augment.autoaugment import AutoAugment
 from nearsight.augment.base import Augmentation, Batch, Cells, Stage
 from nearsight.augment.colorjitter import ColorJitter
+from nearsight.augment.compiled import CompiledPipeline
 from nearsight.augment.crop import RandomCrop
 from nearsight.augment.cutfill import CutFill
 from nearsight.augment.cutmix import CutMix
@@ -51,6 +52,7 @@ __all__ = [
     "Batch",
     "Cells",
     "ColorJitter",
+    "CompiledPipeline",
     "CutFill",
     "CutMix",
     "CutOut",

@@ -15,9 +15,12 @@ def permutation_of(draw_KB: Tensor) -> Tensor:
 def of_partners(values_KB: Tensor, partner_KB: Tensor) -> Tensor:
     """The values [K, B, ...] of everybody's partner."""
     num_cells, num_samples = partner_KB.shape
-    offset_K1 = torch.arange(num_cells, device=partner_KB.device).unsqueeze(-1) * num_samples
+    cell_K1 = torch.arange(num_cells, device=partner_KB.device).unsqueeze(-1)
+    if torch.compiler.is_compiling():
+        # From one index into the flattened batch a program for any K takes a remainder by K for every pixel.
+        return values_KB[cell_K1, partner_KB]
     # index_select on the flattened batch copies whole images; gather would need an index per pixel.
-    picked = values_KB.flatten(0, 1).index_select(0, (partner_KB + offset_K1).flatten())
+    picked = values_KB.flatten(0, 1).index_select(0, (partner_KB + cell_K1 * num_samples).flatten())
     return picked.view_as(values_KB)
 
 

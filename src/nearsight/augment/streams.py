@@ -43,7 +43,8 @@ class Drawn:
         words = philox(key_of(draws.seed_K.unsqueeze(-1)), counter)
         draw_Kn4 = to_unit_interval(torch.stack(words, dim=-1))
         num_sample_lanes = num_samples * len(sample_lane)
-        draw_KBm = draw_Kn4[:, :num_sample_lanes].reshape(num_cells, num_samples, -1)
+        # Unflattened axis by axis: a reshape over all of them would leave a compiled program a division by K per read.
+        draw_KBm = draw_Kn4[:, :num_sample_lanes].unflatten(1, (num_samples, len(sample_lane))).flatten(-2)
         return cls(_by_name(draw_KBm, sample_nums), _by_name(draw_Kn4[:, num_sample_lanes:].flatten(1), batch_nums))
 
 

@@ -90,5 +90,8 @@ def _clipped(value: Tensor) -> Tensor:
 
 
 def _extremes(images_NCHW: Tensor) -> tuple[Tensor, Tensor]:
+    if torch.compiler.is_compiling():
+        # Compiled for a CPU, the minimum of uint8 is 0 whatever the image (pytorch/pytorch#191499).
+        images_NCHW = images_NCHW.to(torch.int32)
     darkest, brightest = images_NCHW.flatten(-2).aminmax(dim=-1)
     return darkest, brightest

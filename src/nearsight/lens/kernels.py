@@ -17,19 +17,12 @@ Shape suffixes: B images, W windows, H heads, N queries, M keys, d head size; L 
 import math
 from collections.abc import Callable, Hashable
 from functools import partial
-from importlib import import_module
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-triton: Any
-tl: Any
-try:
-    triton, tl = import_module("triton"), import_module("triton.language")
-except ImportError:  # as on macOS; then the kernels below are never launched
-    triton, tl = None, SimpleNamespace(constexpr=int)
+from nearsight.triton_language import INTERPRETED, tl, triton
 
 if TYPE_CHECKING:
     from typing import no_type_check as jit  # kernels are Python by their syntax alone
@@ -37,15 +30,6 @@ else:
     # Else another kernel would be compiled for sizes that are 1 or multiples of 16, and be no faster.
     whatever_value = ("batch", "windows", "heads", "heads_per_key", "num_queries", "num_keys", "query_tiles")
     jit = partial(triton.jit, do_not_specialize=whatever_value) if triton is not None else lambda kernel: kernel
-
-_INTERPRETED: bool = triton is not None and triton.knobs.runtime.interpret
-"""TRITON_INTERPRET=1, as it was at the import."""
-
-
-def available(device: torch.device) -> bool:
-    """Whether `fused_attention_rows` works on tensors of this device."""
-    on_gpu = device.type == "cuda" and torch.version.hip is None
-    return triton is not None and (on_gpu or _INTERPRETED)
 
 
 def fused_attention_rows(
@@ -100,7 +84,7 @@ def _launch(query: Tensor, key: Tensor, bias: Tensor | None, *others: Any) -> No
         return
     batch, windows, heads, num_queries, width = query.shape
     tiling = _tiling(width, key.shape[3], query.dtype, with_bias=bias is not None)
-    if _INTERPRETED:  # the interpreter would multiply the bits of bfloat16
+    if INTERPRETED:  # the interpreter would multiply the bits of bfloat16
         query, key = query.float(), key.float()
     query_tiles = -(-num_queries // tiling.queries)
     programs = query_tiles * windows * -(-batch * heads // tiling.maps)
@@ -113,14 +97,14 @@ def _launch(query: Tensor, key: Tensor, bias: Tensor | None, *others: Any) -> No
         "KEYS": tiling.keys,
         "MAPS": tiling.maps,
         "BIAS": "none" if bias is None else "mask" if bias.dtype == torch.bool else "sum",
-        "PRECISION": "ieee" if _INTERPRETED else tiling.precision,
+        "PRECISION": "ieee" if INTERPRETED else tiling.precision,
         "LANES": 8,  # in a product of matrix units, the columns of a thread and its neighbours, again and again
         "SCAN": 1024,
         "LOW": -1e30,  # the logit of a masked key: finite, because 0 · −∞ is NaN
     }
     options = {"num_warps": tiling.warps, "num_stages": 2, "maxnreg": tiling.registers}
     kernel = _rows_kernel[(programs,)](query, key, bias, *others, *sizes, *strides, **constants, **options)
-    if not _INTERPRETED:
+    if not INTERPRETED:
         _launches[alike] = kernel[programs, 1, 1], [*sizes, *strides, *constants.values()]
 
 

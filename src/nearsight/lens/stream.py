@@ -20,6 +20,7 @@ from nearsight.lens.attention import Attention, ExplicitAttention, FusedAttentio
 from nearsight.lens.geometry import Geometry
 from nearsight.lens.operations import HIDING
 from nearsight.lens.survey import Site
+from nearsight.triton_language import runs_on
 
 _TILE_BYTES = 2**26
 """Of one tensor of a tile; a few of them are alive at a time."""
@@ -227,7 +228,7 @@ def _tile_sums(tile: Tile) -> tuple[Tensor, Tensor, Tensor]:
 def _has_kernel(attention: FusedAttention) -> bool:
     query = attention.query
     in_kernel = (torch.float32, torch.bfloat16, torch.float16)
-    on_gpu = query.device.type == "cuda" and kernels.available(query.device) and not _cannot_compile
+    on_gpu = query.device.type == "cuda" and runs_on(query.device) and not _cannot_compile
     return on_gpu and query.dtype in in_kernel and not attention.is_causal
 
 

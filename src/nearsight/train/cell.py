@@ -51,12 +51,12 @@ class Cell:
             heads=pd.concat(measured, ignore_index=True)[list(HEADS_COLUMNS)] if measured else None,
         )
         if self.progress.best is row:
-            self.best_weights = {name: weight[position].detach().clone() for name, weight in stack.weights.items()}
-        state = _state(stack, position)
+            optimizer = stack.optimizer
+            self.best_weights = optimizer.arrangement.parts(optimizer.weights_KP[position].clone())
         if self.is_over or row.epoch % checkpoint_every == 0:
-            self._write(state)
+            self._write(_state(stack, position))
         else:
-            self.unsaved = {name: tensor.detach().clone() for name, tensor in state.items()}
+            self.unsaved = _state(stack, position, copied=True)
         self.folder.log("epoch", epoch=row.epoch, val_acc=row.val_acc)
 
     def save(self) -> None:
@@ -96,9 +96,13 @@ def _groups(stack: Stack) -> dict[str, Tensors]:
     return {"weights": optimizer.weights, "first": optimizer.first, "second": optimizer.second}
 
 
-def _state(stack: Stack, position: int) -> Tensors:
+def _state(stack: Stack, position: int, *, copied: bool = False) -> Tensors:
     """Everything that training one cell further depends on, apart from its epoch: randomness has no state."""
-    state = {
-        f"{group}/{name}": tensor[position] for group, held in _groups(stack).items() for name, tensor in held.items()
-    }
-    return {**state, "steps_done": stack.optimizer.steps_done_K[position]}
+    optimizer = stack.optimizer
+    state: Tensors = {}
+    whole = {"weights": optimizer.weights_KP, "first": optimizer.first_KP, "second": optimizer.second_KP}
+    for group, flat_KP in whole.items():
+        flat_P = flat_KP[position]
+        parts = optimizer.arrangement.parts(flat_P.clone() if copied else flat_P)
+        state |= {f"{group}/{name}": part for name, part in parts.items()}
+    return state | {"steps_done": optimizer.steps_done_K[position].clone()}

@@ -6,23 +6,25 @@ from its seed, its weights meet only its own images, and its epoch is its own, s
 Shape suffixes: K cells, B samples, S steps, C classes.
 """
 
-from collections.abc import Callable, Sequence
+import functools
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from nearsight.augment import Pipeline, normalize, smooth_targets
+from nearsight.augment import Pipeline
+from nearsight.augment.compiled import CompiledPipeline
 from nearsight.data import Dataset, DeviceImages, epoch_batches, stratified_split
 from nearsight.errors import InputError
-from nearsight.randomness import Draws
+from nearsight.train.capture import Advance, captured
 from nearsight.train.config import RunConfig
+from nearsight.train.evaluation import Evaluation
 from nearsight.train.optimizer import AdamW
 from nearsight.train.schedule import learning_rates
-from nearsight.train.stacked import Weights, stack_weights, stacked_forward, verify_stacking, weightless
-
-_EVALUATION_BATCH = 512
+from nearsight.train.stacked import Weights, stack_weights, verify_stacking, weightless
+from nearsight.train.step import Epoch, Step
 
 
 def initial_model(config: RunConfig, dataset: Dataset) -> nn.Module:
@@ -43,6 +45,16 @@ class EpochResult:
     """Learning rate of the epoch's last step."""
 
 
+@dataclass(frozen=True)
+class _Programs:
+    """What an epoch consists of."""
+
+    step: Step
+    advance: Advance
+    """Does the step: itself, or a graph of it."""
+    validation: Evaluation
+
+
 @dataclass
 class Stack:
     """K cells of equal shapes, their weights and optimiser states, on one device."""
@@ -59,6 +71,8 @@ class Stack:
     """Positions of the images that train."""
     validation_N: Tensor
     """Positions of those held out."""
+    _programs: "_Programs | None" = None
+    """Made when the first epoch begins."""
 
     @classmethod
     def start(cls, configs: Sequence[RunConfig], dataset: Dataset, device: torch.device) -> "Stack":
@@ -128,64 +142,87 @@ class Stack:
 
     def run_epoch(self, on_step: Callable[[int], None] = lambda step: None) -> list[EpochResult]:
         """Train every cell for one epoch of its own and validate it. A cell whose loss is not finite reports that."""
+        epoch = self._epoch()
+        if self._programs is None:
+            self._programs = self._make_programs(epoch)
+        programs = self._programs
+        programs.step.begin(epoch)
+        for number, advance in enumerate(self._steps(programs, epoch)):
+            advance()
+            on_step(number + 1)
+            # On the CPU asking is free; on a GPU it would wait for the step, so there a NaN is noticed at the end.
+            if self.device.type == "cpu" and not torch.isfinite(programs.step.loss_K).all():
+                break
+        self.epochs_done = [done + 1 for done in self.epochs_done]
+        val_loss_K, val_acc_K = programs.validation()
+        train_loss_K = (programs.step.loss_K / self.steps_per_epoch).tolist()
+        return [
+            EpochResult(*values)
+            for values in zip(train_loss_K, val_loss_K, val_acc_K, epoch.lr_SK[-1].tolist(), strict=True)
+        ]
+
+    @property
+    def losses_so_far(self) -> Tensor:
+        """The sum of the losses of the steps done in this epoch, for whoever watches step by step."""
+        assert self._programs is not None, "no epoch has begun"
+        return self._programs.step.loss_K
+
+    def _steps(self, programs: "_Programs", epoch: Epoch) -> Iterator[Advance]:
+        if self.images.resident:
+            yield from itertools.repeat(programs.advance, self.steps_per_epoch)
+        else:
+            for batch in self.images.stream(self.images.positions(epoch.index_SKB)):
+                yield functools.partial(programs.step, batch)
+
+    def _epoch(self) -> Epoch:
+        """What every step of the cells' next epochs works with."""
         seed_K = torch.tensor([config.seed for config in self.configs], device=self.device)
         epoch_K = torch.tensor(self.epochs_done, device=self.device)
         batch_size, steps = self.configs[0].protocol.batch_size, self.steps_per_epoch
-        index_SKB = self.training_N[epoch_batches(seed_K, epoch_K, len(self.training_N), batch_size)]
         lr_KS = torch.stack(
             [
                 learning_rates(config.protocol, epoch, steps)
                 for config, epoch in zip(self.configs, self.epochs_done, strict=True)
             ]
-        ).to(self.device, torch.float32)
-        loss_K = torch.zeros(len(self.configs), dtype=torch.float64, device=self.device)
-        for step, (images_KBCHW, labels_KB) in enumerate(self.images.stream(self.images.positions(index_SKB))):
-            draws = Draws(seed_K, epoch_K, torch.tensor(step, device=self.device), index_SKB[step])
-            loss_K += self._step(images_KBCHW, labels_KB, draws, lr_KS[:, step])
-            on_step(step + 1)
-            # On the CPU asking is free; on a GPU it would wait for the step, so there a NaN is noticed at the end.
-            if self.device.type == "cpu" and not torch.isfinite(loss_K).all():
-                break
-        self.epochs_done = [epoch + 1 for epoch in self.epochs_done]
-        val_loss_K, val_acc_K = self.evaluate(self.images, self.validation_N)
-        return [
-            EpochResult(*values)
-            for values in zip((loss_K / steps).tolist(), val_loss_K, val_acc_K, lr_KS[:, -1].tolist(), strict=True)
-        ]
+        )
+        return Epoch(
+            seed_K,
+            epoch_K,
+            self.training_N[epoch_batches(seed_K, epoch_K, len(self.training_N), batch_size)],
+            lr_KS.T.contiguous().to(self.device, torch.float32),
+        )
 
-    def _step(self, images_KBCHW: Tensor, labels_KB: Tensor, draws: Draws, lr_K: Tensor) -> Tensor:
-        """One optimiser step of every cell; the loss of each before it."""
-        images, targets_KBC = self.pipeline(images_KBCHW, labels_KB, draws)
-        targets_KBC = smooth_targets(targets_KBC, self.smoothing_K)
-        weights_KP = self.optimizer.weights_KP.detach().requires_grad_()
-        logits_KBC = self._forward(self.optimizer.arrangement.views(weights_KP), images)
-        loss_K = -(targets_KBC * F.log_softmax(logits_KBC, -1)).sum(-1).mean(-1)
-        # Cells share no weights, so the gradient of the sum is each cell's own gradient.
-        (gradient_KP,) = torch.autograd.grad(loss_K.sum(), weights_KP)
-        self.optimizer.step(gradient_KP, lr_K)
-        return loss_K.detach()
+    def _make_programs(self, epoch: Epoch) -> "_Programs":
+        on_gpu = self.device.type == "cuda"
+        step = Step(
+            self.skeleton,
+            self.optimizer,
+            self.pipeline,
+            self.smoothing_K,
+            self.images,
+            epoch,
+            reduced=self._reduced,
+            augment=CompiledPipeline() if on_gpu else None,
+        )
+        validation = self._evaluation(self.images, self.validation_N, self.weights)
+        if not (on_gpu and self.images.resident):
+            return _Programs(step, step, validation)
+        validation.capture()
+        return _Programs(step, captured(step, step.state, self.device), validation)
 
-    def _forward(self, weights: Weights, images_KBCHW: Tensor) -> Tensor:
-        reduced = self.configs[0].precision == "bf16"
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=reduced):
-            return stacked_forward(self.skeleton, weights, images_KBCHW).float()
+    @property
+    def _reduced(self) -> bool:
+        return self.configs[0].precision == "bf16"
 
-    @torch.no_grad()
     def evaluate(
         self, images: DeviceImages, index_N: Tensor, weights: Weights | None = None
     ) -> tuple[list[float], list[float]]:
         """(mean cross-entropy, accuracy) of every cell on these images, without augmentation or smoothing."""
-        weights = self.weights if weights is None else weights
-        num_cells = len(next(iter(weights.values())))
-        loss_K = torch.zeros(num_cells, dtype=torch.float64, device=self.device)
-        correct_K = torch.zeros(num_cells, dtype=torch.int64, device=self.device)
-        for images_BCHW, labels_B in images.stream(images.positions(index_N).split(_EVALUATION_BATCH)):
-            normal = normalize(images_BCHW, self.pipeline.mean_C, self.pipeline.std_C)
-            logits_KBC = self._forward(weights, normal.expand(num_cells, *normal.shape))
-            labels_KB = labels_B.expand(num_cells, -1)
-            loss_K += F.cross_entropy(logits_KBC.movedim(-1, 1), labels_KB, reduction="none").double().sum(-1)
-            correct_K += (logits_KBC.argmax(-1) == labels_KB).sum(-1)
-        return (loss_K / len(index_N)).tolist(), (correct_K.double() / len(index_N)).tolist()
+        return self._evaluation(images, index_N, self.weights if weights is None else weights)()
+
+    def _evaluation(self, images: DeviceImages, index_N: Tensor, weights: Weights) -> Evaluation:
+        mean_C, std_C = self.pipeline.mean_C, self.pipeline.std_C
+        return Evaluation(self.skeleton, weights, images, index_N, mean_C, std_C, reduced=self._reduced)
 
 
 def _check_alike(configs: Sequence[RunConfig], dataset: Dataset) -> None:

@@ -14,7 +14,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from nearsight.train.fused.adamw import adamw_update
 from nearsight.train.stacked import Weights
+from nearsight.triton_language import runs_on
 
 _EPS = 1e-8
 
@@ -37,6 +39,10 @@ class Arrangement:
             name: part.view(part.shape[0], *shape)
             for (name, shape), part in zip(self.shapes.items(), parts, strict=True)
         }
+
+    def parts(self, flat_P: Tensor) -> Weights:
+        """The parameters of one cell by name, sharing memory with the whole."""
+        return {name: part[0] for name, part in self.views(flat_P.unsqueeze(0)).items()}
 
 
 @dataclass
@@ -101,18 +107,47 @@ class AdamW:
     def step(self, gradient_KP: Tensor, lr_K: Tensor) -> None:
         """One update with each cell's learning rate."""
         self.steps_done_K += 1
-        gradient_KP = self._clipped(gradient_KP) if self.clips else gradient_KP
         beta1, beta2 = self.betas
         # Bias corrections in float64: 1 - 0.999^t loses half its digits in float32 at the first steps.
-        correction1_K = 1 - beta1 ** self.steps_done_K.to(torch.float64)
-        correction2_K = 1 - beta2 ** self.steps_done_K.to(torch.float64)
+        steps_K = self.steps_done_K.to(torch.float64)
+        root_K = (1 - beta2**steps_K).sqrt().to(torch.float32)
+        step_K = (lr_K / (1 - beta1**steps_K)).to(torch.float32)
+        gradient_scale_K = self._clipping(gradient_KP) if self.clips else None
+        if runs_on(gradient_KP.device):
+            self._step_fused(gradient_KP, lr_K, gradient_scale_K, step_K, root_K)
+        else:
+            self._step_plainly(gradient_KP, lr_K, gradient_scale_K, step_K, root_K)
+
+    def _step_plainly(
+        self, gradient_KP: Tensor, lr_K: Tensor, gradient_scale_K: Tensor | None, step_K: Tensor, root_K: Tensor
+    ) -> None:
+        beta1, beta2 = self.betas
+        if gradient_scale_K is not None:
+            gradient_KP = gradient_KP * gradient_scale_K.unsqueeze(1)
         self.weights_KP.mul_(self._shrinkage(lr_K))
         self.first_KP.lerp_(gradient_KP, 1 - beta1)
         self.second_KP.mul_(beta2).addcmul_(gradient_KP, gradient_KP, value=1 - beta2)
-        root_K1 = correction2_K.sqrt().to(torch.float32).unsqueeze(1)
-        scale_K1 = (lr_K / correction1_K).to(torch.float32).unsqueeze(1)
-        denominator_KP = self.second_KP.sqrt().div_(root_K1).add_(_EPS)
-        self.weights_KP.sub_((self.first_KP / denominator_KP).mul_(scale_K1))
+        denominator_KP = self.second_KP.sqrt().div_(root_K.unsqueeze(1)).add_(_EPS)
+        self.weights_KP.sub_((self.first_KP / denominator_KP).mul_(step_K.unsqueeze(1)))
+
+    def _step_fused(
+        self, gradient_KP: Tensor, lr_K: Tensor, gradient_scale_K: Tensor | None, step_K: Tensor, root_K: Tensor
+    ) -> None:
+        """The same in one pass over memory; in place, as the plain one."""
+        adamw_update(
+            self.weights_KP,
+            gradient_KP.contiguous(),
+            self.first_KP,
+            self.second_KP,
+            self.decays_P,
+            shrinkage_K=lr_K * self.weight_decay_K,
+            shrinks_all_K=self.decay_all_K,
+            gradient_scale_K=gradient_scale_K,
+            step_K=step_K,
+            root_K=root_K,
+            betas=self.betas,
+            eps=_EPS,
+        )
 
     @torch.no_grad()
     def select(self, keep: Tensor) -> "AdamW":
@@ -133,6 +168,7 @@ class AdamW:
         everywhere_K1 = (lr_K * self.weight_decay_K).unsqueeze(1)
         return 1 - everywhere_K1 * (self.decays_P | self.decay_all_K.unsqueeze(1))
 
-    def _clipped(self, gradient_KP: Tensor) -> Tensor:
+    def _clipping(self, gradient_KP: Tensor) -> Tensor:
+        """By what each cell's gradient is scaled so that it is no longer than its largest norm."""
         norm_K: Tensor = torch.linalg.vector_norm(gradient_KP, dim=1)
-        return gradient_KP * (self.clip_norm_K / (norm_K + 1e-6)).clamp(max=1.0).unsqueeze(1)
+        return (self.clip_norm_K / (norm_K + 1e-6)).clamp(max=1.0)

@@ -12,7 +12,10 @@ from nearsight.augment import AUGMENTATIONS, Augmentation, AutoAugment, CutMix, 
 from nearsight.configuration import register_family
 from nearsight.errors import InputError, check_at_least, unknown_name
 
-ASSUMED = ("lr", "weight_decay", "decay_all", "smoothing", "cutmix.p", "cutmix.alpha", "crop.padding", "precision")
+ASSUMED = (
+    "lr", "weight_decay", "decay_all", "smoothing", "cutmix.p", "cutmix.alpha", "crop.padding", "precision", "init",
+    "position_std", "colorjitter.brightness", "colorjitter.contrast", "colorjitter.saturation", "colorjitter.hue",
+)  # fmt: skip
 """Settings the paper does not report; their values here are conventional first guesses."""
 
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from nearsight.train.fused.pending import fusing
 from nearsight.train.stackedweight import UnstackableError, stack_up
 from nearsight.train.vmapped import vmapped_forward
 
@@ -39,8 +40,18 @@ def runs_as_one_batch(model: nn.Module) -> bool:
     return model not in _by_vmap
 
 
-def stacked_forward(model: nn.Module, weights_K: Weights, images_KBCHW: Tensor) -> Tensor:
-    """Outputs [K, B, …] of K models, each with its own weights on its own images."""
+def stacked_forward(model: nn.Module, weights_K: Weights, images_KBCHW: Tensor, *, reduced: bool = False) -> Tensor:
+    """Outputs [K, B, …] of K models, each with its own weights on its own images.
+
+    `reduced`: products in bfloat16, and blocks by the fused kernels where there are any.
+    """
+    if not reduced:
+        return _forward(model, weights_K, images_KBCHW)
+    with torch.autocast(images_KBCHW.device.type, torch.bfloat16), fusing(torch.bfloat16):
+        return _forward(model, weights_K, images_KBCHW).float()
+
+
+def _forward(model: nn.Module, weights_K: Weights, images_KBCHW: Tensor) -> Tensor:
     if runs_as_one_batch(model):
         try:
             return _as_one_batch(model, weights_K, images_KBCHW)

@@ -8,12 +8,35 @@ compiles to the same program for any K.
 Shape suffixes: K cells, B samples.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+Rule = Callable[..., Any]
+
+# Nobody changes the default; of a read-only view of it, torch.compile cannot be sure.
+_steps_in: ContextVar[Mapping[Any, Rule]] = ContextVar("steps_in", default={})  # noqa: B039
+
+
+@contextmanager
+def rules_replaced(rules: Mapping[Any, Rule]) -> Iterator[None]:
+    """Let other rules step in for some operations on weights; they may call `plainly` for the ordinary one."""
+    token = _steps_in.set(rules)
+    try:
+        yield
+    finally:
+        _steps_in.reset(token)
+
+
+def plainly(func: Any, *args: Any, **kwargs: Any) -> Any:
+    """An operation on stacked weights by its ordinary rule."""
+    with rules_replaced({}):
+        return func(*args, **kwargs)
 
 
 class UnstackableError(Exception):
@@ -27,6 +50,10 @@ class StackedWeight(Tensor):
     def __torch_function__(
         cls, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
+        if not all(issubclass(StackedWeight, kind) for kind in types):
+            return NotImplemented  # what waits for its numbers knows what to do
+        if (other := _steps_in.get().get(func)) is not None:
+            return other(*args, **(kwargs or {}))
         rule = _RULES.get(func)
         if rule is None:
             raise UnstackableError(f"{getattr(func, '__name__', func)} of weights")
@@ -39,9 +66,10 @@ def stack_up(weight_K: Tensor) -> Tensor:
     return weight_K.as_subclass(StackedWeight)
 
 
-def _plain(weight: Tensor) -> Tensor:
-    """The numbers themselves. Rules run with subclasses switched off, where any operation gives a plain tensor."""
-    return weight.view(weight.shape)
+def plain(weight: Tensor) -> Tensor:
+    """The numbers themselves, [K, …]."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return weight.view(weight.shape)
 
 
 def _by_cell(activations: Tensor, num_cells: int) -> Tensor:
@@ -51,13 +79,13 @@ def _by_cell(activations: Tensor, num_cells: int) -> Tensor:
 
 
 def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    weight_Koi = _plain(weight)
+    weight_Koi = plain(weight)
     num_cells, width_out, width_in = weight_Koi.shape
     rows_Kri = input.reshape(num_cells, -1, width_in)
     if bias is None:
         rows_Kro = torch.bmm(rows_Kri, weight_Koi.transpose(1, 2))
     else:
-        rows_Kro = torch.baddbmm(_plain(bias).unsqueeze(1), rows_Kri, weight_Koi.transpose(1, 2))
+        rows_Kro = torch.baddbmm(plain(bias).unsqueeze(1), rows_Kri, weight_Koi.transpose(1, 2))
     return rows_Kro.reshape(*input.shape[:-1], width_out)
 
 
@@ -77,7 +105,7 @@ def _group_norm(
 ) -> Tensor:
     normal = F.group_norm(input, num_groups, None, None, eps)
     ones = [1] * (input.dim() - 2)
-    scale, shift = (None if w is None else stack_up(_plain(w).unflatten(1, (-1, *ones))) for w in (weight, bias))
+    scale, shift = (None if w is None else stack_up(plain(w).unflatten(1, (-1, *ones))) for w in (weight, bias))
     return _scaled(normal, scale, shift)
 
 
@@ -96,13 +124,13 @@ def _conv2d(
     dilation: Any = 1,
     groups: int = 1,
 ) -> Tensor:
-    weight_K = _plain(weight)
+    weight_K = plain(weight)
     num_cells, width, _, *kernel = weight_K.shape
     if _is_patch_embedding(input, kernel, stride, padding, dilation, groups):
         return _embed_patches(input, weight_K, bias)
     # Cells as groups of one convolution: [B, K·C, H, W].
     side_by_side = _by_cell(input, num_cells).transpose(0, 1).flatten(1, 2)
-    flat_bias = None if bias is None else _plain(bias).flatten()
+    flat_bias = None if bias is None else plain(bias).flatten()
     out = F.conv2d(side_by_side, weight_K.flatten(0, 1), flat_bias, stride, padding, dilation, groups * num_cells)
     by_cell: Tensor = out.unflatten(1, (num_cells, width)).transpose(0, 1)
     return by_cell.flatten(0, 1)
@@ -130,7 +158,7 @@ def _combined(func: Callable[[Tensor, Tensor], Tensor], one: Any, other: Any) ->
     """An operation element by element, of weights with activations, with a number, or with other weights."""
     if isinstance(one, StackedWeight) and isinstance(other, StackedWeight):
         rank = max(one.dim(), other.dim())
-        return stack_up(func(_aligned(_plain(one), rank), _aligned(_plain(other), rank)))
+        return stack_up(func(_aligned(plain(one), rank), _aligned(plain(other), rank)))
     if not isinstance(one, StackedWeight):
         return _met(lambda weight, activations: func(activations, weight), other, one)
     return _met(func, one, other)
@@ -138,7 +166,7 @@ def _combined(func: Callable[[Tensor, Tensor], Tensor], one: Any, other: Any) ->
 
 def _met(func: Callable[[Tensor, Any], Tensor], weight: Tensor, other: Any) -> Tensor:
     """Weights with activations or a number."""
-    weight_K = _plain(weight)
+    weight_K = plain(weight)
     if not isinstance(other, Tensor) or other.dim() == 0:
         return stack_up(func(weight_K, other))
     if weight_K.dim() > other.dim():
@@ -157,7 +185,7 @@ def _aligned(weight_K: Tensor, rank: int) -> Tensor:
 def _expand(weight: Tensor, *sizes: Any) -> Tensor:
     """To a batch, as CLS tokens are: [1, …] of one model becomes [K·B, …] of all."""
     shape = list(sizes[0]) if len(sizes) == 1 and isinstance(sizes[0], Sequence) else list(sizes)
-    weight_K = _plain(weight)
+    weight_K = plain(weight)
     num_cells = len(weight_K)
     if len(shape) != weight_K.dim() - 1:
         raise UnstackableError("expand of weights to more axes")
@@ -169,12 +197,12 @@ def _expand(weight: Tensor, *sizes: Any) -> Tensor:
 def _matmul(one: Tensor, other: Tensor) -> Tensor:
     if isinstance(one, StackedWeight) or other.dim() != 3:
         raise UnstackableError("matmul of weights other than activations @ matrix")
-    return _linear(one, _plain(other).transpose(1, 2))
+    return _linear(one, plain(other).transpose(1, 2))
 
 
 def _element_by_element(func: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def rule(weight: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        return stack_up(func(_plain(weight), *args, **kwargs))
+        return stack_up(func(plain(weight), *args, **kwargs))
 
     return rule
 
@@ -185,7 +213,7 @@ def _shifted(axis: int) -> int:
 
 def _getitem(weight: Tensor, index: Any) -> Tensor:
     index = index if isinstance(index, tuple) else (index,)
-    return stack_up(_plain(weight)[(slice(None), *index)])
+    return stack_up(plain(weight)[(slice(None), *index)])
 
 
 def _binary(func: Callable[[Tensor, Tensor], Tensor], *, swapped: bool = False) -> Callable[..., Tensor]:
@@ -195,7 +223,7 @@ def _binary(func: Callable[[Tensor, Tensor], Tensor], *, swapped: bool = False) 
     return rule
 
 
-_RULES: dict[Any, Callable[..., Any]] = {
+_RULES: dict[Any, Rule] = {
     F.linear: _linear,
     F.layer_norm: _layer_norm,
     F.group_norm: _group_norm,
@@ -206,13 +234,13 @@ _RULES: dict[Any, Callable[..., Any]] = {
     Tensor.__matmul__: _matmul,
     Tensor.expand: _expand,
     Tensor.__getitem__: _getitem,
-    Tensor.unsqueeze: lambda weight, dim: stack_up(_plain(weight).unsqueeze(_shifted(dim))),
-    Tensor.squeeze: lambda weight, dim: stack_up(_plain(weight).squeeze(_shifted(dim))),
-    Tensor.transpose: lambda weight, one, other: stack_up(_plain(weight).transpose(_shifted(one), _shifted(other))),
-    Tensor.dim: lambda weight: _plain(weight).dim() - 1,
-    Tensor.shape.__get__: lambda weight: _plain(weight).shape[1:],  # type: ignore[attr-defined]
-    Tensor.dtype.__get__: lambda weight: _plain(weight).dtype,  # type: ignore[attr-defined]
-    Tensor.device.__get__: lambda weight: _plain(weight).device,
+    Tensor.unsqueeze: lambda weight, dim: stack_up(plain(weight).unsqueeze(_shifted(dim))),
+    Tensor.squeeze: lambda weight, dim: stack_up(plain(weight).squeeze(_shifted(dim))),
+    Tensor.transpose: lambda weight, one, other: stack_up(plain(weight).transpose(_shifted(one), _shifted(other))),
+    Tensor.dim: lambda weight: plain(weight).dim() - 1,
+    Tensor.shape.__get__: lambda weight: plain(weight).shape[1:],  # type: ignore[attr-defined]
+    Tensor.dtype.__get__: lambda weight: plain(weight).dtype,  # type: ignore[attr-defined]
+    Tensor.device.__get__: lambda weight: plain(weight).device,
     **{
         name: _binary(func, swapped=swapped)
         for func, plain, reversed_ in (

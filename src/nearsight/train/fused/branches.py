@@ -1,0 +1,143 @@
+"""The branches of pre-norm transformer blocks: what each makes of the normalised residual stream, and its backward.
+
+Matrix products are the library's; what lies between them is one kernel each. The forward keeps what the backward cannot
+make again cheaply: packed queries, keys and values, attended rows, and the MLP's hidden units.
+
+Shape suffixes: K cells, R rows (tokens) of a cell, C channels, M hidden units, o and i channels of a matrix.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from nearsight.train.fused.attention import attention_backward, attention_forward
+from nearsight.train.fused.folding import fold, unfold_gradients
+from nearsight.train.fused.gelu import gelu_backward, gelu_forward
+from nearsight.train.fused.residual import Gradient, Normal
+from nearsight.train.fused.sums import sum_rows
+
+Kept = tuple[Tensor, ...]
+
+
+class Weights(NamedTuple):
+    """Of a branch, float32, cell by cell; with the parts of gradients in the same order."""
+
+    scale_KC: Tensor
+    """Of the norm."""
+    shift_KC: Tensor
+    first_Koi: Tensor
+    first_bias_Ko: Tensor | None
+    second_Koi: Tensor
+    second_bias_Ko: Tensor | None
+
+
+@dataclass(frozen=True)
+class Branch(ABC):
+    """norm → first projection → something → second projection, without the second's bias."""
+
+    eps: float
+    """Of the norm."""
+
+    def forward(self, normal_KRC: Tensor, weights: Weights) -> tuple[Tensor, Kept]:
+        """What the branch adds to the stream, and what its backward will need."""
+        folded_Koi, shifted_Ko = fold(
+            weights.first_Koi, weights.first_bias_Ko, weights.scale_KC, weights.shift_KC, normal_KRC.dtype
+        )
+        rounded_Koi = weights.second_Koi.to(normal_KRC.dtype)
+        projected_KRo = torch.bmm(normal_KRC, folded_Koi.mT)
+        middle_KRi = self.middle(projected_KRo, shifted_Ko)
+        added_KRC = torch.bmm(middle_KRi, rounded_Koi.mT)
+        return added_KRC, (projected_KRo, middle_KRi, folded_Koi, shifted_Ko, rounded_Koi)
+
+    def backward(
+        self, gradient: Gradient, normal: Normal, kept: Kept, weights: Weights
+    ) -> tuple[Tensor, tuple[Tensor | None, ...]]:
+        """The gradients of the normalised stream and of the weights."""
+        projected_KRo, middle_KRi, folded_Koi, shifted_Ko, rounded_Koi = kept
+        second_gradient_Koi = _weight_gradient(gradient.rounded_KRC, middle_KRi)
+        middle_gradient = torch.bmm(gradient.rounded_KRC, rounded_Koi)
+        # What the middle's gradient sums up to, without looking at it.
+        middle_sum_Ki = torch.bmm(gradient.sum_KC.unsqueeze(1), weights.second_Koi).squeeze(1)
+        projected_gradient, sum_Ko = self.middle_back(middle_gradient, middle_sum_Ki, projected_KRo, shifted_Ko)
+        first_gradient_Koi, scale_gradient_KC, shift_gradient_KC = unfold_gradients(
+            _weight_gradient(projected_gradient, normal.rows_KRC),
+            sum_Ko,
+            weights.first_Koi,
+            weights.scale_KC,
+            weights.shift_KC,
+        )
+        return torch.bmm(projected_gradient, folded_Koi), (
+            scale_gradient_KC,
+            shift_gradient_KC,
+            first_gradient_Koi,
+            None if weights.first_bias_Ko is None else sum_Ko,
+            second_gradient_Koi,
+            None if weights.second_bias_Ko is None else gradient.sum_KC,
+        )
+
+    @abstractmethod
+    def middle(self, projected_KRo: Tensor, bias_Ko: Tensor) -> Tensor:
+        """What the second projection gets of the first's result, to which its bias is still to be added."""
+
+    @abstractmethod
+    def middle_back(
+        self, gradient_KRi: Tensor, sum_Ki: Tensor, projected_KRo: Tensor, bias_Ko: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The gradient of the first projection's result, and its sum over all rows."""
+
+
+@dataclass(frozen=True)
+class MlpBranch(Branch):
+    """fc1 → GELU → fc2."""
+
+    def middle(self, projected_KRo: Tensor, bias_Ko: Tensor) -> Tensor:
+        return gelu_forward(projected_KRo, bias_Ko)
+
+    def middle_back(
+        self, gradient_KRi: Tensor, sum_Ki: Tensor, projected_KRo: Tensor, bias_Ko: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        return gelu_backward(gradient_KRi, projected_KRo, bias_Ko)
+
+
+@dataclass(frozen=True)
+class AttentionBranch(Branch):
+    """qkv → attention → projection."""
+
+    num_tokens: int
+    num_heads: int
+    scale: float
+    """Of the products of queries and keys."""
+
+    def middle(self, projected_KRo: Tensor, bias_Ko: Tensor) -> Tensor:
+        attended = attention_forward(self._by_image(projected_KRo, 3), self._packed(bias_Ko), self.scale)
+        return attended.view(*projected_KRo.shape[:2], -1)
+
+    def middle_back(
+        self, gradient_KRi: Tensor, sum_Ki: Tensor, projected_KRo: Tensor, bias_Ko: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        packed, bias = self._by_image(projected_KRo, 3), self._packed(bias_Ko)
+        gradient = attention_backward(packed, bias, self._by_image(gradient_KRi), self.scale)
+        gradient_KRo = gradient.view(projected_KRo.shape)
+        # A bias of all keys moves every logit of a query alike, which softmax does not see; and since its weights sum
+        # to 1, a bias of all values moves every result by itself.
+        of_queries_Ki = sum_rows(gradient_KRo, sum_Ki.shape[1])
+        return gradient_KRo, torch.cat([of_queries_Ki, torch.zeros_like(sum_Ki), sum_Ki], dim=1)
+
+    def _by_image(self, rows_KRC: Tensor, *parts: int) -> Tensor:
+        """[K, R, C] → [images of all cells, tokens, *parts, heads, head size]."""
+        head_size = rows_KRC.shape[2] // math.prod((*parts, self.num_heads))
+        return rows_KRC.view(-1, self.num_tokens, *parts, self.num_heads, head_size)
+
+    def _packed(self, bias_Ko: Tensor) -> Tensor:
+        return bias_Ko.view(len(bias_Ko), 3, self.num_heads, -1)
+
+
+def _weight_gradient(gradient_KRo: Tensor, rows_KRi: Tensor) -> Tensor:
+    """Σ over rows of gradientᵀ · rows, float32 [K, o, i]."""
+    if gradient_KRo.dtype == torch.float32:
+        return torch.bmm(gradient_KRo.mT, rows_KRi)
+    return torch.bmm(gradient_KRo.mT, rows_KRi, out_dtype=torch.float32)

@@ -1,0 +1,345 @@
+"""Operations that wait for what comes after them, so that a chain of them can be done as one.
+
+A block's code says `x + mlp(norm(x))`, one operation at a time. Here a layer norm of stacked weights gives a `Pending`
+instead of numbers, as do projections, GELU, attention and reshapes of a pending one. When it is added to the residual
+stream, the branch is known: if it is one there are fused kernels for, the sum is pending too, and the next block goes
+on from it. Whenever anything else is done with a pending result, it is made: a stream by its branches, anything else by
+its ordinary operations. Models need not know.
+
+Shape suffixes: K cells, B images, N tokens, C channels, H heads, d head size.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TypeGuard, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+
+from nearsight.train.fused.attention import is_supported as attention_is_supported
+from nearsight.train.fused.branches import AttentionBranch, Branch, MlpBranch, Weights
+from nearsight.train.fused.chain import run_chain
+from nearsight.train.fused.tiles import is_supported_width
+from nearsight.train.stackedweight import StackedWeight, UnstackableError, plain, plainly, rules_replaced
+from nearsight.triton_language import runs_on
+
+_NoSubclasses = torch._C.DisableTorchFunctionSubclass
+
+
+@contextmanager
+def fusing(dtype: torch.dtype) -> Iterator[None]:
+    """Let blocks of stacked models run as fused branches, with products in this dtype."""
+    with rules_replaced({F.layer_norm: partial(_norm, dtype)}):
+        yield
+
+
+@dataclass(eq=False)
+class _Operation:
+    """What is to be done, to what."""
+
+    func: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    shape: Tensor
+    """A tensor without memory that has the result's shape and strides."""
+    dtype: torch.dtype
+    """Of the products in a fused branch."""
+    root: Tensor | None = None
+    """Of attention: how its result lies in memory."""
+    reshapes: "_Operation | None" = None
+    """Of a reshape: what it is of."""
+    with_gradients: bool = field(default_factory=torch.is_grad_enabled)
+    done: Any = None
+
+    def evaluate(self) -> Any:
+        """The result; made once, whoever asks."""
+        # Inside an autograd function, say: autograd has already taken the pending result for one without gradients.
+        if self.with_gradients and not torch.is_grad_enabled():
+            raise UnstackableError("results without their gradients")
+        if self.done is None:
+            with torch.set_grad_enabled(self.with_gradients):
+                self.done = self.make()
+        return self.done
+
+    def make(self) -> Any:
+        """The result by ordinary operations."""
+        return plainly(self.func, *_evaluated(self.args), **_evaluated(self.kwargs))
+
+
+@dataclass(eq=False)
+class _Stream(_Operation):
+    """The residual stream `args[0]` with one more branch."""
+
+    branch: Branch | None = None
+    weights: Weights | None = None
+
+    def make(self) -> Tensor:
+        """The result by fused kernels: all branches since the last one that is done."""
+        streams, rows_BNC = [self], self.args[0]
+        while isinstance(rows_BNC, Pending) and rows_BNC.operation.done is None:
+            assert isinstance(rows_BNC.operation, _Stream)
+            streams.insert(0, rows_BNC.operation)
+            rows_BNC = rows_BNC.operation.args[0]
+        rows_BNC = _evaluated(rows_BNC)
+        num_cells = len(cast("Weights", self.weights).scale_KC)
+        rows_KRC = rows_BNC.contiguous().view(num_cells, -1, rows_BNC.shape[-1])
+        branches = [cast("Branch", stream.branch) for stream in streams]
+        result = run_chain(rows_KRC, branches, [cast("Weights", stream.weights) for stream in streams], self.dtype)
+        return result.view(rows_BNC.shape)
+
+
+class Pending(Tensor):
+    """A result that has a shape and no numbers yet."""
+
+    operation: _Operation
+
+    @staticmethod
+    def of(operation: _Operation, like: Tensor) -> "Pending":
+        shape = operation.shape
+        made: Pending = torch.Tensor._make_wrapper_subclass(
+            Pending, shape.shape, shape.stride(), dtype=shape.dtype, device=like.device
+        )
+        made.operation = operation
+        return made
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        if func in _FACTS:
+            with _NoSubclasses():
+                return func(*args, **kwargs)
+        rule = _RULES.get(func)
+        waits = rule is not None and all(
+            value.operation.with_gradients == torch.is_grad_enabled() for value in args if isinstance(value, Pending)
+        )
+        result = rule(func, *args, **kwargs) if rule and waits else NotImplemented
+        if result is NotImplemented:
+            return func(*_evaluated(tuple(args)), **_evaluated(kwargs))
+        return result
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]  # torch's own is not annotated as a class method
+        cls, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Where something below Python's functions asks for the numbers."""
+        return func(*_evaluated(tuple(args)), **_evaluated(dict(kwargs or {})))
+
+
+def _evaluated(values: Any) -> Any:
+    return tree_map_only(Pending, lambda pending: pending.operation.evaluate(), values)
+
+
+def _norm(
+    dtype: torch.dtype,
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Tensor:
+    args = (input, normalized_shape, weight, bias, eps)
+    waits = (
+        isinstance(weight, StackedWeight)
+        and isinstance(bias, StackedWeight)
+        and input.dim() == 3
+        and tuple(normalized_shape) == tuple(input.shape[-1:])
+        and input.dtype == torch.float32
+        and runs_on(input.device)
+        and is_supported_width(input.shape[-1])
+    )
+    if not waits:
+        result: Tensor = plainly(F.layer_norm, *_evaluated(args))
+        return result
+    shape = torch.empty(input.shape, dtype=torch.float32, device="meta")
+    return Pending.of(_Operation(F.layer_norm, args, {}, shape, dtype), input)
+
+
+def _linear(func: Any, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
+    if not isinstance(input, Pending) or not isinstance(weight, StackedWeight):
+        return NotImplemented
+    before = input.operation
+    shape = torch.empty((*before.shape.shape[:-1], weight.shape[0]), dtype=before.dtype, device="meta")
+    return Pending.of(_Operation(func, (input, weight, bias), {}, shape, before.dtype), input)
+
+
+def _gelu(func: Any, input: Tensor, *, approximate: str = "none") -> Any:
+    if approximate != "none":
+        return NotImplemented
+    before = _operation(input)
+    return Pending.of(_Operation(func, (input,), {}, torch.empty_like(before.shape), before.dtype), input)
+
+
+def _attention(func: Any, query: Any, key: Any, value: Any, *others: Any, **options: Any) -> Any:
+    masked = others or options.get("attn_mask") is not None or options.get("is_causal")
+    scale = options.get("scale")
+    ordinary = not masked and not options.get("dropout_p") and (scale is None or scale > 0)
+    alike = all(isinstance(tensor, Pending) and tensor.shape == query.shape for tensor in (query, key, value))
+    if not (ordinary and alike and query.dim() == 4):
+        return NotImplemented
+    batch, heads, tokens, size = query.shape
+    root = torch.empty((batch, tokens, heads, size), dtype=query.dtype, device="meta")
+    operation = _Operation(func, (query, key, value), options, root.transpose(1, 2), query.operation.dtype, root=root)
+    return Pending.of(operation, query)
+
+
+def _reshape(func: Any, input: Tensor, *args: Any, **kwargs: Any) -> Any:
+    before = _operation(input)
+    whole = func(before.shape, *args, **kwargs)
+    if isinstance(whole, Tensor):
+        return Pending.of(_Operation(func, (input, *args), kwargs, whole, before.dtype, reshapes=before), input)
+    return tuple(
+        Pending.of(_Operation(_part, (func, number, input, *args), kwargs, shape, before.dtype, reshapes=before), input)
+        for number, shape in enumerate(whole)
+    )
+
+
+def _part(func: Any, number: int, *args: Any, **kwargs: Any) -> Tensor:
+    result: Tensor = func(*args, **kwargs)[number]
+    return result
+
+
+def _dropout(func: Any, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+    return input if p == 0 or not training else NotImplemented
+
+
+def _select(func: Any, input: Tensor, index: Any) -> Any:
+    """Rows are selected before they are normalised: a classifier that looks at one token needs no others' norms."""
+    norm = _operation(input)
+    index = index if isinstance(index, tuple) else (index,)
+    if norm.func is not F.layer_norm or len(index) >= input.dim() or not all(isinstance(i, slice | int) for i in index):
+        return NotImplemented
+    rows, *others = norm.args
+    return plainly(F.layer_norm, rows[index], *others)
+
+
+def _norm_of_stream(func: Any, input: Tensor, *args: Any, **kwargs: Any) -> Any:
+    if not isinstance(input, Pending) or not isinstance(input.operation, _Stream):
+        return NotImplemented
+    return _norm(input.operation.dtype, input, *args, **kwargs)
+
+
+def _add(func: Any, one: Any, other: Any, **options: Any) -> Any:
+    if options:
+        return NotImplemented
+    for stream, pending in ((one, other), (other, one)):
+        if isinstance(pending, Pending) and isinstance(stream, Tensor) and stream.shape == pending.shape:
+            for recognised in (_mlp_branch, _attention_branch):
+                found = recognised(stream, pending.operation)
+                if found is not None:
+                    branch, weights = found
+                    shape = torch.empty(stream.shape, dtype=torch.float32, device="meta")
+                    dtype = pending.operation.dtype
+                    operation = _Stream(func, (stream,), {}, shape, dtype, branch=branch, weights=weights)
+                    return Pending.of(operation, stream)
+    return NotImplemented
+
+
+def _mlp_branch(stream_BNC: Tensor, second: _Operation) -> tuple[Branch, Weights] | None:
+    """fc2(gelu(fc1(norm(stream)))), if that is what waits."""
+    first = _before(_before(second, F.linear), F.gelu)
+    norm = _before(first, F.linear)
+    if first is None or not _is_norm_of(norm, stream_BNC) or not is_supported_width(first.shape.shape[-1]):
+        return None
+    return MlpBranch(norm.args[4]), _weights(norm, first, second)
+
+
+def _attention_branch(stream_BNC: Tensor, projection: _Operation) -> tuple[Branch, Weights] | None:
+    """projection(attention(qkv(norm(stream)))), if that is what waits."""
+    heads_together = _before(projection, F.linear)
+    attention = _behind_reshapes(heads_together)
+    if heads_together is None or attention is None or attention.func is not F.scaled_dot_product_attention:
+        return None
+    parts = [tensor.operation for tensor in attention.args]
+    packed = _behind_reshapes(parts[0])
+    norm = _before(packed, F.linear)
+    if packed is None or not _is_norm_of(norm, stream_BNC):
+        return None
+    batch, heads, tokens, size = attention.shape.shape
+    width = heads * size
+    part_strides = (tokens * 3 * width, size, 3 * width, 1)
+    as_usual = (
+        packed.shape.shape == (batch, tokens, 3 * width)
+        and all(
+            _lies(part, packed.shape, number * width, attention.shape.shape, part_strides)
+            for number, part in enumerate(parts)
+        )
+        and _lies(heads_together, attention.root, 0, (batch, tokens, width), (tokens * width, width, 1))
+        and attention_is_supported(tokens, size, projection.dtype, stream_BNC.device)
+    )
+    if not as_usual:
+        return None
+    scale = attention.kwargs.get("scale")
+    branch = AttentionBranch(norm.args[4], tokens, heads, size**-0.5 if scale is None else scale)
+    return branch, _weights(norm, packed, projection)
+
+
+def _weights(norm: _Operation, first: _Operation, second: _Operation) -> Weights:
+    stacked = (*norm.args[2:4], *first.args[1:], *second.args[1:])
+    tensors: list[Any] = [None if weight is None else _dense(plain(weight)) for weight in stacked]
+    return Weights(*tensors)
+
+
+def _dense(weight_K: Tensor) -> Tensor:
+    """With each cell's numbers one after the other, as kernels read them; cells may lie apart."""
+    return weight_K if weight_K[0].is_contiguous() else weight_K.contiguous()
+
+
+def _operation(pending: Tensor) -> _Operation:
+    assert isinstance(pending, Pending)
+    return pending.operation
+
+
+def _before(operation: _Operation | None, func: Any) -> _Operation | None:
+    """What waits before this operation, if this is the one named."""
+    if operation is None or operation.func is not func or not isinstance(operation.args[0], Pending):
+        return None
+    return operation.args[0].operation
+
+
+def _behind_reshapes(operation: _Operation | None) -> _Operation | None:
+    while operation is not None and operation.reshapes is not None:
+        operation = operation.reshapes
+    return operation
+
+
+def _lies(
+    operation: _Operation, root: Tensor | None, offset: int, shape: Sequence[int], strides: Sequence[int]
+) -> bool:
+    """Whether a result is this view of `root`."""
+    view = operation.shape
+    same_memory = view is root or view._base is root
+    return same_memory and (view.storage_offset(), *view.shape, *view.stride()) == (offset, *shape, *strides)
+
+
+def _is_norm_of(operation: _Operation | None, rows: Tensor) -> TypeGuard[_Operation]:
+    return operation is not None and operation.func is F.layer_norm and operation.args[0] is rows
+
+
+_FACTS = {
+    *(getattr(Tensor, name).__get__ for name in ("shape", "dtype", "device", "ndim", "is_cuda")),
+    *(Tensor.dim, Tensor.size, Tensor.stride, Tensor.numel, Tensor.is_floating_point, torch.is_floating_point),
+}
+"""Questions that can be answered without the numbers."""
+
+_RULES: dict[Any, Callable[..., Any]] = {
+    F.layer_norm: _norm_of_stream,
+    F.linear: _linear,
+    F.gelu: _gelu,
+    F.dropout: _dropout,
+    F.scaled_dot_product_attention: _attention,
+    Tensor.__getitem__: _select,
+    **dict.fromkeys((torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__), _add),
+    **dict.fromkeys(
+        (
+            Tensor.reshape, Tensor.view, Tensor.permute, Tensor.transpose, Tensor.flatten, Tensor.unflatten,
+            Tensor.unbind, torch.reshape, torch.permute, torch.transpose, torch.flatten, torch.unbind,
+        ),
+        _reshape,
+    ),
+}  # fmt: skip

@@ -1,0 +1,88 @@
+"""Chains of branches and their backward against float64 and its autograd."""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from nearsight.train.fused import branches
+from nearsight.train.fused.branches import AttentionBranch, Branch, MlpBranch, Weights
+from nearsight.train.fused.chain import run_chain
+from nearsight.train.optimizer import Arrangement
+
+CASES = {
+    "MLP": ("m", (3, 3, 17, 48, 2), True),
+    "MLP without biases": ("m", (1, 2, 5, 16, 1), False),
+    "attention": ("a", (2, 2, 17, 96, 4), True),
+    "attention without biases": ("a", (1, 1, 65, 48, 2), False),
+    "two blocks": ("amam", (2, 2, 5, 32, 2), True),
+    "out of turn": ("mma", (3, 1, 5, 16, 1), False),
+}
+"""Branches; cells, images of a cell, tokens, channels, heads; whether projections have biases."""
+
+
+def draw(branch: Branch, cells: int, width: int, device: torch.device) -> list[Tensor]:
+    """Weights of a branch as parts of a row of all parameters. Matrices give numbers as large as they get."""
+    hidden, inner = (3 * width, width) if isinstance(branch, AttentionBranch) else (2 * width, 2 * width)
+    shapes = [(width,), (width,), (hidden, width), (hidden,), (width, inner), (width,)]
+    arrangement = Arrangement({str(n): shape for n, shape in enumerate(shapes)})
+    flat = torch.cat([torch.randn(cells, *shape).div(shape[-1] ** 0.5).flatten(1) for shape in shapes], 1)
+    return list(arrangement.views(flat.to(device)).values())
+
+
+def linear(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return rows @ weight.mT + (0 if bias is None else bias[:, None])
+
+
+def reference(rows: Tensor, branch: Branch, weights: list[Any]) -> Tensor:
+    """The stream after a branch."""
+    scale, shift, first, bias1, second, bias2 = weights
+    normal = F.layer_norm(rows, rows.shape[-1:], eps=branch.eps) * scale[:, None] + shift[:, None]
+    middle = linear(normal, first, bias1)
+    if isinstance(branch, AttentionBranch):
+        packed = middle.view(-1, branch.num_tokens, 3, branch.num_heads, rows.shape[2] // branch.num_heads)
+        query, key, value = packed.permute(2, 0, 3, 1, 4)
+        attended = (query @ key.mT * branch.scale).softmax(-1) @ value
+        middle = attended.transpose(1, 2).reshape(rows.shape)
+    else:
+        middle = F.gelu(middle)
+    return rows + linear(middle, second, bias2)
+
+
+@pytest.fixture
+def products_on_any_device(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the CPU torch has no float32 sums of products of half precision."""
+    if device.type == "cpu":
+        monkeypatch.setattr(branches, "_weight_gradient", lambda one, other: torch.bmm(one.float().mT, other.float()))
+
+
+@pytest.mark.usefixtures("products_on_any_device")
+@pytest.mark.parametrize("name", CASES)
+def test_result_and_gradients(device: torch.device, near: Any, dtype: torch.dtype, name: str) -> None:
+    kinds, (cells, images, tokens, width, heads), has_biases = CASES[name]
+    attention, mlp = AttentionBranch(1e-3, tokens, heads, 0.7 * (width // heads) ** -0.5), MlpBranch(0.1)
+    chain = [attention if kind == "a" else mlp for kind in kinds]
+    rows = torch.randn(cells, images * tokens, width).to(device) + 2
+    weights: list[list[Any]] = [draw(branch, cells, width, device) for branch in chain]
+    if not has_biases:
+        weights = [[*given[:3], None, given[4], None] for given in weights]
+    flat = [tensor for tensor in (rows, *(tensor for given in weights for tensor in given)) if tensor is not None]
+    for tensor in flat:
+        tensor.requires_grad_()
+
+    exact = {tensor: tensor.detach().double().requires_grad_() for tensor in flat}
+    expected = exact[rows]
+    for branch, given in zip(chain, weights, strict=True):
+        expected = reference(expected, branch, [None if tensor is None else exact[tensor] for tensor in given])
+    found = run_chain(rows, chain, [Weights(*given) for given in weights], dtype)
+    assert found.dtype == torch.float32
+    near(found, expected, dtype)
+    gradient = torch.randn(found.shape).to(device)
+    one = torch.autograd.grad(found, flat, gradient)
+    other = torch.autograd.grad(expected, list(exact.values()), gradient.double())
+    for n, (mine, wanted) in enumerate(zip(one, other, strict=True)):
+        near(mine, wanted, dtype, f"gradient {n}")
+    with torch.no_grad():
+        assert torch.equal(run_chain(rows, chain, [Weights(*given) for given in weights], dtype), found)

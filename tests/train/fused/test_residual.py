@@ -1,0 +1,89 @@
+"""The residual stream between two branches against float64 and its autograd."""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from nearsight.train.fused.residual import add_branch, norm_back, normalize_stream, start_back
+from nearsight.train.fused.sums import sum_rows
+from nearsight.train.fused.tiles import is_supported_width
+
+SIZES = [(1, 1, 16), (3, 70, 48), (2, 64, 112), (2, 5, 192)]
+"""Cells, rows, channels."""
+
+
+@pytest.fixture(params=SIZES, ids=lambda size: "x".join(map(str, size)))
+def size(request: pytest.FixtureRequest) -> Any:
+    return request.param
+
+
+def norm(rows: Tensor, eps: float) -> Tensor:
+    return F.layer_norm(rows, rows.shape[-1:], eps=eps)
+
+
+def rstd(rows: Tensor, eps: float) -> Tensor:
+    return (rows.double().var(-1, correction=0) + eps).rsqrt()
+
+
+@pytest.mark.parametrize("eps", [1e-6, 0.5])
+def test_normalize_stream(memory: Any, near: Any, dtype: torch.dtype, size: Any, eps: float) -> None:
+    rows = memory.normal(*size, mean=2)
+    normal = normalize_stream(rows, eps, dtype)
+    assert normal.rows_KRC.dtype == dtype
+    near(normal.rows_KRC, norm(rows.double(), eps), dtype)
+    near(normal.rstd_KR, rstd(rows, eps), torch.float32)
+
+
+@pytest.mark.parametrize("eps", [None, 1e-3])
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_add_branch(memory: Any, near: Any, dtype: torch.dtype, size: Any, has_bias: bool, eps: float | None) -> None:
+    cells, _, width = size
+    rows, branch = memory.normal(*size, mean=2), memory.normal(*size, dtype=dtype)
+    bias = memory.normal(cells, width + 7)[:, 3:-4] if has_bias else None
+    out, normal = add_branch(rows, branch, bias, eps)
+    assert out.dtype == torch.float32
+    total = rows.double() + branch.double() + (0 if bias is None else bias.double()[:, None])
+    near(out, total, torch.float32)
+    assert (normal is None) == (eps is None)
+    if normal is not None and eps is not None:
+        assert normal.rows_KRC.dtype == dtype
+        near(normal.rows_KRC, norm(total, eps), dtype)
+        near(normal.rstd_KR, rstd(total, eps), torch.float32)
+
+
+def test_start_back(memory: Any, near: Any, dtype: torch.dtype, size: Any) -> None:
+    rows = memory.normal(*size, mean=0.5)
+    before = rows.clone()
+    gradient = start_back(rows, dtype)
+    assert gradient.rows_KRC is rows
+    assert torch.equal(rows, before)
+    assert torch.equal(gradient.rounded_KRC, rows.to(dtype))
+    near(gradient.sum_KC, rows.double().sum(1), torch.float32)
+
+
+def test_norm_back(memory: Any, near: Any, dtype: torch.dtype, size: Any) -> None:
+    rows, eps = memory.normal(*size, mean=2), 1e-3
+    after = start_back(memory.normal(*size, mean=0.5), dtype)
+    of_normal = memory.normal(*size, dtype=dtype)
+    found = norm_back(after, of_normal, normalize_stream(rows, eps, dtype))
+    exact = rows.double().requires_grad_()
+    (through_norm,) = torch.autograd.grad(norm(exact, eps), exact, of_normal.double())
+    near(found.rows_KRC, after.rows_KRC + through_norm, dtype)
+    assert found.rows_KRC.dtype == torch.float32
+    assert torch.equal(found.rounded_KRC, found.rows_KRC.to(dtype))
+    near(found.sum_KC, found.rows_KRC.double().sum(1), torch.float32)
+
+
+@pytest.mark.parametrize(("rows", "width"), [(1, 48), (70, 16), (1100, 24)])
+def test_sum_rows(memory: Any, near: Any, dtype: torch.dtype, rows: int, width: int) -> None:
+    """Of some of the channels; of more rows than one program sums."""
+    given = memory.normal(2, rows, 48, dtype=dtype, mean=0.5)
+    near(sum_rows(given, width), given[:, :, :width].double().sum(1), torch.float32)
+
+
+def test_what_widths_a_program_can_hold() -> None:
+    assert all(map(is_supported_width, (16, 48, 64, 96, 112, 192, 384, 768)))
+    assert not any(map(is_supported_width, (8, 100, 200, 208, 1024)))

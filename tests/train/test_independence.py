@@ -1,0 +1,65 @@
+"""A cell's history is its own: the same numbers in a stack of others as alone, up to the order of sums."""
+
+import dataclasses
+
+import pytest
+import torch
+from torch import Tensor
+
+from nearsight.augment import CutMix
+from nearsight.data import Dataset
+from nearsight.models import ModelConfig
+from nearsight.train import DataConfig, RunConfig, baseline, modern
+from nearsight.train.engine import Stack
+from nearsight.train.runner import load_data
+
+NUM_STEPS = 200
+LARGEST_DIFFERENCE = {"cpu": 2e-4, "cuda": 2e-3}
+"""Of a loss, in float32. It begins with the last bit and grows with every step: training amplifies it."""
+
+
+def cells(model: ModelConfig, data: DataConfig) -> list[RunConfig]:
+    protocols = [
+        baseline(),
+        dataclasses.replace(modern().without("autoaugment"), lr=3e-4, weight_decay=0.3),
+        dataclasses.replace(baseline().with_(CutMix(p=1.0)), smoothing=0.2, clip_norm=1.0),
+    ]
+    short = [dataclasses.replace(protocol, batch_size=8, max_epochs=10, warmup_epochs=1) for protocol in protocols]
+    return [RunConfig(model=model, data=data, protocol=protocol, seed=seed) for seed, protocol in enumerate(short)]
+
+
+def losses(configs: list[RunConfig], dataset: Dataset, device: str) -> Tensor:
+    """The loss of every step of every cell: float64 [steps, K]."""
+    stack = Stack.start(configs, dataset, torch.device(device))
+    sums: list[Tensor] = []
+    while len(sums) < NUM_STEPS:
+        epoch: list[Tensor] = []
+        stack.run_epoch(lambda _, epoch=epoch: epoch.append(stack.losses_so_far.clone()))
+        sums += [after - before for before, after in zip([torch.zeros_like(epoch[0]), *epoch], epoch, strict=False)]
+    return torch.stack(sums[:NUM_STEPS]).cpu()
+
+
+def largest_difference(configs: list[RunConfig], dataset: Dataset, device: str) -> float:
+    together = losses(configs, dataset, device)
+    alone = torch.cat([losses([config], dataset, device) for config in configs], dim=1)
+    assert together.std(0).min() > 0.01, "these losses do not move; they would agree whatever happened"
+    return float((together - alone).abs().max())
+
+
+def test_a_cell_does_not_notice_its_neighbours() -> None:
+    data = DataConfig(name="shapes", num_train=300, num_test=20)
+    configs = cells(ModelConfig(depth=2, width=32, num_heads=2, mlp_width=32), data)
+    assert largest_difference(configs, load_data(data), "cpu") < LARGEST_DIFFERENCE["cpu"]
+
+
+@pytest.mark.gpu
+def test_a_cell_does_not_notice_its_neighbours_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
+    data = DataConfig(name="shapes", num_train=2000, num_test=20)
+    configs = cells(ModelConfig(), data)
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert largest_difference(configs, load_data(data), "cuda") < LARGEST_DIFFERENCE["cuda"]
+    finally:
+        torch.use_deterministic_algorithms(False)
