@@ -12,6 +12,7 @@ COMMANDS = {
     "demo": "train a small ViT with and without CutMix and show what changes",
     "measure": "how far and how selectively each head of a model looks",
     "train": "train a model from a recipe",
+    "study": "which part of a recipe makes attention local, and how sure that is",
     "data": "which data sets are here, getting one, and whether it is intact",
     "bench": "this project and its peers on the same work",
 }

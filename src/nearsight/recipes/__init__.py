@@ -1,7 +1,7 @@
 """The papers' experiments as small functions. Importing this package registers them."""
 
-from nearsight.recipes import compact
+from nearsight.recipes import compact, protocols
 from nearsight.recipes.demo import demo_runs
-from nearsight.recipes.registry import RUNS, find_run
+from nearsight.recipes.registry import RUNS, STUDIES, find_run, find_study
 
-__all__ = ["RUNS", "compact", "demo_runs", "find_run"]
+__all__ = ["RUNS", "STUDIES", "compact", "demo_runs", "find_run", "find_study", "protocols"]

@@ -1,8 +1,12 @@
 """Recipes by name: small functions that return what to run."""
 
+import dataclasses
+import functools
 from collections.abc import Callable
+from typing import Protocol
 
 from nearsight.errors import unknown_name
+from nearsight.study import Study
 from nearsight.train import RunConfig
 
 RunRecipe = Callable[[str], RunConfig]
@@ -10,6 +14,18 @@ RunRecipe = Callable[[str], RunConfig]
 
 RUNS: dict[str, RunRecipe] = {}
 """Single training runs, for `nearsight train`."""
+
+
+class StudyRecipe(Protocol):
+    """From the number of seeds to a study. The docstring says the command, the cost and the result."""
+
+    __doc__: str | None
+
+    def __call__(self, *, seeds: int = 3) -> Study: ...
+
+
+STUDIES: dict[str, StudyRecipe] = {}
+"""Studies, for `nearsight study`."""
 
 
 def run_recipe(name: str) -> Callable[[RunRecipe], RunRecipe]:
@@ -23,7 +39,29 @@ def run_recipe(name: str) -> Callable[[RunRecipe], RunRecipe]:
     return register
 
 
+def recipe(name: str) -> Callable[[StudyRecipe], StudyRecipe]:
+    """Register a recipe for a study under `name`, which becomes the study's own."""
+
+    def register(make: StudyRecipe) -> StudyRecipe:
+        assert name not in STUDIES, name
+
+        @functools.wraps(make)
+        def named(*, seeds: int = 3) -> Study:
+            return dataclasses.replace(make(seeds=seeds), name=name)
+
+        STUDIES[name] = named
+        return named
+
+    return register
+
+
 def find_run(name: str) -> RunRecipe:
     if name not in RUNS:
         raise unknown_name("recipe", name, RUNS)
     return RUNS[name]
+
+
+def find_study(name: str) -> StudyRecipe:
+    if name not in STUDIES:
+        raise unknown_name("study", name, STUDIES)
+    return STUDIES[name]

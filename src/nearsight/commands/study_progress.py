@@ -1,0 +1,133 @@
+"""Progress of a study on standard error: a bar over all epochs on a terminal, plain lines elsewhere."""
+
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from nearsight.commands.progress import SECONDS_BETWEEN_LINES
+from nearsight.study import Cell, StudyListener
+from nearsight.train import HistoryRow, RunConfig, RunFolder
+
+
+class StudyProgress(StudyListener):
+    """Shows the cells that train together; use it as a context manager.
+
+    What is left is counted in epochs of cells. Early stopping ends cells sooner, so the time left is at most that.
+    """
+
+    def __init__(self, label: str) -> None:
+        self._label = label
+        self._console = Console(file=sys.stderr)
+        self._bar: Progress | None = None
+        self._task: TaskID | None = None
+        self._conditions: dict[str, str] = {}
+        self._num_cells = self._num_done = 0
+        self._max_epochs: dict[str, int] = {}
+        """Of the cells that this runner has not done; 0 once it has."""
+        self._total = 0
+        self._epochs: dict[str, int] = {}
+        """Whole epochs of the cells that train now."""
+        self._is_under_way = False
+        """Whether they have finished an epoch together."""
+        self._steps_per_epoch = 0
+        self._rate = 0.0
+        self._epochs_done_here = 0
+        self._began = self._said = time.perf_counter()
+
+    def __enter__(self) -> Self:
+        if self._console.is_terminal:
+            columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeRemainingColumn())
+            status = TextColumn("{task.fields[status]}", markup=False)
+            self._bar = Progress(*columns, status, console=self._console).__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.__exit__(kind, error, traceback)
+
+    def planned(self, cells: Sequence[Cell], missing: Sequence[Cell]) -> None:
+        self._num_cells, self._num_done = len(cells), len(cells) - len(missing)
+        self._conditions = {cell.run: f"{cell.condition}, seed {cell.seed}" for cell in missing}
+        self._max_epochs = {cell.run: cell.config.protocol.max_epochs for cell in missing}
+        self._total = sum(self._max_epochs.values())
+        if self._bar is not None:
+            self._task = self._bar.add_task(self._label, total=self._total, status=self._cells())
+        else:
+            self._say(self._cells())
+
+    def taken(self, cells: Sequence[Cell]) -> None:
+        seeds = sorted({cell.seed for cell in cells})
+        of_seeds = f"seed {seeds[0]}" if len(seeds) == 1 else f"seeds {', '.join(map(str, seeds))}"
+        self._say(f"{len(cells)} cells of {of_seeds}")
+
+    def set_aside(self, path: Path, problem: str) -> None:
+        self._say(f"set aside and done again: {path} ({problem})")
+
+    def taken_over(self, config: RunConfig) -> None:
+        self._say(f"{self._conditions[config.identity]}: another runner took it over, since this one gave no sign")
+
+    def started(self, config: RunConfig, epochs_done: int, steps_per_epoch: int) -> None:
+        if self._is_under_way:  # so this is the first cell of the next stack
+            self._epochs, self._is_under_way = {}, False
+        self._steps_per_epoch = steps_per_epoch
+        self._epochs[config.identity] = epochs_done
+
+    def epoch(self, config: RunConfig, row: HistoryRow) -> None:
+        self._is_under_way = True
+        self._epochs[config.identity] = row.epoch
+        self._epochs_done_here += 1
+        images = len(self._epochs) * self._steps_per_epoch * config.protocol.batch_size
+        self._rate = images / row.seconds
+        self._move_bar()
+        if self._bar is None and time.perf_counter() - self._said > SECONDS_BETWEEN_LINES:
+            self._say(f"{self._status()}, {self._time_left()}")
+
+    def split(self, sizes: Sequence[int]) -> None:
+        parts = " and ".join(map(str, sizes))
+        self._say(f"{sum(sizes)} cells do not fit into memory at once; they continue as {parts}")
+        self._is_under_way = True
+
+    def finished(self, config: RunConfig, folder: RunFolder) -> None:
+        run = config.identity
+        self._epochs.pop(run, None)
+        self._num_done += 1
+        self._max_epochs[run] = 0
+        self._move_bar()
+        result = folder.read_result()
+        self._say(
+            f"{self._conditions[run]}: {result['epochs']} epochs, test accuracy {result['test_acc']:.1%}, "
+            f"most local head {result['min_mad']:.3f}; {self._cells()}"
+        )
+
+    def _cells(self) -> str:
+        return f"{self._num_done} of {self._num_cells} cells done"
+
+    def _move_bar(self) -> None:
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, completed=self._total - self._epochs_left(), status=self._status())
+
+    def _status(self) -> str:
+        if not self._epochs:
+            return self._cells()
+        least, most = min(self._epochs.values()), max(self._epochs.values())
+        epochs = f"epoch {most}" if least == most else f"epochs {least} to {most}"
+        return f"{self._cells()}, {len(self._epochs)} at {epochs}, {self._rate:,.0f} images/s"
+
+    def _epochs_left(self) -> int:
+        return sum(most - self._epochs.get(run, 0) for run, most in self._max_epochs.items())
+
+    def _time_left(self) -> str:
+        rate = self._epochs_done_here / (time.perf_counter() - self._began)
+        return f"at most {self._epochs_left() / rate / 60:.0f} min left"
+
+    def _say(self, text: str) -> None:
+        self._said = time.perf_counter()
+        self._console.print(f"{self._label}: {text}", markup=False, highlight=False, soft_wrap=True)

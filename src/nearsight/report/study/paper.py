@@ -1,0 +1,77 @@
+"""The numbers the paper published, as data, to stand beside ours.
+
+S1 is "Inducing Spatial Locality in Vision Transformers through the Training Protocol" (arXiv 2605.16390). Every one of
+its numbers comes from a single seed. Accuracies are fractions here, as in all data of this package.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+PAPER = "S1 (arXiv 2605.16390)"
+
+BASELINE = "Baseline"
+MODERN = "Modern"
+WITHOUT_CUTMIX, WITHOUT_AUTOAUGMENT, WITHOUT_SMOOTHING = "−CutMix", "−AutoAugment", "−LabelSmoothing"
+ONLY_CUTMIX, ONLY_AUTOAUGMENT, ONLY_SMOOTHING = "+CutMix", "+AutoAugment", "+LabelSmoothing"
+WITH_CUTMIX = (MODERN, WITHOUT_AUTOAUGMENT, WITHOUT_SMOOTHING, ONLY_CUTMIX)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublishedCondition:
+    """One row of a table of the paper; None where it gives no number."""
+
+    test_acc: float
+    min_mad: float | None = None
+    max_mad: float | None = None
+    min_entropy: float | None = None
+    max_entropy: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublishedStudy:
+    """What the paper says about one study."""
+
+    source: str
+    """Where in the paper."""
+    dataset: str
+    conditions: Mapping[str, PublishedCondition]
+    key_factor: str | None = None
+    """The factor that marks the conditions in Figure 4, which the paper holds responsible."""
+
+
+def _row(test_acc: float, mad: tuple[float, float], entropy: tuple[float, float]) -> PublishedCondition:
+    return PublishedCondition(
+        test_acc=test_acc, min_mad=mad[0], max_mad=mad[1], min_entropy=entropy[0], max_entropy=entropy[1]
+    )
+
+
+_TABLE_2 = {
+    BASELINE: _row(0.4853, (0.316, 0.588), (0.551, 0.958)),
+    MODERN: _row(0.6338, (0.008, 0.482), (0.047, 0.975)),
+    WITHOUT_CUTMIX: _row(0.5560, (0.210, 0.449), (0.644, 0.967)),
+    WITHOUT_AUTOAUGMENT: _row(0.5511, (0.024, 0.492), (0.106, 0.953)),
+    WITHOUT_SMOOTHING: _row(0.6034, (0.009, 0.481), (0.054, 0.959)),
+    ONLY_CUTMIX: _row(0.5512, (0.021, 0.427), (0.096, 0.941)),
+    ONLY_AUTOAUGMENT: _row(0.5522, (0.254, 0.436), (0.763, 0.986)),
+    ONLY_SMOOTHING: _row(0.4919, (0.315, 0.463), (0.635, 0.948)),
+}
+
+
+def _table_1(dataset: str, baseline: float, modern: float) -> PublishedStudy:
+    conditions = {BASELINE: PublishedCondition(test_acc=baseline), MODERN: PublishedCondition(test_acc=modern)}
+    return PublishedStudy(source="S1 Table 1", dataset=dataset, conditions=conditions)
+
+
+PUBLISHED: Mapping[str, PublishedStudy] = {
+    "ablation-cifar100": PublishedStudy(
+        source="S1 Table 2", dataset="CIFAR-100", conditions=_TABLE_2, key_factor="cutmix"
+    ),
+    "protocol-cifar10": _table_1("CIFAR-10", 0.7846, 0.8484),
+    "protocol-cifar100": PublishedStudy(
+        source="S1 Tables 1 and 2",
+        dataset="CIFAR-100",
+        conditions={name: _TABLE_2[name] for name in (BASELINE, MODERN)},
+    ),
+    "protocol-tiny-imagenet": _table_1("Tiny-ImageNet", 0.3489, 0.4192),
+}
+"""By the name of the study."""

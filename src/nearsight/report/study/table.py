@@ -1,0 +1,83 @@
+"""A table of a study: raw numbers for machines, the same readable for people, and what has to be said under it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from nearsight.files import write_text
+from nearsight.study.statistics import MeanInterval
+
+MISSING = "–"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Table:
+    name: str
+    """Of its files."""
+    title: str
+    numbers: pd.DataFrame
+    """As computed, unrounded; accuracies are fractions; layers count from 0."""
+    shown: pd.DataFrame
+    """Words and rounded numbers, as text; accuracies in per cent; layers count from 1."""
+    notes: tuple[str, ...]
+
+    def markdown(self) -> str:
+        rows = [list(self.shown.columns), ["---"] * self.shown.shape[1], *self.shown.to_numpy().tolist()]
+        lines = ["| " + " | ".join(str(cell).replace("|", "\\|") for cell in row) + " |" for row in rows]
+        body = lines if len(self.shown) else ["None."]
+        return "\n".join([f"# {self.title}", "", *body, "", *(f"- {note}" for note in self.notes)]) + "\n"
+
+    def write(self, folder: Path) -> tuple[Path, Path]:
+        csv, markdown = folder / f"{self.name}.csv", folder / f"{self.name}.md"
+        write_text(csv, self.numbers.to_csv(index=False))
+        write_text(markdown, self.markdown())
+        return csv, markdown
+
+
+def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """The rows, by the names of the columns."""
+    return [dict(zip(map(str, frame.columns), row, strict=True)) for row in frame.itertuples(index=False, name=None)]
+
+
+def share(value: float) -> str:
+    return f"{100 * value:.0f} %"
+
+
+def rounded(value: float | None, digits: int = 3, *, signed: bool = False) -> str:
+    """A number with so many decimals and a true minus sign; a dash where there is none."""
+    if value is None or np.isnan(value):
+        return MISSING
+    value = round(value, digits)
+    if value == 0:  # neither −0 nor +0
+        return f"{0:.{digits}f}"
+    return f"{value:{'+' if signed else ''}.{digits}f}".replace("-", "−")
+
+
+def percent(value: float | None) -> str:
+    return rounded(None if value is None else 100 * value, 2)
+
+
+def with_interval(interval: MeanInterval, *, scale: float = 1.0, digits: int = 3, signed: bool = False) -> str:
+    """ "0.021 ± 0.003": the mean and half the width of its interval; the mean alone where there is none."""
+    return mean_and_ends(interval.mean, interval.low, interval.high, scale=scale, digits=digits, signed=signed)
+
+
+def mean_and_ends(
+    mean: float, low: float, high: float, *, scale: float = 1.0, digits: int = 3, signed: bool = True
+) -> str:
+    """As `with_interval`, from the numbers."""
+    told = rounded(scale * mean, digits, signed=signed)
+    return told if np.isnan(low) else f"{told} ± {rounded(scale * (high - low) / 2, digits)}"
+
+
+def probability(p: float) -> str:
+    if np.isnan(p):
+        return MISSING
+    return f"{p:.2f}" if p >= 0.1 else f"{p:.2g}"
+
+
+def span(low: str, high: str) -> str:
+    return MISSING if low == high == MISSING else f"{low} to {high}"

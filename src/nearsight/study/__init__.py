@@ -1,0 +1,21 @@
+"""Factors × seeds → cells → runs → tables: what is varied, what is missing, who does it, what it gave."""
+
+from nearsight.study.design import Cell, Study
+from nearsight.study.factors import OFF
+from nearsight.study.folder import CellState, StudyFolder
+from nearsight.study.results import StudyResults
+from nearsight.study.running import StudyListener, run_study
+from nearsight.study.views import add_one, leave_one_out
+
+__all__ = [
+    "OFF",
+    "Cell",
+    "CellState",
+    "Study",
+    "StudyFolder",
+    "StudyListener",
+    "StudyResults",
+    "add_one",
+    "leave_one_out",
+    "run_study",
+]

@@ -1,0 +1,200 @@
+"""A study on disk.
+
+study.json       what was asked for: factors, levels, every cell with its whole config; written first
+runs/<hash>/     a run folder per cell
+locks/           who is at which cell
+runs.csv         a row per complete run; with heads.csv and history.csv, which come when all is done, this is all that
+                 tables and figures need: the run folders can go
+provenance.json  code, libraries, machines and time of all runs
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import pandas as pd
+
+from nearsight.configuration import decode
+from nearsight.errors import InputError
+from nearsight.files import check_output_folder, output_folder, write_json, write_text
+from nearsight.study.design import Study
+from nearsight.study.lock import Holder, Locks
+from nearsight.study.repair import result_problem
+from nearsight.study.results import SCHEMA, StudyResults, read_description, read_rows
+from nearsight.study.settings import flat_settings
+from nearsight.train import RunConfig, RunFolder
+
+State = Literal["done", "running", "started", "missing", "damaged"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CellState:
+    """How far a cell is."""
+
+    run: str
+    condition: str
+    seed: int
+    state: State
+    epochs: int
+    """Whole epochs on disk."""
+    holder: Holder | None
+    """Who holds its lock; where that is stale, the state is not running."""
+    problem: str
+    """What is wrong with a damaged one."""
+
+
+class StudyFolder:
+    """The files of one study, by name."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def run_folder(self, run: str) -> RunFolder:
+        return RunFolder(self.path / "runs" / run)
+
+    def locks(self) -> Locks:
+        return Locks(self.path / "locks")
+
+    def check(self, study: Study) -> None:
+        """Refuse a folder that is another study's, or that nothing can be written to; nothing is changed."""
+        check_output_folder(self.path)
+        if study.scale == "small" and "results" in self.path.resolve().parts:
+            raise InputError(f"{self.path} is for results, and a study at small scale has none; choose another --out")
+        has_tables = (self.path / "runs.csv").exists()
+        if not (self.path / "study.json").exists():
+            if has_tables:
+                raise InputError(f"{self.path} holds runs.csv but no study.json; choose another --out")
+            return
+        described = read_description(self.path)
+        if described["schema"] < SCHEMA:
+            raise InputError(f"{self.path} was written by an older nearsight; choose another --out")
+        _check_same(self.path, described, study)
+        if has_tables and not (self.path / "runs").exists():
+            raise InputError(
+                f"{self.path} holds the tables of this study, whose runs are elsewhere, and they would be lost; "
+                "choose another --out"
+            )
+
+    def claim(self, study: Study) -> None:
+        """Make the folder this study's, or find that it already is. Cells it has of other seeds stay."""
+        self.check(study)
+        output_folder(self.path / "runs")
+        described = study.to_json()
+        if (self.path / "study.json").exists():
+            held = read_description(self.path)
+            ours = {(cell.condition, cell.seed) for cell in study.cells}
+            described["cells"] += [cell for cell in held["cells"] if (cell["condition"], cell["seed"]) not in ours]
+            described["cells"].sort(key=lambda cell: cell["seed"])
+            if held == described:
+                return
+        write_json(self.path / "study.json", described)
+
+    def is_done(self, run: str) -> bool:
+        folder = self.run_folder(run)
+        return folder.is_complete and not result_problem(folder)
+
+    def states(self) -> list[CellState]:
+        """How far every cell is. Where there are tables and no run folders, those in the tables are done."""
+        results = StudyResults.read(self.path)
+        epochs_of_done = dict(zip(results.runs["run"], results.runs["epochs"], strict=True))
+        locks = self.locks()
+        states = []
+        for cell in read_description(self.path)["cells"]:
+            run = cell["run"]
+            folder, holder, problem = self.run_folder(run), locks.holder(run), ""
+            epochs = int(epochs_of_done.get(run, 0)) or _epochs_on_disk(folder)
+            state: State = "started" if epochs else "missing"
+            if run in epochs_of_done:
+                state = "done"
+            elif holder is not None and not holder.is_stale:
+                state = "running"
+            elif folder.is_complete:
+                state, problem = "damaged", result_problem(folder)
+            states.append(
+                CellState(
+                    run=run,
+                    condition=cell["condition"],
+                    seed=cell["seed"],
+                    state=state,
+                    epochs=epochs,
+                    holder=holder,
+                    problem=problem,
+                )
+            )
+        return states
+
+    def write_runs(self) -> None:
+        """runs.csv anew, from the run folders.
+
+        Another runner may do the same at this moment. So whoever has put down a table looks once more: if a run was
+        completed since, the table may have replaced one that had it.
+        """
+        written: list[str] | None = None
+        while (complete := list((runs := read_rows(self.path))["run"])) != written:
+            write_text(self.path / "runs.csv", runs.to_csv(index=False))
+            written = complete
+
+    def write_tables(self) -> StudyResults:
+        """All that there is to say about the study without its run folders."""
+        results = StudyResults.read(self.path)
+        results.write_tables(self.path)
+        certificates = [self.run_folder(run).read_provenance() for run in results.runs["run"]]
+        told = {
+            what: _distinct(certificate.get(what) for certificate in certificates)
+            for what in ("commit", "versions", "hardware", "data_fingerprint")
+        }
+        images, seconds = results.images_trained, results.device_seconds
+        counted = {"images": images, "device_seconds": seconds, "images_per_second": images / seconds}
+        write_json(self.path / "provenance.json", {**told, "runs": len(certificates), **counted})
+        return results
+
+
+def _epochs_on_disk(folder: RunFolder) -> int:
+    try:
+        return len(pd.read_csv(folder.path / "history.csv", usecols=["epoch"]))
+    except (OSError, ValueError):
+        return 0
+
+
+def _distinct(values: Iterable[Any]) -> list[Any]:
+    found: list[Any] = []
+    for value in values:
+        if value not in found:
+            found.append(value)
+    return found
+
+
+def _check_same(path: Path, held: dict[str, Any], study: Study) -> None:
+    """Name, scale, conditions and all settings must be the same; seeds may be others."""
+    asked: dict[str, Any] = {"name": study.name, "scale": study.scale}
+    asked |= {f"levels of {name}": list(labels) for name, labels in study.labels.items()}
+    stored = {"name": held["name"], "scale": held["scale"]}
+    stored |= {f"levels of {name}": labels for name, labels in held["factors"].items()}
+    conditions = {cell.condition: cell.config for cell in study.cells}
+    difference = _difference(stored, asked) or _difference(
+        {"conditions": sorted({cell["condition"] for cell in held["cells"]})}, {"conditions": sorted(conditions)}
+    )
+    if difference:
+        raise InputError(f"{path} holds another study ({difference}); choose another --out")
+    for cell in held["cells"]:
+        try:
+            settings = flat_settings(decode(RunConfig, cell["config"]))
+        except InputError as error:
+            raise InputError(f"{path} holds this study with other settings: {error}; choose another --out") from error
+        if difference := _difference(settings, flat_settings(conditions[cell["condition"]])):
+            raise InputError(f"{path} holds this study with other settings ({difference}); choose another --out")
+
+
+def _difference(there: dict[str, Any], here: dict[str, Any]) -> str:
+    """The first thing that two descriptions do not have in common, in words."""
+    for name in dict.fromkeys((*there, *here)):
+        if there.get(name) != here.get(name):
+            return f"{name}: {_words(there.get(name))} there, {_words(here.get(name))} here"
+    return ""
+
+
+def _words(value: Any) -> str:
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return ", ".join(map(str, value))
+    return "none" if value is None else str(value)

@@ -1,0 +1,233 @@
+"""Who does which cell, where several runners share a study's folder: on one machine, or on several with a common disk.
+
+A lock is a file `<cell>.<generation>`, made so that it fails where it exists (O_EXCL). It says who holds it, and its
+holder touches it now and then. Whoever finds the last generation free, or its holder gone, makes the next one: of
+several who try only one succeeds, and nobody ever removes or renames what another may have just made. The files of a
+cell go when the cell is done; whoever takes a lock asks then whether there is still something to do.
+"""
+
+import json
+import os
+import re
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from nearsight.errors import InputError
+from nearsight.files import write_json
+
+SECONDS_BETWEEN_BEATS = 20.0
+SECONDS_UNTIL_STALE = 600.0
+"""Silence after which a holder on another machine counts as gone. One on this machine is gone when its process is."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Owner:
+    """A process, so that others can see whether it still is there."""
+
+    host: str
+    namespace: str
+    """Of process ids: containers of one machine may share a host name, but not these."""
+    pid: int
+    started: int | None
+    """When the process started, in the kernel's ticks: numbers of processes come back. None where nobody tells."""
+    token: str
+    """Tells apart several holders within a process."""
+
+    @classmethod
+    def here(cls) -> "Owner":
+        pid = os.getpid()
+        return cls(
+            host=socket.gethostname(),
+            namespace=_namespace(),
+            pid=pid,
+            started=_start_of(pid),
+            token=secrets.token_hex(8),
+        )
+
+    def is_gone(self) -> bool:
+        """Whether the process has surely ended; of one on another machine nothing is sure."""
+        if (self.host, self.namespace) != (socket.gethostname(), _namespace()):
+            return False
+        return not _is_alive(self.pid) or _start_of(self.pid) != self.started
+
+
+@dataclass(frozen=True, kw_only=True)
+class Holder:
+    """Who holds a lock, as others see it."""
+
+    owner: Owner | None
+    """None where the file does not say, as in the moment of its making."""
+    since: float
+    """When it was taken, in seconds of the epoch."""
+    age: float
+    """Seconds since it was last touched."""
+
+    @property
+    def is_stale(self) -> bool:
+        return self.age > SECONDS_UNTIL_STALE or (self.owner is not None and self.owner.is_gone())
+
+    @property
+    def name(self) -> str:
+        return f"{self.owner.host}, process {self.owner.pid}" if self.owner else "somebody"
+
+
+class Locks:
+    """The locks in a folder, and those of them that this runner holds."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._owner = Owner.here()
+        self._held: dict[str, Path] = {}
+        self._lost: set[str] = set()
+        self._changing = threading.Lock()
+
+    @contextmanager
+    def kept_alive(self, seconds: float = SECONDS_BETWEEN_BEATS) -> Iterator["Locks"]:
+        """While the body runs, what is held is touched now and then; at its end, nothing is held."""
+        over = threading.Event()
+
+        def beat() -> None:
+            while not over.wait(seconds):
+                self.touch()
+
+        thread = threading.Thread(target=beat, name="locks", daemon=True)
+        thread.start()
+        try:
+            yield self
+        finally:
+            over.set()
+            thread.join()
+            for cell in list(self._held):
+                self.release(cell)
+
+    def take(self, cell: str) -> bool:
+        """Whether this runner holds the cell's lock now; False: somebody else does."""
+        generation = self._next_generation(cell)
+        if generation > 0 and (holder := _read(self._path(cell, generation - 1))) is not None and not holder.is_stale:
+            return False
+        self._folder.mkdir(parents=True, exist_ok=True)
+        path = self._path(cell, generation)
+        try:
+            descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
+        except FileExistsError:  # somebody was faster
+            return False
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            json.dump({"owner": asdict(self._owner), "since": time.time()}, file)
+        with self._changing:
+            self._held[cell] = path
+            self._lost.discard(cell)
+        return True
+
+    def release(self, cell: str) -> None:
+        """Let others take the cell, if this runner holds it. Its generations go on from here."""
+        with self._changing:
+            path = self._held.pop(cell, None)
+        if path is not None and self._is_mine(path):
+            write_json(path, {"released": True})
+
+    def clear(self, cell: str) -> None:
+        """Remove what there is about a cell that is done."""
+        with self._changing:
+            self._held.pop(cell, None)
+        for generation in reversed(range(self._next_generation(cell))):
+            self._path(cell, generation).unlink(missing_ok=True)
+
+    def touch(self) -> None:
+        """Show that this runner is there, and see whether somebody thought it was not."""
+        with self._changing:
+            for cell, path in self._held.items():
+                try:
+                    if not self._is_mine(path) or self._path(cell, _generation_of(path) + 1).exists():
+                        self._lost.add(cell)
+                    else:
+                        os.utime(path)
+                except (InputError, OSError):  # a disk that is away for a while; the next beat tries again
+                    continue
+
+    @property
+    def lost(self) -> frozenset[str]:
+        """Cells that another runner took over, since this one did not give a sign for too long."""
+        return frozenset(self._lost)
+
+    def holder(self, cell: str) -> Holder | None:
+        """Who holds a cell, if anybody does; it may be stale."""
+        generation = self._next_generation(cell)
+        return _read(self._path(cell, generation - 1)) if generation > 0 else None
+
+    def _is_mine(self, path: Path) -> bool:
+        holder = _read(path)
+        return holder is not None and holder.owner == self._owner
+
+    def _next_generation(self, cell: str) -> int:
+        generation = 0
+        while self._path(cell, generation).exists():
+            generation += 1
+        return generation
+
+    def _path(self, cell: str, generation: int) -> Path:
+        return self._folder / f"{cell}.{generation}"
+
+
+def _read(path: Path) -> Holder | None:
+    """Who made this lock; None if it was released."""
+    content: Any = None
+    try:
+        touched = path.stat().st_mtime
+        with suppress(ValueError):  # in the making
+            content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror or error}") from error
+    told = content if isinstance(content, dict) else {}
+    if told.get("released"):
+        return None
+    owner: Owner | None = None
+    with suppress(KeyError, TypeError):
+        owner = Owner(**told["owner"])
+    return Holder(owner=owner, since=told.get("since", touched), age=time.time() - touched)
+
+
+def _generation_of(path: Path) -> int:
+    return int(path.name.rpartition(".")[2])
+
+
+def _namespace() -> str:
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""
+
+
+def _is_alive(pid: int) -> bool:
+    if os.name != "posix":  # elsewhere this would end it
+        return True
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # somebody else's, but there
+        return True
+    state = _stat_of(pid)
+    return not state or state[0] not in "ZX"  # a zombie has ended and waits for its parent to notice
+
+
+def _start_of(pid: int) -> int | None:
+    state = _stat_of(pid)
+    return int(state[19]) if len(state) > 19 else None
+
+
+def _stat_of(pid: int) -> list[str]:
+    """What Linux tells about a process, from its state on; nothing elsewhere."""
+    try:
+        told = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return []
+    return re.sub(r"^.*\) ", "", told, flags=re.DOTALL).split()  # a process's name may hold anything

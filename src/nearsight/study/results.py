@@ -1,0 +1,210 @@
+"""What a study gave, as three tables: of runs, of their heads and of their epochs.
+
+They come from the run folders of a study, or from the CSV files that are left of it where the weights are not kept.
+"""
+
+import json
+from contextlib import suppress
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from nearsight.errors import InputError
+from nearsight.files import write_text
+from nearsight.train import HEADS_COLUMNS, HistoryRow, RunFolder
+
+SCHEMA = 1
+"""Version of study.json and of the tables; raised whenever an older reader would go wrong."""
+RESULT_COLUMNS = (
+    *("epochs", "best_epoch", "best_val_acc", "test_acc", "min_mad", "max_mad", "min_entropy", "max_entropy"),
+    *("images_per_second", "wall_seconds"),
+)
+"""What a run gave: the columns of `runs` after run, condition, the factors and the seed."""
+HEAD_COLUMNS = ("run", *(name for name in HEADS_COLUMNS if name != "epoch"))
+HISTORY_COLUMNS = ("run", *(field.name for field in fields(HistoryRow)))
+
+_NAMED_OTHERWISE = {"best_val_acc": "val_acc"}
+"""Column → its name in result.json."""
+
+
+@dataclass(frozen=True, eq=False)
+class StudyResults:
+    """The complete runs of a study."""
+
+    name: str
+    factors: dict[str, tuple[str, ...]]
+    """Factor → the labels of its levels, in order; the first is the base."""
+    runs: pd.DataFrame
+    """A row per complete run: run (its hash), condition, a column per factor (the level's label), seed and
+    `RESULT_COLUMNS`."""
+    heads: pd.DataFrame
+    """The heads of the runs' final models: `HEAD_COLUMNS`."""
+    history: pd.DataFrame
+    """The runs' epochs: `HISTORY_COLUMNS`."""
+    scale: str
+    """full, or small: shrunk to test the path, and no result."""
+    settings: dict[str, object]
+    """What all cells share: dotted name → value. Settings of an augmentation are shared by the cells that have it."""
+    assumed: tuple[str, ...]
+    """Names among the settings and factors whose values the paper does not report."""
+
+    @classmethod
+    def read(cls, folder: Path) -> "StudyResults":
+        """The results in a study folder, complete or not, or in a folder of committed results."""
+        described = read_description(folder)
+        factors = {name: tuple(labels) for name, labels in described["factors"].items()}
+        if (folder / "runs").is_dir():
+            runs, heads, history = _from_run_folders(folder, described["cells"], tuple(factors))
+        else:
+            runs, heads, history = _from_tables(folder, tuple(factors))
+        return cls(
+            name=described["name"],
+            factors=factors,
+            runs=runs,
+            heads=heads,
+            history=history,
+            scale=described["scale"],
+            settings=described["settings"],
+            assumed=tuple(described["assumed"]),
+        )
+
+    @property
+    def images_trained(self) -> int:
+        """Images that went through the runs' training steps."""
+        seconds = self.history.groupby("run")["seconds"].sum()
+        return round(float((self.runs.set_index("run")["images_per_second"] * seconds).sum()))
+
+    @property
+    def device_seconds(self) -> float:
+        """Time that training, testing and measuring took. Runs of one stack spend an epoch together, so it counts
+        once: they have it in common to the last digit."""
+        training = float(self.history["seconds"].unique().sum())
+        after = float(self.runs["wall_seconds"].sum() - self.history["seconds"].sum())
+        return training + after
+
+    def write_tables(self, folder: Path) -> tuple[Path, ...]:
+        """runs.csv, heads.csv and history.csv, each replaced whole; the files written."""
+        tables = {"runs": self.runs, "heads": self.heads, "history": self.history}
+        for name, table in tables.items():
+            write_text(folder / f"{name}.csv", table.to_csv(index=False))
+        return tuple(folder / f"{name}.csv" for name in tables)
+
+
+def run_columns(factors: tuple[str, ...]) -> tuple[str, ...]:
+    return ("run", "condition", *factors, "seed", *RESULT_COLUMNS)
+
+
+def read_description(folder: Path) -> dict[str, Any]:
+    """What study.json says, of a schema this version reads."""
+    path = folder / "study.json"
+    try:
+        described = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise InputError(f"{folder} is not the folder of a study: it has no study.json") from error
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror or error}") from error
+    except ValueError as error:  # not JSON, or not UTF-8
+        raise InputError(f"{path} is damaged: {error}") from error
+    if not isinstance(described, dict) or not isinstance(described.get("schema"), int):
+        raise InputError(f"{path} does not describe a study")
+    if described["schema"] > SCHEMA:
+        raise InputError(
+            f"{path} has schema {described['schema']}, but this nearsight reads up to {SCHEMA}; update nearsight"
+        )
+    missing = {"name", "scale", "design", "factors", "cells", "settings", "assumed"} - set(described)
+    if missing:
+        raise InputError(f"{path} is damaged: it does not say its {', '.join(sorted(missing))}")
+    for number, cell in enumerate(described["cells"]):
+        if missing := {"run", "condition", "levels", "seed", "config"} - set(cell):
+            raise InputError(f"{path} is damaged: cell {number} does not say its {', '.join(sorted(missing))}")
+    return described
+
+
+def read_row(folder: RunFolder) -> dict[str, Any]:
+    """The `RESULT_COLUMNS` of a complete run. What cannot be read is an `InputError` that names the file."""
+    told = {**folder.read_result(), **folder.read_provenance()}
+    try:
+        return {name: told[_NAMED_OTHERWISE.get(name, name)] for name in RESULT_COLUMNS}
+    except KeyError as error:
+        raise InputError(f"{folder.path} is damaged: its result does not say {error}") from error
+
+
+def read_run(folder: RunFolder) -> tuple[dict[str, Any], pd.DataFrame, pd.DataFrame]:
+    """What a complete run gave: its row, the heads of its final model and its history, likewise."""
+    row = read_row(folder)
+    heads = _read_table(folder.heads, HEADS_COLUMNS, text=("layer_name",))
+    # Heads may have been measured all through training. The model is that of the best epoch, and where both were
+    # measured at that epoch the file holds the model's.
+    final = heads[heads["epoch"] == row["best_epoch"]].drop(columns="epoch")
+    if final.empty:
+        raise InputError(f"{folder.heads} is damaged: it has no heads of epoch {row['best_epoch']}, the model's")
+    return row, final, _read_table(folder.path / "history.csv", HISTORY_COLUMNS[1:])
+
+
+def read_rows(folder: Path) -> pd.DataFrame:
+    """The `runs` of a study folder without reading all else, for those who ask after every run."""
+    described, rows = read_description(folder), []
+    for cell in described["cells"]:
+        run_folder = RunFolder(folder / "runs" / cell["run"])
+        if run_folder.is_complete:
+            with suppress(InputError):  # damaged, so not complete; the study does it again
+                rows.append(_named(cell, read_row(run_folder)))
+    return pd.DataFrame(rows, columns=list(run_columns(tuple(described["factors"]))))
+
+
+def _named(cell: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
+    """A row of `runs`."""
+    return {"run": cell["run"], "condition": cell["condition"], **cell["levels"], "seed": cell["seed"], **row}
+
+
+def _from_run_folders(
+    folder: Path, cells: list[dict[str, Any]], factors: tuple[str, ...]
+) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
+    rows, heads, history = [], [], []
+    for cell in cells:
+        run_folder = RunFolder(folder / "runs" / cell["run"])
+        if not run_folder.is_complete:
+            continue
+        try:
+            row, its_heads, its_history = read_run(run_folder)
+        except InputError:  # likewise
+            continue
+        rows.append(_named(cell, row))
+        heads.append(its_heads.assign(run=cell["run"])[list(HEAD_COLUMNS)])
+        history.append(its_history.assign(run=cell["run"])[list(HISTORY_COLUMNS)])
+    return (
+        pd.DataFrame(rows, columns=list(run_columns(factors))),
+        pd.concat(heads, ignore_index=True) if heads else pd.DataFrame(columns=list(HEAD_COLUMNS)),
+        pd.concat(history, ignore_index=True) if history else pd.DataFrame(columns=list(HISTORY_COLUMNS)),
+    )
+
+
+def _from_tables(folder: Path, factors: tuple[str, ...]) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
+    return (
+        _read_table(folder / "runs.csv", run_columns(factors), text=("run", "condition", *factors)),
+        _read_table(folder / "heads.csv", HEAD_COLUMNS, text=("run", "layer_name")),
+        _read_table(folder / "history.csv", HISTORY_COLUMNS, text=("run",)),
+    )
+
+
+def _read_table(path: Path, columns: tuple[str, ...], text: tuple[str, ...] = ()) -> pd.DataFrame:
+    """The columns of a CSV file, digit for digit. Those of text stay text: a hash may look like a number, and a level
+    may be called "none"."""
+    try:
+        frame = pd.read_csv(path, dtype=str, keep_default_na=False)[list(columns)]
+        return frame.assign(**{name: _numbers(frame[name]) for name in columns if name not in text})
+    except FileNotFoundError as error:
+        raise InputError(f"{path} is missing") from error
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror or error}") from error
+    except (KeyError, ValueError) as error:  # pandas' own errors are ValueErrors
+        raise InputError(f"{path} is damaged: {' '.join(str(error).split())}") from error
+
+
+def _numbers(column: "pd.Series[str]") -> "pd.Series[int] | pd.Series[float]":
+    try:
+        return column.astype("int64")
+    except ValueError:
+        return column.replace("", "nan").astype("float64")

@@ -1,0 +1,115 @@
+"""Main effects and interactions of two-level factors, by ordinary least squares."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from scipy import stats
+
+from nearsight.errors import InputError
+from nearsight.study.statistics.intervals import LEVEL
+
+Term = tuple[str, ...]
+COLUMNS = ("term", "order", "coefficient", "effect", "standard_error", "t", "p", "low", "high")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Effects:
+    """What each factor, and each combination of factors, does to one response."""
+
+    response: str
+    table: pd.DataFrame
+    """A row per term. Levels are coded −1 and +1. `effect` is twice the coefficient: for a factor, the mean with it
+    minus the mean without it; for an interaction, half of how much one factor changes the other's effect. Standard
+    error, t, p and the interval belong to the effect; they are NaN where no run is left over to estimate the noise."""
+    mean: float
+    """The intercept: the mean over the design's cells."""
+    num_runs: int
+    residual_df: int
+    """Runs left over to estimate the noise."""
+    notes: tuple[str, ...]
+    """What was left out, and why."""
+
+
+def factorial_effects(
+    runs: pd.DataFrame, factors: Mapping[str, Sequence[str]], response: str, level: float = LEVEL
+) -> Effects:
+    """Fit all main effects and interactions that the runs can tell apart, with seeds as replicates.
+
+    Where there are too few runs for all terms and an estimate of the noise, or where terms are aliased (a fraction of
+    the design, or missing runs), the highest orders are left out until the rest can be estimated; `notes` says so.
+    """
+    coded = {name: _coded(runs, name, levels) for name, levels in factors.items()}
+    values = runs[response].to_numpy(dtype=np.float64)
+    constant = [name for name, signs in coded.items() if np.unique(signs).size < 2]
+    notes = [f"{name} does not vary among these runs and is left out" for name in constant]
+    varying = [name for name in coded if name not in constant]
+    for order in range(len(varying), 0, -1):
+        terms = [term for size in range(1, order + 1) for term in combinations(varying, size)]
+        design = np.column_stack([np.ones(len(values)), *(np.prod([coded[n] for n in term], axis=0) for term in terms)])
+        problem = _problem(design, main_effects_only=order == 1)
+        if problem is None:
+            return _fit(response, values, terms, design, level, tuple(notes))
+        words = "main effects" if order == 1 else f"interactions of {order} factors"
+        notes.append(f"{words} are left out: {problem}")
+    return _fit(response, values, [], np.ones((len(values), 1)), level, tuple(notes))
+
+
+def _coded(runs: pd.DataFrame, name: str, levels: Sequence[str]) -> NDArray[np.float64]:
+    if len(levels) != 2:
+        raise InputError(f"factor {name!r} has {len(levels)} levels, but effects are coded for two")
+    unknown = sorted(set(runs[name]) - set(levels))
+    if unknown:
+        raise InputError(f"factor {name!r} has the levels {', '.join(levels)}, but a run has {unknown[0]!r}")
+    return np.where(runs[name].to_numpy() == levels[1], 1.0, -1.0)
+
+
+def _problem(design: NDArray[np.float64], *, main_effects_only: bool) -> str | None:
+    """Why this model cannot be fitted, in words; None where it can."""
+    num_runs, num_parameters = design.shape
+    if num_runs < num_parameters:
+        return f"{num_runs} runs cannot estimate {num_parameters} parameters"
+    if np.linalg.matrix_rank(design) < num_parameters:
+        return "with the conditions that were run they cannot be told from other terms"
+    # Without main effects nothing is left to say, so they stay even where their noise cannot be estimated.
+    if num_runs == num_parameters and not main_effects_only:
+        return f"{num_runs} runs for {num_parameters} parameters leave none to estimate the noise"
+    return None
+
+
+def _fit(
+    response: str,
+    values: NDArray[np.float64],
+    terms: Sequence[Term],
+    design: NDArray[np.float64],
+    level: float,
+    notes: tuple[str, ...],
+) -> Effects:
+    coefficients = np.linalg.lstsq(design, values)[0]
+    residual_df = len(values) - design.shape[1]
+    effects, errors = 2 * coefficients, np.full(design.shape[1], np.nan)
+    if residual_df > 0:
+        noise = float(np.sum((values - design @ coefficients) ** 2)) / residual_df
+        errors = 2 * np.sqrt(noise * np.diag(np.linalg.inv(design.T @ design)))
+    else:
+        notes = (*notes, "no run is left over to estimate the noise: estimates without interval")
+    with np.errstate(divide="ignore", invalid="ignore"):  # runs without any noise
+        t = effects / errors
+    half = float(stats.t.ppf((1 + level) / 2, max(residual_df, 1))) * errors
+    p = 2 * stats.t.sf(np.abs(t), max(residual_df, 1))
+    rows = [
+        (" × ".join(term), len(term), *(column[place] for column in columns))
+        for place, term in enumerate(terms, start=1)
+        for columns in [(coefficients, effects, errors, t, p, effects - half, effects + half)]
+    ]
+    return Effects(
+        response=response,
+        table=pd.DataFrame(rows, columns=list(COLUMNS)),
+        mean=float(coefficients[0]),
+        num_runs=len(values),
+        residual_df=residual_df,
+        notes=notes,
+    )

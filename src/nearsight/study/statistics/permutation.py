@@ -1,0 +1,171 @@
+"""Do the runs with a factor and those without it fall into two groups, and could chance do that?
+
+A permutation test: were the factor without any effect, the labels "with" and "without" could be dealt to the runs anew
+and nothing would change. The p-value is the share of all dealings that part the runs as far as the real one does.
+All of them are counted, though not one by one: a dealing's sum is the sum of its part in one half of the runs and its
+part in the other, so sorted lists of the halves' sums are enough.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from nearsight.errors import InputError
+
+Array = NDArray[np.float64]
+# The most sums kept of one half; beyond it dealings are drawn at random.
+MOST_SUMS = 2**22
+NUM_DRAWN = 100_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Separation:
+    """Two groups of runs, the gap between them, and how surprising it is."""
+
+    factor: str
+    response: str
+    num_with: int
+    num_without: int
+    lowest_with: float
+    highest_with: float
+    lowest_without: float
+    highest_without: float
+    difference: float
+    """Mean with the factor minus mean without it."""
+    margin: float
+    """The smallest of the upper group minus the largest of the lower: positive for a clean gap, else the overlap."""
+    p: float
+    """Two-sided: twice the smaller share of dealings whose difference of means is as low, or as high, as the real."""
+    p_complete: float
+    """The share of dealings that part the runs completely, on either side."""
+    num_dealings: int
+    exact: bool
+    """All dealings were counted; else so many were drawn at random."""
+    blocks: tuple[str, ...]
+    """Labels were dealt only among runs that agree in these columns."""
+
+    @property
+    def clean(self) -> bool:
+        return self.margin > 0
+
+
+def separation(
+    runs: pd.DataFrame, factor: str, levels: Sequence[str], response: str, *, blocks: Sequence[str] = ()
+) -> Separation:
+    """Compare the runs at the factor's last level ("with") to those at its first ("without").
+
+    `blocks=["seed"]` deals labels within seeds only; with the seed and all other factors, within pairs of runs that
+    differ in nothing else: the strictest of the three, for it holds even where the other factors have effects.
+    """
+    compared = runs[runs[factor].isin([levels[0], levels[-1]])]
+    has = compared[factor].to_numpy() == levels[-1]
+    values = compared[response].to_numpy(dtype=np.float64)
+    if len(levels) < 2 or has.all() or not has.any():
+        raise InputError(f"runs with and without {factor!r} are needed to compare them; one of the groups is empty")
+    by_block = compared.groupby(list(blocks), sort=False).indices.values() if blocks else [np.arange(len(values))]
+    members = [np.asarray(block) for block in by_block]
+    with_, without = values[has], values[~has]
+    num_dealings = math.prod(math.comb(len(block), int(has[block].sum())) for block in members)
+    counts = _count_all(values, has, members)
+    exact = counts is not None
+    if counts is None:
+        counts, num_counted = _count_drawn(values, has, members), NUM_DRAWN + 1
+    else:
+        num_counted = num_dealings
+    return Separation(
+        factor=factor,
+        response=response,
+        num_with=with_.size,
+        num_without=without.size,
+        lowest_with=float(with_.min()),
+        highest_with=float(with_.max()),
+        lowest_without=float(without.min()),
+        highest_without=float(without.max()),
+        difference=float(with_.mean() - without.mean()),
+        margin=float(max(without.min() - with_.max(), with_.min() - without.max())),
+        p=min(1.0, 2 * min(counts) / num_counted),
+        p_complete=_count_complete(values, has, members) / num_dealings,
+        num_dealings=num_counted,
+        exact=exact,
+        blocks=tuple(blocks),
+    )
+
+
+def _tolerance(values: Array) -> float:
+    """Sums of the same numbers in another order differ by rounding: equal ones must count as equal."""
+    return 1e-12 * float(np.abs(values).sum())
+
+
+def _count_all(values: Array, has: NDArray[np.bool_], members: Sequence[NDArray[np.intp]]) -> tuple[int, int] | None:
+    """How many dealings have a sum "with" at most, and at least, the real one; None where they are too many.
+
+    Group sizes never change, so the sum of one group says the difference of the means.
+    """
+    halves = _two_halves(values, has, members)
+    if halves is None:
+        return None
+    real, tolerance = float(values[has].sum()), _tolerance(values)
+    at_most = at_least = 0
+    for first, second in halves:
+        ordered = np.sort(second)
+        at_most += int(np.searchsorted(ordered, real - first + tolerance, side="right").sum())
+        at_least += int((ordered.size - np.searchsorted(ordered, real - first - tolerance, side="left")).sum())
+    return at_most, at_least
+
+
+def _two_halves(
+    values: Array, has: NDArray[np.bool_], members: Sequence[NDArray[np.intp]]
+) -> list[tuple[Array, Array]] | None:
+    """Pairs of lists of sums: every dealing is one sum of a pair's first list plus one of its second, exactly once."""
+    if len(members) == 1:
+        size, half = int(has.sum()), len(values) // 2
+        if 2 ** (len(values) - half) > MOST_SUMS:
+            return None
+        first, second = _sums_by_size(values[:half]), _sums_by_size(values[half:])
+        taken = range(max(0, size - len(second) + 1), min(size, half) + 1)
+        return [(first[number], second[size - number]) for number in taken]
+    halves = [np.zeros(1), np.zeros(1)]
+    for block in sorted(members, key=len, reverse=True):
+        shorter = int(halves[1].size < halves[0].size)
+        size = int(has[block].sum())
+        if max(2 ** len(block), math.comb(len(block), size) * halves[shorter].size) > MOST_SUMS:
+            return None
+        halves[shorter] = np.add.outer(halves[shorter], _sums_by_size(values[block])[size]).ravel()
+    return [(halves[0], halves[1])]
+
+
+def _sums_by_size(values: Array) -> list[Array]:
+    """The sums of all subsets, by the subsets' size."""
+    sums, sizes = np.zeros(1), np.zeros(1, dtype=np.int8)
+    for value in values:
+        sums, sizes = np.concatenate([sums, sums + value]), np.concatenate([sizes, sizes + np.int8(1)])
+    return [sums[sizes == size] for size in range(len(values) + 1)]
+
+
+def _count_complete(values: Array, has: NDArray[np.bool_], members: Sequence[NDArray[np.intp]]) -> int:
+    """How many dealings part the runs completely: at most the one with all lowest values, and the one with all highest.
+
+    Dealing within blocks, such a dealing exists only if it takes as many runs of each block as the real one.
+    """
+    order, size = np.argsort(values, kind="stable"), int(has.sum())
+    count = 0
+    for chosen, edge in ((order[:size], size), (order[-size:], len(values) - size)):
+        gap = values[order[edge]] - values[order[edge - 1]]
+        dealt = np.isin(np.arange(len(values)), chosen)
+        count += int(gap > 0 and all(dealt[block].sum() == has[block].sum() for block in members))
+    return count
+
+
+def _count_drawn(values: Array, has: NDArray[np.bool_], members: Sequence[NDArray[np.intp]]) -> tuple[int, int]:
+    """As `_count_all`, over random dealings and the real one."""
+    random = np.random.default_rng(0)
+    sums = np.zeros(NUM_DRAWN)
+    for block in members:
+        places = random.random((NUM_DRAWN, len(block))).argsort(axis=1)[:, : int(has[block].sum())]
+        sums += values[block][places].sum(axis=1)
+    real, tolerance = float(values[has].sum()), _tolerance(values)
+    return 1 + int((sums <= real + tolerance).sum()), 1 + int((sums >= real - tolerance).sum())

@@ -1,0 +1,108 @@
+"""The whole report of a study: its files, their bytes, and what becomes of incomplete studies."""
+
+import dataclasses
+import xml.etree.ElementTree as ET
+
+import pandas as pd
+import pytest
+from matplotlib.image import imread
+
+from nearsight.errors import InputError
+from nearsight.report.study import write_study_report
+
+TABLES = {"conditions", "gain", "effects", "effects-by-layer", "separation", "dissociation", "correlation", "verdict"}
+SMALL_MODEL = (3, 2)
+FIGURES = {
+    "figure-1-profiles",
+    "figure-2-plane",
+    "figure-3-heatmaps",
+    "figure-4-minimum-mad",
+    "figure-5-key-conditions",
+}
+
+
+def written_under(folder):
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture(scope="module")
+def report(make_study, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("report")
+    paths = write_study_report(make_study(), folder)
+    return folder, paths
+
+
+def test_all_files_are_there_and_can_be_read(report):
+    folder, paths = report
+    files = written_under(folder)
+    expected = {f"tables/{name}.{kind}" for name in TABLES for kind in ("csv", "md")}
+    expected |= {f"figures/{name}.{kind}" for name in FIGURES for kind in ("png", "svg")}
+    expected |= {"figures/captions.md", "verdict.md"}
+    assert set(files) == expected
+    assert {str(path.relative_to(folder)) for path in paths} == expected
+    for path in paths:
+        if path.suffix == ".csv":
+            assert len(pd.read_csv(path))
+        elif path.suffix == ".svg":
+            ET.parse(path)
+        elif path.suffix == ".png":
+            assert min(imread(path).shape[:2]) > 400
+        else:
+            assert path.read_text(encoding="utf-8").startswith("# ablation-cifar100")
+    captions = files["figures/captions.md"].decode()
+    assert all(f"**{name}**" in captions for name in FIGURES)
+
+
+def test_the_same_results_give_the_same_bytes_over_the_old_files(report, make_study):
+    folder, _ = report
+    before = written_under(folder)
+    write_study_report(make_study(), folder)
+    assert written_under(folder) == before
+
+
+def test_an_incomplete_study_gives_what_it_can_and_says_what_is_missing(make_study, tmp_path):
+    without = [("Modern", seed) for seed in range(2)] + [("Baseline", seed) for seed in range(2)] + [("+CutMix", 1)]
+    write_study_report(make_study(seeds=2, without=without, shape=SMALL_MODEL), tmp_path)
+    files = written_under(tmp_path)
+    assert "figures/figure-4-minimum-mad.png" in files
+    assert "figures/figure-1-profiles.png" not in files
+    captions = files["figures/captions.md"].decode()
+    assert "**figure-1-profiles**: not drawn; it compares" in captions
+    assert "No complete run yet: Baseline; Modern." in captions
+    assert "+CutMix (seed 1)" in captions
+    assert "not tested" in files["verdict.md"].decode()
+    assert "tables/gain.md" not in files
+
+
+@pytest.mark.parametrize("keep", [0, 5])
+def test_a_single_run_is_enough(make_study, tmp_path, keep):
+    whole = make_study(seeds=1, shape=SMALL_MODEL)
+    run = whole.runs["run"].iloc[keep]
+    one = dataclasses.replace(
+        whole, runs=whole.runs[whole.runs["run"] == run], heads=whole.heads[whole.heads["run"] == run]
+    )
+    paths = write_study_report(one, tmp_path)
+    assert tmp_path / "tables" / "conditions.md" in paths
+    assert tmp_path / "figures" / "figure-4-minimum-mad.png" in paths
+
+
+def test_no_run_is_an_error_that_says_so(make_study, tmp_path):
+    study = make_study(seeds=1)
+    with pytest.raises(InputError, match="no complete run"):
+        write_study_report(dataclasses.replace(study, runs=study.runs.iloc[:0], heads=study.heads.iloc[:0]), tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_protocol_study_has_table_1_and_no_figure_5(make_study, tmp_path):
+    write_study_report(make_study("protocol-cifar100", scale="small", shape=SMALL_MODEL), tmp_path)
+    files = written_under(tmp_path)
+    assert "+14.85" in files["tables/gain.md"].decode()
+    assert "figures/figure-5-key-conditions.png" not in files
+    assert "Figure 2 shows the same conditions" in files["figures/captions.md"].decode()
+    assert all("Small scale" in content.decode() for name, content in files.items() if name.endswith(".md"))
+
+
+def test_a_study_of_our_own_has_no_verdict(make_study, tmp_path):
+    write_study_report(dataclasses.replace(make_study(seeds=1, shape=SMALL_MODEL), name="our-own"), tmp_path)
+    assert not (tmp_path / "verdict.md").exists()
+    assert (tmp_path / "tables" / "conditions.md").exists()

@@ -1,0 +1,143 @@
+"""What is read from a study's folders, against the files read one by one; with and without the run folders."""
+
+import csv
+import json
+import shutil
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from tiny_study import tiny_study
+
+from nearsight.errors import InputError
+from nearsight.study import StudyFolder, StudyResults, run_study
+from nearsight.study.results import HEAD_COLUMNS, HISTORY_COLUMNS, run_columns
+
+FRAMES = ("runs", "heads", "history")
+
+
+def test_runs_heads_and_history_are_those_of_the_run_folders(finished: Path) -> None:
+    results = StudyResults.read(finished)
+    assert tuple(results.runs.columns) == run_columns(("cutmix", "smoothing"))
+    assert tuple(results.heads.columns) == HEAD_COLUMNS
+    assert tuple(results.history.columns) == HISTORY_COLUMNS
+    assert (results.name, results.scale) == ("tiny", "full")
+    assert results.factors == {"cutmix": ("off", "p=0.5"), "smoothing": ("0", "0.1")}
+    cells = {cell.run: cell for cell in tiny_study().cells}
+    assert list(results.runs["run"]) == list(cells)
+    for row in results.runs.to_dict("records"):
+        folder, cell = finished / "runs" / row["run"], cells[row["run"]]
+        assert (row["condition"], row["seed"]) == (cell.condition, cell.seed)
+        assert {name: row[name] for name in ("cutmix", "smoothing")} == cell.levels
+        result, made = (json.loads((folder / name).read_text()) for name in ("result.json", "provenance.json"))
+        assert {name: row[name] for name in ("test_acc", "min_mad", "max_entropy", "epochs", "best_epoch")} == {
+            name: result[name] for name in ("test_acc", "min_mad", "max_entropy", "epochs", "best_epoch")
+        }
+        assert row["best_val_acc"] == result["val_acc"]
+        assert row["wall_seconds"] == made["wall_seconds"]
+        with (folder / "history.csv").open() as file:
+            history = list(csv.DictReader(file))
+        mine = results.history[results.history["run"] == row["run"]]
+        assert list(mine["val_acc"]) == [float(epoch["val_acc"]) for epoch in history]
+
+
+def test_final_heads_are_told_from_those_during_training(finished: Path) -> None:
+    results = StudyResults.read(finished)
+    assert set(results.heads["num_images"]) == {20}  # during training, 10 were measured
+    for row in results.runs.to_dict("records"):
+        heads = results.heads[results.heads["run"] == row["run"]]
+        assert len(heads) == 2
+        assert heads["mad"].min() == row["min_mad"]
+        assert heads["entropy"].max() == row["max_entropy"]
+        every = pd.read_csv(finished / "runs" / row["run"] / "heads.csv")
+        assert len(every) == 6  # of the initial weights and after each of two epochs
+
+
+def test_device_time_counts_an_epoch_of_a_stack_once(finished: Path) -> None:
+    results = StudyResults.read(finished)
+    per_stack = 0.0
+    for _, rows in results.runs.groupby("seed"):
+        folders = [finished / "runs" / run for run in rows["run"]]
+        training = pd.read_csv(folders[0] / "history.csv")["seconds"].sum()  # all conditions of a seed train together
+        per_stack += training + sum(row - training for row in rows["wall_seconds"])
+    assert results.device_seconds == pytest.approx(per_stack)
+    assert results.images_trained == 8 * 2 * 96
+
+
+def test_tables_without_run_folders_say_the_same(folder: Path, tmp_path: Path) -> None:
+    StudyFolder(folder).write_tables()
+    before = StudyResults.read(folder)
+    shutil.rmtree(folder / "runs")
+    after = StudyResults.read(folder)
+    for name in FRAMES:
+        pd.testing.assert_frame_equal(getattr(before, name), getattr(after, name), check_exact=True)
+    assert (before.factors, before.settings, before.assumed) == (after.factors, after.settings, after.assumed)
+    assert {state.state for state in StudyFolder(folder).states()} == {"done"}
+    with pytest.raises(InputError, match="holds the tables of this study, whose runs are elsewhere"):
+        run_study(tiny_study(), folder)
+    made = json.loads((folder / "provenance.json").read_text())
+    assert made["runs"] == 8
+    assert made["images_per_second"] == pytest.approx(made["images"] / made["device_seconds"])
+    assert len(made["versions"]) == len(made["hardware"]) == 1
+
+
+def test_text_that_looks_like_a_number_or_like_nothing_stays_text(folder: Path, tmp_path: Path) -> None:
+    results = StudyResults.read(folder)
+    names = dict(zip(results.runs["run"], ["12345678", "1e5", "0123", "none", "NA", "nan", "null", "7"], strict=True))
+    changed = StudyResults(
+        **{
+            **vars(results),
+            **{name: getattr(results, name).replace({"run": names}) for name in FRAMES},
+            "heads": results.heads.replace({"run": names}).assign(layer_name=""),
+        }
+    )
+    changed.write_tables(tmp_path / "out")
+    shutil.copy(folder / "study.json", tmp_path / "out")
+    again = StudyResults.read(tmp_path / "out")
+    for name in FRAMES:
+        pd.testing.assert_frame_equal(getattr(changed, name), getattr(again, name), check_exact=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "words"),
+    [
+        ("study.json", None, "is not the folder of a study: it has no study.json"),
+        ("study.json", "", "study.json is damaged"),
+        ("study.json", "[]", "does not describe a study"),
+        ("study.json", '{"schema": 99}', "has schema 99, but this nearsight reads up to 1; update nearsight"),
+        ("study.json", '{"schema": 1, "name": "x"}', "does not say its assumed, cells, design, factors"),
+        (
+            "study.json",
+            json.dumps(
+                {"schema": 1, "name": "", "scale": "", "design": "", "factors": {}, "settings": {}, "assumed": []}
+                | {"cells": [{"run": ""}]}
+            ),
+            "cell 0 does not say its condition, config, levels, seed",
+        ),
+        ("runs.csv", None, "runs.csv is missing"),
+        ("heads.csv", "a,b\n1,2\n", "heads.csv is damaged"),
+        ("history.csv", "", "history.csv is damaged"),
+        (
+            "history.csv",
+            "run,epoch,train_loss,val_loss,val_acc,lr,seconds\na,1,x,1,1,1,1\n",
+            "could not convert",
+        ),
+    ],
+)
+def test_tables_that_cannot_be_read(folder: Path, name: str, change: str | None, words: str) -> None:
+    StudyFolder(folder).write_tables()
+    shutil.rmtree(folder / "runs")
+    (folder / name).unlink()
+    if change is not None:
+        (folder / name).write_text(change)
+    with pytest.raises(InputError) as error:
+        StudyResults.read(folder)
+    assert words in str(error.value)
+
+
+def test_a_study_without_a_complete_run_has_empty_tables(tmp_path: Path) -> None:
+    StudyFolder(tmp_path).claim(tiny_study())
+    results = StudyResults.read(tmp_path)
+    assert results.runs.empty
+    assert list(results.heads.columns) == list(HEAD_COLUMNS)
+    assert {state.state for state in StudyFolder(tmp_path).states()} == {"missing"}
