@@ -26,7 +26,7 @@ class CompactViT(VisionTransformer):  # type: ignore[misc]  # timm carries no ty
     Args:
         init: "trunc_normal" draws every projection from a normal of deviation 0.02 with zero biases (the ViT and DeiT
             habit); "pytorch" keeps each layer's PyTorch default (uniform, scaled by fan-in).
-        position_std: deviation of the normal from which positions and the CLS token are drawn.
+        position_std: deviation of the normal from which positions and the CLS and register tokens are drawn.
     """
 
     def __init__(self, *, init: Initialization = "trunc_normal", position_std: float = 0.02, **kwargs: Any) -> None:
@@ -47,7 +47,7 @@ class CompactViT(VisionTransformer):  # type: ignore[misc]  # timm carries no ty
                 nn.init.trunc_normal_(module.weight, std=0.02)
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)
-        for learned in (self.cls_token, self.pos_embed):
+        for learned in (self.cls_token, self.reg_token, self.pos_embed):
             if learned is not None:
                 nn.init.normal_(learned, std=position_std)
 

@@ -194,6 +194,8 @@ class Stack:
 
     def _make_programs(self, epoch: Epoch) -> "_Programs":
         on_gpu = self.device.type == "cuda"
+        # A compiled program rounds in its own way, and that of a single cell is another one.
+        compiled = on_gpu and not torch.are_deterministic_algorithms_enabled()
         step = Step(
             self.skeleton,
             self.optimizer,
@@ -202,7 +204,7 @@ class Stack:
             self.images,
             epoch,
             reduced=self._reduced,
-            augment=CompiledPipeline() if on_gpu else None,
+            augment=CompiledPipeline() if compiled else None,
         )
         validation = self._evaluation(self.images, self.validation_N, self.weights)
         if not (on_gpu and self.images.resident):

@@ -170,5 +170,6 @@ class AdamW:
 
     def _clipping(self, gradient_KP: Tensor) -> Tensor:
         """By what each cell's gradient is scaled so that it is no longer than its largest norm."""
-        norm_K: Tensor = torch.linalg.vector_norm(gradient_KP, dim=1)
+        # One by one: in which order a GPU sums several at once depends on how many there are.
+        norm_K = torch.stack([torch.linalg.vector_norm(gradient_P) for gradient_P in gradient_KP])
         return (self.clip_norm_K / (norm_K + 1e-6)).clamp(max=1.0)

@@ -43,7 +43,8 @@ def runs_as_one_batch(model: nn.Module) -> bool:
 def stacked_forward(model: nn.Module, weights_K: Weights, images_KBCHW: Tensor, *, reduced: bool = False) -> Tensor:
     """Outputs [K, B, …] of K models, each with its own weights on its own images.
 
-    `reduced`: products in bfloat16, and blocks by the fused kernels where there are any.
+    `reduced`: products in bfloat16, and blocks by the fused kernels where there are any. With torch's deterministic
+    algorithms switched on, a GPU does one cell after the other, so that each gives the bits that it gives alone.
     """
     if not reduced:
         return _forward(model, weights_K, images_KBCHW)
@@ -52,6 +53,15 @@ def stacked_forward(model: nn.Module, weights_K: Weights, images_KBCHW: Tensor, 
 
 
 def _forward(model: nn.Module, weights_K: Weights, images_KBCHW: Tensor) -> Tensor:
+    if images_KBCHW.is_cuda and torch.are_deterministic_algorithms_enabled():
+        # A library chooses its kernels by the number of cells too, and each rounds in its own way.
+        cells = [{name: weight[k : k + 1] for name, weight in weights_K.items()} for k in range(len(images_KBCHW))]
+        alone = zip(cells, images_KBCHW.split(1), strict=True)
+        return torch.cat([_all_at_once(model, weights, images) for weights, images in alone])
+    return _all_at_once(model, weights_K, images_KBCHW)
+
+
+def _all_at_once(model: nn.Module, weights_K: Weights, images_KBCHW: Tensor) -> Tensor:
     if runs_as_one_batch(model):
         try:
             return _as_one_batch(model, weights_K, images_KBCHW)

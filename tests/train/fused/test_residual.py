@@ -61,7 +61,7 @@ def test_start_back(memory: Any, near: Any, dtype: torch.dtype, size: Any) -> No
     assert gradient.rows_KRC is rows
     assert torch.equal(rows, before)
     assert torch.equal(gradient.rounded_KRC, rows.to(dtype))
-    near(gradient.sum_KC, rows.double().sum(1), torch.float32)
+    near(gradient.sums_KTC.sum(1), rows.double().sum(1), torch.float32)
 
 
 def test_norm_back(memory: Any, near: Any, dtype: torch.dtype, size: Any) -> None:
@@ -74,7 +74,7 @@ def test_norm_back(memory: Any, near: Any, dtype: torch.dtype, size: Any) -> Non
     near(found.rows_KRC, after.rows_KRC + through_norm, dtype)
     assert found.rows_KRC.dtype == torch.float32
     assert torch.equal(found.rounded_KRC, found.rows_KRC.to(dtype))
-    near(found.sum_KC, found.rows_KRC.double().sum(1), torch.float32)
+    near(found.sums_KTC.sum(1), found.rows_KRC.double().sum(1), torch.float32)
 
 
 @pytest.mark.parametrize(("rows", "width"), [(1, 48), (70, 16), (1100, 24)])

@@ -8,6 +8,7 @@ Shape suffixes: K cells, R rows (tokens) of a cell, C channels, M hidden units, 
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -21,10 +22,12 @@ from nearsight.train.fused.residual import Gradient, Normal
 from nearsight.train.fused.sums import sum_rows
 
 Kept = tuple[Tensor, ...]
+WeightGradients = tuple[Tensor | None, ...]
+"""In the order of `Weights`."""
 
 
 class Weights(NamedTuple):
-    """Of a branch, float32, cell by cell; with the parts of gradients in the same order."""
+    """Of a branch, float32, cell by cell."""
 
     scale_KC: Tensor
     """Of the norm."""
@@ -55,39 +58,44 @@ class Branch(ABC):
 
     def backward(
         self, gradient: Gradient, normal: Normal, kept: Kept, weights: Weights
-    ) -> tuple[Tensor, tuple[Tensor | None, ...]]:
-        """The gradients of the normalised stream and of the weights."""
+    ) -> tuple[Tensor, Callable[[], WeightGradients]]:
+        """The gradient of the normalised stream, and what makes those of the weights, for which nobody waits."""
         projected_KRo, middle_KRi, folded_Koi, shifted_Ko, rounded_Koi = kept
-        second_gradient_Koi = _weight_gradient(gradient.rounded_KRC, middle_KRi)
         middle_gradient = torch.bmm(gradient.rounded_KRC, rounded_Koi)
-        # What the middle's gradient sums up to, without looking at it.
-        middle_sum_Ki = torch.bmm(gradient.sum_KC.unsqueeze(1), weights.second_Koi).squeeze(1)
-        projected_gradient, sum_Ko = self.middle_back(middle_gradient, middle_sum_Ki, projected_KRo, shifted_Ko)
-        first_gradient_Koi, scale_gradient_KC, shift_gradient_KC = unfold_gradients(
-            _weight_gradient(projected_gradient, normal.rows_KRC),
-            sum_Ko,
-            weights.first_Koi,
-            weights.scale_KC,
-            weights.shift_KC,
-        )
-        return torch.bmm(projected_gradient, folded_Koi), (
-            scale_gradient_KC,
-            shift_gradient_KC,
-            first_gradient_Koi,
-            None if weights.first_bias_Ko is None else sum_Ko,
-            second_gradient_Koi,
-            None if weights.second_bias_Ko is None else gradient.sum_KC,
-        )
+        projected_gradient, sums = self.middle_back(middle_gradient, projected_KRo, shifted_Ko)
+
+        def weight_gradients() -> WeightGradients:
+            outer_sum_KC = gradient.sums_KTC.sum(1)
+            sum_Ko = self.sum_of(projected_gradient, sums, outer_sum_KC, weights.second_Koi)
+            first_gradient_Koi, scale_gradient_KC, shift_gradient_KC = unfold_gradients(
+                _weight_gradient(projected_gradient, normal.rows_KRC),
+                sum_Ko,
+                weights.first_Koi,
+                weights.scale_KC,
+                weights.shift_KC,
+            )
+            return (
+                scale_gradient_KC,
+                shift_gradient_KC,
+                first_gradient_Koi,
+                None if weights.first_bias_Ko is None else sum_Ko,
+                _weight_gradient(gradient.rounded_KRC, middle_KRi),
+                None if weights.second_bias_Ko is None else outer_sum_KC,
+            )
+
+        return torch.bmm(projected_gradient, folded_Koi), weight_gradients
 
     @abstractmethod
     def middle(self, projected_KRo: Tensor, bias_Ko: Tensor) -> Tensor:
         """What the second projection gets of the first's result, to which its bias is still to be added."""
 
     @abstractmethod
-    def middle_back(
-        self, gradient_KRi: Tensor, sum_Ki: Tensor, projected_KRo: Tensor, bias_Ko: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """The gradient of the first projection's result, and its sum over all rows."""
+    def middle_back(self, gradient_KRi: Tensor, projected_KRo: Tensor, bias_Ko: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The gradient of the first projection's result, and what it already knows of its sums, for `sum_of`."""
+
+    @abstractmethod
+    def sum_of(self, gradient_KRo: Tensor, sums: Tensor | None, outer_sum_KC: Tensor, second_KCi: Tensor) -> Tensor:
+        """The sum of the first projection's gradient over all rows, where that of the branch's result is known."""
 
 
 @dataclass(frozen=True)
@@ -97,10 +105,12 @@ class MlpBranch(Branch):
     def middle(self, projected_KRo: Tensor, bias_Ko: Tensor) -> Tensor:
         return gelu_forward(projected_KRo, bias_Ko)
 
-    def middle_back(
-        self, gradient_KRi: Tensor, sum_Ki: Tensor, projected_KRo: Tensor, bias_Ko: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def middle_back(self, gradient_KRi: Tensor, projected_KRo: Tensor, bias_Ko: Tensor) -> tuple[Tensor, Tensor | None]:
         return gelu_backward(gradient_KRi, projected_KRo, bias_Ko)
+
+    def sum_of(self, gradient_KRo: Tensor, sums: Tensor | None, outer_sum_KC: Tensor, second_KCi: Tensor) -> Tensor:
+        assert sums is not None
+        return sums.sum(1)
 
 
 @dataclass(frozen=True)
@@ -116,16 +126,17 @@ class AttentionBranch(Branch):
         attended = attention_forward(self._by_image(projected_KRo, 3), self._packed(bias_Ko), self.scale)
         return attended.view(*projected_KRo.shape[:2], -1)
 
-    def middle_back(
-        self, gradient_KRi: Tensor, sum_Ki: Tensor, projected_KRo: Tensor, bias_Ko: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def middle_back(self, gradient_KRi: Tensor, projected_KRo: Tensor, bias_Ko: Tensor) -> tuple[Tensor, Tensor | None]:
         packed, bias = self._by_image(projected_KRo, 3), self._packed(bias_Ko)
         gradient = attention_backward(packed, bias, self._by_image(gradient_KRi), self.scale)
-        gradient_KRo = gradient.view(projected_KRo.shape)
+        return gradient.view(projected_KRo.shape), None
+
+    def sum_of(self, gradient_KRo: Tensor, sums: Tensor | None, outer_sum_KC: Tensor, second_KCi: Tensor) -> Tensor:
         # A bias of all keys moves every logit of a query alike, which softmax does not see; and since its weights sum
         # to 1, a bias of all values moves every result by itself.
-        of_queries_Ki = sum_rows(gradient_KRo, sum_Ki.shape[1])
-        return gradient_KRo, torch.cat([of_queries_Ki, torch.zeros_like(sum_Ki), sum_Ki], dim=1)
+        of_values_Ki = torch.bmm(outer_sum_KC.unsqueeze(1), second_KCi).squeeze(1)
+        of_queries_Ki = sum_rows(gradient_KRo, of_values_Ki.shape[1])
+        return torch.cat([of_queries_Ki, torch.zeros_like(of_values_Ki), of_values_Ki], dim=1)
 
     def _by_image(self, rows_KRC: Tensor, *parts: int) -> Tensor:
         """[K, R, C] → [images of all cells, tokens, *parts, heads, head size]."""

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from nearsight.train.fused.beside import Beside
 from nearsight.train.fused.branches import Branch, Weights
 from nearsight.train.fused.residual import Normal, add_branch, norm_back, normalize_stream, start_back
 
@@ -64,13 +65,15 @@ class _Chain(torch.autograd.Function):
         normals = [Normal(next(saved), next(saved)) for _ in branches]
         kept = [tuple(next(saved) for _ in range(ctx.num_kept)) for _ in branches]
         gradient = start_back(gradient_KRC.contiguous(), ctx.dtype)
+        beside = Beside(gradient_KRC.device)
         flat: list[Tensor | None] = []
         for branch, of_branch, normal, of_forward in zip(
             reversed(branches), reversed(weights), reversed(normals), reversed(kept), strict=True
         ):
             branch_gradient, weight_gradients = branch.backward(gradient, normal, of_forward, of_branch)
-            flat = [*weight_gradients, *flat]
+            flat = [*beside.run(weight_gradients), *flat]
             gradient = norm_back(gradient, branch_gradient, normal)
+        beside.join()
         return gradient.rows_KRC, None, None, *flat
 
 

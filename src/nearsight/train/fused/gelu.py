@@ -27,7 +27,7 @@ def gelu_forward(hidden_KRM: Tensor, bias_KM: Tensor) -> Tensor:
 
 
 def gelu_backward(gradient_KRM: Tensor, hidden_KRM: Tensor, bias_KM: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradient of the hidden units, and its sum over all rows, which is the bias's."""
+    """The gradient of the hidden units, and its sums over the rows of each tile, [K, T, M]."""
     num_cells, num_rows, width = hidden_KRM.shape
     out_KRM = torch.empty_like(hidden_KRM)
     num_tiles, columns = -(-num_rows // _ROWS), chunk_of(width)
@@ -44,7 +44,7 @@ def gelu_backward(gradient_KRM: Tensor, hidden_KRM: Tensor, bias_KM: Tensor) -> 
         ROWS=_ROWS,
         num_warps=4,
     )
-    return out_KRM, sums_KTM.sum(1)
+    return out_KRM, sums_KTM
 
 
 @kernel

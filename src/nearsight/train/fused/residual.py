@@ -32,8 +32,8 @@ class Gradient(NamedTuple):
     rows_KRC: Tensor
     rounded_KRC: Tensor
     """In the dtype of the products."""
-    sum_KC: Tensor
-    """Over all rows: the gradient of a bias."""
+    sums_KTC: Tensor
+    """Over the rows of each tile; over all of them it is the gradient of a bias."""
 
 
 def normalize_stream(rows_KRC: Tensor, eps: float, dtype: torch.dtype) -> Normal:
@@ -112,7 +112,7 @@ def _backward(rows_KRC: Tensor, branch_KRC: Tensor | None, normal: Normal | None
         ROWS=_ROWS_BACKWARD,
         num_warps=4,
     )
-    return Gradient(out_KRC, rounded_KRC, sums_KTC.sum(1))
+    return Gradient(out_KRC, rounded_KRC, sums_KTC)
 
 
 @kernel
