@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+# A process per core, each with one thread: threads of several would wait for each other.
+BESIDE := --numprocesses auto --maxprocesses 8 --dist loadfile
 
 .PHONY: help setup demo test lint test-fast test-slow test-gpu test-wheel coverage-table format clean
 
@@ -34,12 +36,12 @@ lint: $(READY)
 
 test: lint
 	$(BIN)/coverage erase
-	$(BIN)/coverage run -m pytest -m "not slow and not gpu"
+	OMP_NUM_THREADS=1 $(BIN)/coverage run -m pytest $(BESIDE) -m "not slow and not gpu"
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report --fail-under=90
 
 test-fast: $(READY)
-	$(BIN)/pytest -q -m "not slow and not gpu"
+	OMP_NUM_THREADS=1 $(BIN)/pytest -q $(BESIDE) -m "not slow and not gpu"
 
 test-slow: $(READY)
 	$(BIN)/pytest -m slow
