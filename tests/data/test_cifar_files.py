@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 from small_files import pixels, write_cifar10_binary, write_cifar100_binary, write_cifar100_python
 
 from nearsight.data.cifar import find_cifar10, find_cifar100
@@ -147,3 +148,13 @@ def test_batches_with_wrong_content(data_dir: Path, content: dict[str, object], 
     (data_dir / "cifar-100-python" / "train").write_bytes(pickle.dumps(content))
     with pytest.raises(InputError, match=message):
         read_all(find_cifar100(data_dir, 32).train)
+
+
+def test_other_sizes_are_bicubic(data_dir: Path) -> None:
+    train, _ = write_cifar10_binary(data_dir)
+    images, labels = read_all(find_cifar10(data_dir, 80).train)
+    assert images.shape == (50, 3, 80, 80)
+    np.testing.assert_array_equal(labels, np.arange(50) % 10)
+    for resized, image in zip(images[::10], train[::10], strict=True):
+        pillow = Image.fromarray(image.transpose(1, 2, 0)).resize((80, 80), Image.Resampling.BICUBIC)
+        assert abs(resized.transpose(1, 2, 0).astype(int) - np.asarray(pillow)).max() <= 1

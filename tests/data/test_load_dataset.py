@@ -103,7 +103,7 @@ class TestPlaces:
         ("shapes", {"num_train": 0}, "num_train is 0, but must be at least 1"),
         ("shapes", {"num_test": -1}, "num_test is -1"),
         ("shapes", {"image_size": 48}, "32 or 64"),
-        ("cifar10", {"image_size": 64}, "cifar10 images are 32×32"),
+        ("svhn", {"image_size": 64}, "svhn images are 32×32"),
         ("cifar100", {}, "cifar100 is not in .*nearsight data fetch cifar100"),
         ("imagenet", {}, "imagenet is not in .*put it there"),
     ],

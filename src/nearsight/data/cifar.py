@@ -11,13 +11,17 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from torchvision.transforms.v2.functional import InterpolationMode, resize
 
 from nearsight.data.dataset import check_label_range
 from nearsight.data.pickled import read_pickled_arrays
 from nearsight.data.source import Chunk, Source
 from nearsight.errors import InputError
 
-_NUM_PIXELS = 3 * 32 * 32
+_SIZE = 32
+_NUM_PIXELS = 3 * _SIZE * _SIZE
+_NUM_RESIZED = 512  # at a time: all training images at 224 pixels are 7.5 GB
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,11 +112,24 @@ def _read_python(path: Path, layout: Layout) -> Chunk:
     return pixels.reshape(-1, 3, 32, 32), np.asarray(labels, dtype=np.int64)
 
 
-def _read(paths: tuple[Path, ...], layout: Layout) -> Iterator[Chunk]:
+def _read(paths: tuple[Path, ...], layout: Layout, image_size: int) -> Iterator[Chunk]:
     for path in paths:
         images_nCHW, labels_n = (_read_binary if layout.version == "binary" else _read_python)(path, layout)
         check_label_range(str(path), torch.from_numpy(labels_n), layout.num_classes)
-        yield images_nCHW, labels_n
+        if image_size == _SIZE:
+            yield images_nCHW, labels_n
+            continue
+        for begin in range(0, len(images_nCHW), _NUM_RESIZED):
+            some = slice(begin, begin + _NUM_RESIZED)
+            yield _resized(images_nCHW[some], image_size), labels_n[some]
+
+
+def _resized(images_nCHW: NDArray[np.uint8], image_size: int) -> NDArray[np.uint8]:
+    """Bicubic, as Pillow does it: how CIFAR is shown to models made for larger pictures."""
+    images, size = torch.from_numpy(images_nCHW.copy()), [image_size, image_size]
+    # Enlarging has no use for antialiasing, but without it torch takes another cubic than Pillow.
+    resized: NDArray[np.uint8] = resize(images, size, InterpolationMode.BICUBIC, antialias=True).numpy()
+    return resized
 
 
 def _class_names(path: Path, layout: Layout) -> tuple[str, ...]:
@@ -126,7 +143,7 @@ def _class_names(path: Path, layout: Layout) -> tuple[str, ...]:
     return tuple(map(str, names))
 
 
-def _find(folder: Path, layout: Layout) -> Source:
+def _find(folder: Path, layout: Layout, image_size: int) -> Source:
     train, test, names = tuple(folder / name for name in layout.train), folder / layout.test, folder / layout.names
     files = (*train, test, names)
     missing = [path.name for path in files if not path.is_file()]
@@ -137,21 +154,21 @@ def _find(folder: Path, layout: Layout) -> Source:
         layout=f"{layout.version} version",
         files=files,
         classes=_class_names(names, layout),
-        train=lambda: _read(train, layout),
-        test=lambda: _read((test,), layout),
+        train=lambda: _read(train, layout, image_size),
+        test=lambda: _read((test,), layout, image_size),
     )
 
 
-def _find_any(data_dir: Path, layouts: tuple[Layout, ...]) -> Source | None:
+def _find_any(data_dir: Path, layouts: tuple[Layout, ...], image_size: int) -> Source | None:
     for layout in layouts:
         if (data_dir / layout.folder).is_dir():
-            return _find(data_dir / layout.folder, layout)
+            return _find(data_dir / layout.folder, layout, image_size)
     return None
 
 
-def find_cifar10(data_dir: Path, _image_size: int) -> Source | None:
-    return _find_any(data_dir, CIFAR10)
+def find_cifar10(data_dir: Path, image_size: int) -> Source | None:
+    return _find_any(data_dir, CIFAR10, image_size)
 
 
-def find_cifar100(data_dir: Path, _image_size: int) -> Source | None:
-    return _find_any(data_dir, CIFAR100)
+def find_cifar100(data_dir: Path, image_size: int) -> Source | None:
+    return _find_any(data_dir, CIFAR100, image_size)
