@@ -157,4 +157,6 @@ def test_other_sizes_are_bicubic(data_dir: Path) -> None:
     np.testing.assert_array_equal(labels, np.arange(50) % 10)
     for resized, image in zip(images[::10], train[::10], strict=True):
         pillow = Image.fromarray(image.transpose(1, 2, 0)).resize((80, 80), Image.Resampling.BICUBIC)
-        assert abs(resized.transpose(1, 2, 0).astype(int) - np.asarray(pillow)).max() <= 1
+        difference = abs(resized.transpose(1, 2, 0).astype(int) - np.asarray(pillow))
+        assert difference.max() <= 2  # each rounds twice
+        assert difference.mean() < 0.02
