@@ -16,6 +16,10 @@ from nearsight.errors import InputError
 
 T = TypeVar("T")
 
+ADDED: Mapping[str, Any] = types.MappingProxyType({"added": True})
+"""Metadata of a field that came after runs had been stored, whose default says what those runs did: where it has that
+value, `identifying` leaves it out, and they keep their identities."""
+
 # Base classes whose instances say which subclass they are, under the key "name": base -> lookup of the subclass.
 _families: dict[type, Callable[[str], type]] = {}
 
@@ -41,12 +45,25 @@ def field_docs(kind: type) -> dict[str, str]:
 
 def encode(value: Any) -> Any:
     """A config as JSON values. Members of a registered family carry their name."""
+    return _encode(value, lambda _owner, _field: True)
+
+
+def identifying(value: Any) -> Any:
+    """What of a config identifies it, as JSON values: all of it but `ADDED` fields that have their defaults."""
+    return _encode(value, lambda owner, field: field.metadata != ADDED or getattr(owner, field.name) != field.default)
+
+
+def _encode(value: Any, wanted: Callable[[Any, dataclasses.Field[Any]], bool]) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {field.name: encode(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        fields = {
+            field.name: _encode(getattr(value, field.name), wanted)
+            for field in dataclasses.fields(value)
+            if wanted(value, field)
+        }
         in_family = any(isinstance(value, base) for base in _families)
         return {"name": type(value).name, **fields} if in_family else fields  # type: ignore[attr-defined]
     if isinstance(value, tuple | list):
-        return [encode(item) for item in value]
+        return [_encode(item, wanted) for item in value]
     if isinstance(value, Path):
         return str(value)
     return value
@@ -62,17 +79,27 @@ def _decode(kind: Any, value: Any, where: str) -> Any:
     if origin is typing.Literal:
         if value in arguments:
             return value
-        raise InputError(f"{where or 'value'} is {value!r}, but must be one of {', '.join(map(repr, arguments))}")
+        raise InputError(f"{where or 'value'} is {value!r}, but must be {_in_words(kind)}")
     if origin in (typing.Union, types.UnionType):
-        if value is None and types.NoneType in arguments:
-            return None
-        (kind,) = (argument for argument in arguments if argument is not types.NoneType)
-        return _decode(kind, value, where)
+        return _decode_union(arguments, value, where)
     if origin is tuple:
         return _decode_tuple(arguments, value, where)
     if dataclasses.is_dataclass(kind):
         return _decode_dataclass(kind, value, where)
     return _decode_scalar(kind, value, where)
+
+
+def _decode_union(kinds: tuple[Any, ...], value: Any, where: str) -> Any:
+    if value is None and types.NoneType in kinds:
+        return None
+    kinds = tuple(kind for kind in kinds if kind is not types.NoneType)
+    for kind in kinds:
+        try:
+            return _decode(kind, value, where)
+        except InputError:
+            if len(kinds) == 1:
+                raise
+    raise InputError(f"{where or 'value'} is {value!r}, but must be {' or '.join(map(_in_words, kinds))}")
 
 
 def _decode_tuple(arguments: tuple[Any, ...], value: Any, where: str) -> tuple[Any, ...]:
@@ -111,7 +138,13 @@ def _decode_scalar(kind: Any, value: Any, where: str) -> Any:
         return float(value)
     if type(value) is kind and kind in (int, str, bool):
         return value
-    raise InputError(f"{where or 'value'} is {value!r}, but must be of type {getattr(kind, '__name__', kind)}")
+    raise InputError(f"{where or 'value'} is {value!r}, but must be {_in_words(kind)}")
+
+
+def _in_words(kind: Any) -> str:
+    if typing.get_origin(kind) is typing.Literal:
+        return f"one of {', '.join(map(repr, typing.get_args(kind)))}"
+    return f"of type {getattr(kind, '__name__', kind)}"
 
 
 def _join(where: str, name: str) -> str:

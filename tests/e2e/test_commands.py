@@ -64,7 +64,7 @@ def test_train_help_shows_every_field_with_its_text_and_default(capsys: pytest.C
         "--protocol.cutmix.p FLOAT Probability that it is applied. (default: 0.5)",
         "--model.depth INT Transformer blocks. (default: 8)",
         "--data.validation-fraction FLOAT",
-        "--protocol {baseline,modern}",
+        "--protocol {baseline,modern,locat}",
     ):
         assert words in shown
 

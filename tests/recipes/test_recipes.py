@@ -1,10 +1,14 @@
 """Recipes: what they ask for is what the papers say, and their docstrings say how to run them."""
 
 import pytest
+import timm
+import torch
 
+from nearsight.augment import HorizontalFlip, MixupOrCutMix, RandomErasing, ResizedCrop, TimmRandAugment
+from nearsight.data.loading import dataset_spec
 from nearsight.errors import InputError
 from nearsight.recipes import RUNS, demo_runs, find_run
-from nearsight.train import PROTOCOLS
+from nearsight.train import PROTOCOLS, modern
 
 
 @pytest.mark.parametrize("name", list(RUNS))
@@ -12,9 +16,11 @@ from nearsight.train import PROTOCOLS
 def test_every_recipe_builds_its_model_and_says_its_command(name: str, protocol: str) -> None:
     recipe = find_run(name)
     config = recipe(protocol)
-    side = {"tiny-imagenet": 64}.get(config.data.name, 32)
-    model = config.model.build((side, side), 10)
-    assert model.patch_embed.grid_size == (8, 8)  # the grid of S1, whatever the image size
+    side = config.data.image_size or dataset_spec(config.data.name).image_size
+    with torch.device("meta"):
+        model = config.model.build((side, side), 10)
+    # S1 has an 8×8 grid, whatever the image size; S2 a 14×14 one.
+    assert model.patch_embed.grid_size == ((14, 14) if name.startswith("vit-") else (8, 8))
     assert f"nearsight train {name}" in (recipe.__doc__ or "")
 
 
@@ -25,6 +31,54 @@ def test_tiny_imagenet_follows_the_paper() -> None:
     protocol = config.protocol
     assert (protocol.batch_size, protocol.max_epochs, protocol.warmup_epochs, protocol.patience) == (64, 400, 10, 30)
     assert protocol.smoothing == 0.1
+
+
+@pytest.mark.parametrize(
+    ("name", "lr", "epochs", "warmup", "num_train"),
+    [
+        ("vit-imagenet", 1e-3, 300, 20, 1_281_167),
+        ("vit-mini-imagenet", 5e-4, 600, 120, 50_000),
+        ("vit-cifar100-224", 5e-4, 600, 120, 50_000),
+    ],
+)
+def test_training_at_224_pixels_follows_the_paper(
+    name: str, lr: float, epochs: int, warmup: int, num_train: int
+) -> None:
+    """S2 §5.1, and the lines of its training script."""
+    recipe = find_run(name)
+    config = recipe("locat")
+    protocol = config.protocol
+    assert (protocol.lr, protocol.max_epochs, protocol.warmup_epochs, protocol.schedule) == (
+        *(lr, epochs, warmup),
+        "triangular",
+    )
+    assert (protocol.batch_size, protocol.weight_decay, protocol.clip_norm, protocol.drop_path) == (
+        1024,
+        0.05,
+        5.0,
+        0.1,
+    )
+    assert protocol.smoothing == 0.1
+    assert protocol.augment == (
+        ResizedCrop(),
+        HorizontalFlip(),
+        TimmRandAugment(num_ops=2, magnitude=9.0, magnitude_std=0.5, increasing=True),
+        RandomErasing(p=0.25, noise=1.0),
+        MixupOrCutMix(p=1.0, mixup_alpha=0.8, cutmix_alpha=1.0, switch_p=0.5),
+    )
+    kept = num_train * (1 - config.data.validation_fraction)
+    assert f"{epochs} epochs of {int(kept / 500) * 500:,} images of 224 pixels" in (recipe.__doc__ or "")
+    with torch.device("meta"):
+        model = config.model.build((224, 224), 1000)
+        theirs = timm.create_model("vit_tiny_patch16_224")
+    shapes = [{name: weight.shape for name, weight in each.state_dict().items()} for each in (model, theirs)]
+    assert shapes[0] == shapes[1]
+
+
+def test_augmentations_of_a_vit_are_the_protocols() -> None:
+    config = find_run("vit-cifar100-224")("modern")
+    assert config.protocol.augment == modern().augment
+    assert (config.protocol.max_epochs, config.protocol.schedule) == (600, "triangular")
 
 
 def test_unknown_names_are_answered_with_the_nearest() -> None:

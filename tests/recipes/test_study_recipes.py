@@ -1,5 +1,8 @@
 """Study recipes: what they ask for is what the paper's tables have, and their docstrings say how to run them."""
 
+import dataclasses
+import re
+
 import pytest
 
 from nearsight.errors import InputError
@@ -11,7 +14,7 @@ from nearsight.train import modern
 def test_every_study_says_its_command_its_cost_and_its_result(name: str) -> None:
     recipe = find_study(name)
     lines = (recipe.__doc__ or "").splitlines()
-    assert "(S1, Table " in lines[0]
+    assert re.search(r"\((S1, Table|S2, Tables?|S1 meets S2)", lines[0])
     text = " ".join(lines)
     study = recipe()
     assert f"nearsight study run {name}" in text
@@ -54,6 +57,50 @@ def test_the_protocol_studies_are_table_1(data: str) -> None:
     for cell in study.cells:
         run = find_run(f"compact-{data}")(cell.condition.lower())
         assert (cell.config.protocol, cell.config.model, cell.config.data) == (run.protocol, run.model, run.data)
+
+
+def test_the_core_rows_of_locat_differ_in_their_models_alone() -> None:
+    for name in ("locat-cifar100", "locat-tiny-imagenet"):
+        study = find_study(name)()
+        assert study.seed_list == (0, 1)
+        cells = {cell.condition: cell.config for cell in study.cells if cell.seed == 0}
+        models = [cells[row].model for row in ("ViT", "ViT + GAug", "ViT + PRR", "LocAt")]
+        assert [(model.gaug, model.prr) for model in models] == [
+            (False, False),
+            (True, False),
+            (False, True),
+            (True, True),
+        ]
+        assert len({dataclasses.replace(config, model=models[0]) for config in cells.values()}) == 1
+        assert {len({cell.config for cell in study.cells if cell.condition == row}) for row in cells} == {2}
+
+
+def test_locat_on_cifar100_has_every_variant() -> None:
+    study = find_study("locat-cifar100")()
+    models = {cell.condition: cell.config.model for cell in study.cells}
+    assert len(models) == len(set(models.values())) == 16
+    local = [model for model in models.values() if model.gaug]
+    assert {model.locat_kernel for model in local} == {"gaussian", "laplace", "inverse"}
+    assert {model.locat_width for model in local} == {"query", "input", 1.0, 2.0, 4.0}
+    assert {model.locat_scale for model in local} == {"learned", "none", "auto"}
+    assert {model.positions for model in local} == {True, False}
+    assert models["ViT + GAP"].pool == "avg"
+    assert not models["ViT - PE"].positions
+
+
+def test_cutmix_beside_locat_is_a_full_factorial() -> None:
+    study = find_study("locat-cutmix-cifar100")()
+    found = {
+        (
+            cell.config.protocol.augmentation("cutmix") is not None,
+            cell.config.model.gaug,
+            cell.config.model.prr,
+            cell.seed,
+        )
+        for cell in study.cells
+    }
+    assert len(study.cells) == len(found) == 2**3 * 3
+    assert study.design == "full factorial"
 
 
 def test_both_recipes_of_cifar100_share_their_runs() -> None:

@@ -62,6 +62,43 @@ def test_identity_is_a_function_of_the_settings_alone() -> None:
     assert len({config.identity for config in (RunConfig(), *others)}) == len(others) + 1
 
 
+def test_settings_that_came_later_leave_identities_as_they_were() -> None:
+    """Run folders are found by these: they were computed before the first setting was added."""
+    assert RunConfig().identity == "142647aea0aba225"
+    modern_bf16 = RunConfig(data=DataConfig(name="cifar100"), protocol=modern(), seed=2, precision="bf16")
+    assert modern_bf16.identity == "9679c54ecd870b69"
+    wide = RunConfig(
+        model=ModelConfig(patch_size=8, position_std=1.0),
+        protocol=dataclasses.replace(baseline(), clip_norm=1.0, betas=(0.9, 0.95)),
+        measure_every=5,
+    )
+    assert wide.identity == "6d3a08b3c34e73b4"
+
+
+def test_every_setting_that_came_later_changes_the_identity() -> None:
+    base = RunConfig(model=ModelConfig(gaug=True))
+    models = [
+        *(
+            ModelConfig(gaug=True, positions=False),
+            ModelConfig(gaug=True, pool="avg"),
+            ModelConfig(gaug=True, prr=True),
+        ),
+        *(ModelConfig(gaug=True, locat_kernel=kernel) for kernel in ("laplace", "inverse")),
+        *(ModelConfig(gaug=True, locat_width=width) for width in ("input", 1.0, 2.0)),
+        *(ModelConfig(gaug=True, locat_scale=scale) for scale in ("none", "auto")),
+        *(ModelConfig(gaug=True, locat_isotropic=True), ModelConfig(), ModelConfig(prr=True)),
+    ]
+    protocols = [Protocol(schedule="triangular"), Protocol(drop_path=0.1), Protocol(teacher="vit")]
+    runs = [
+        base,
+        *(dataclasses.replace(base, model=model) for model in models),
+        *(dataclasses.replace(base, protocol=protocol) for protocol in protocols),
+    ]
+    assert len({run.identity for run in runs}) == len(runs)
+    for run in runs:
+        assert RunConfig.from_json(json.loads(json.dumps(run.to_json())), "config.json") == run
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -77,6 +114,9 @@ def test_identity_is_a_function_of_the_settings_alone() -> None:
         (lambda: DataConfig(num_train=0), "num_train is 0"),
         (lambda: RunConfig(seed=-1), "seed is -1"),
         (lambda: ModelConfig(width=50, num_heads=8), "8 heads do not divide"),
+        (lambda: ModelConfig(prr=True, locat_kernel="laplace"), "locat_kernel is 'laplace', but it needs gaug"),
+        (lambda: Protocol(drop_path=1.0), r"drop_path is 1\.0"),
+        (lambda: Protocol(schedule="linear"), "'linear' is not a known schedule"),
     ],
 )
 def test_impossible_settings_are_refused_at_construction(make: Any, message: str) -> None:
@@ -107,6 +147,7 @@ def changed(path: list[str | int], value: Any) -> dict[str, Any]:
         (changed(["config", "protocol", "betas"], 0.9), "must be a list"),
         (changed(["config", "protocol"], 3), "must be an object"),
         (changed(["config", "protocol", "lr"], None), "lr is None"),
+        (changed(["config", "model", "locat_width"], "key"), "must be one of 'query', 'input' or of type float"),
         (changed(["config", "protocol", "augment", 0], {"p": 1.0}), "has no 'name'"),
         (changed(["config", "protocol", "augment", 0, "name"], "crup"), "did you mean 'crop'"),
         (changed(["config", "protocol", "augment", 0, "padding"], 1.5), "must be of type int"),

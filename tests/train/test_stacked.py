@@ -166,9 +166,18 @@ def test_other_models_run_by_vmap_and_are_right(kind: type[nn.Module]) -> None:
         torch.testing.assert_close(outputs[k], cell(images[k]), rtol=1e-5, atol=1e-6)
 
 
+def test_weights_with_a_number_for_each_sample() -> None:
+    weight, activations = torch.randn(2, 3, 4), torch.randn(6, 4)
+    expected = activations.view(2, 3, 4) * weight
+    assert torch.equal(activations * stack_up(weight), expected.view(6, 4))
+    assert torch.equal(stack_up(weight) * activations, expected.view(6, 4))
+    with pytest.raises(UnstackableError, match="of a whole batch"):
+        _ = activations * stack_up(torch.randn(2, 3, 3, 4))
+
+
 def test_what_is_not_known_is_named() -> None:
     weight = stack_up(torch.randn(2, 3, 3))
-    for use in (weight.norm, lambda: weight @ torch.randn(4, 3), lambda: torch.randn(6, 3) + weight):
+    for use in (weight.norm, lambda: weight @ torch.randn(4, 3), lambda: torch.randn(8, 3) + weight):
         with pytest.raises(UnstackableError, match=r"of weights|of a whole batch"):
             use()
     with pytest.raises(UnstackableError, match="to more axes"):

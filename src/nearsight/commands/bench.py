@@ -1,4 +1,4 @@
-"""`nearsight bench {train,measure,augment}`: this project and its peers on the same work, in one process."""
+"""`nearsight bench {train,measure,gaug,augment}`: this project and its peers on the same work, in one process."""
 
 import dataclasses
 import json
@@ -8,6 +8,8 @@ from typing import Any
 
 from nearsight.bench.augment import bench_augment
 from nearsight.bench.augment import table as augment_table
+from nearsight.bench.gaug import bench_gaug
+from nearsight.bench.gaug import table as gaug_table
 from nearsight.bench.measure import bench_measure
 from nearsight.bench.measure import table as measure_table
 from nearsight.bench.train import bench_train
@@ -66,8 +68,26 @@ class MeasureBenchOptions:
     """Print one machine-readable object instead of text."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class GaugOptions:
+    """Attention with the Gaussian bias against plain attention and a dense bias, and a training step with LocAt."""
+
+    device: str = "auto"
+    """Where to compute: auto (a GPU if there is one), cpu, cuda, cuda:1."""
+    num_tokens: tuple[int, ...] = (197, 1025, 4097)
+    """Tokens per image: CLS, and a square of patches."""
+    batch_sizes: tuple[int, ...] | None = None
+    """Images per batch, one number for each number of tokens; 256 32 8 on a GPU and 2 1 1 elsewhere."""
+    num_steps: int = 10
+    """Steps of a turn; each way has five."""
+    model: str | None = "vit_base_patch16_224"
+    """A ViT of timm's whose training step is timed with and without LocAt; None for no such rows."""
+    json: bool = False
+    """Print one machine-readable object instead of text."""
+
+
 def main(arguments: Sequence[str]) -> int:
-    benches = {"train": _train, "measure": _measure, "augment": _augment}
+    benches = {"train": _train, "measure": _measure, "gaug": _gaug, "augment": _augment}
     if not arguments or arguments[0] in ("-h", "--help"):
         print(f"usage: nearsight bench {{{','.join(benches)}}} [OPTIONS]")
         return 0 if arguments else 2
@@ -112,6 +132,18 @@ def _measure(arguments: list[str]) -> int:
         num_batches=options.num_batches,
     )
     return _shown(rows, measure_table(rows), as_json=options.json)
+
+
+def _gaug(arguments: list[str]) -> int:
+    options = parse(GaugOptions, arguments, prog="nearsight bench gaug")
+    rows = bench_gaug(
+        device=str(find_device(options.device)),
+        num_tokens=options.num_tokens,
+        batch_sizes=options.batch_sizes,
+        num_steps=options.num_steps,
+        model=options.model,
+    )
+    return _shown(rows, gaug_table(rows), as_json=options.json)
 
 
 def _shown(rows: Sequence[Any], text: str, *, as_json: bool) -> int:

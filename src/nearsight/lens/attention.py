@@ -12,6 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from nearsight.locat.bias import Kernel, bias_between_tokens
+from nearsight.locat.grid import Grid
+
 
 @dataclass(frozen=True)
 class FusedAttention:
@@ -57,6 +60,29 @@ def of_sdpa(
         query, key = query.expand(*lead, *query.shape[-2:]), key.expand(*lead, *key.shape[-2:])
     factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     return FusedAttention(query, key, float(factor), attn_mask, is_causal)
+
+
+def of_local(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    precision: Tensor,
+    strength: Tensor,
+    grid: Grid,
+    *,
+    scale: float,
+    kernel: Kernel,
+    largest_half_square: float,
+    mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+) -> FusedAttention:
+    """`nearsight.locat`'s attention, whose bias is made here to be seen."""
+    bias = bias_between_tokens(precision, strength, grid, kernel=kernel, largest_half_square=largest_half_square)
+    if mask is not None and mask.dtype == torch.bool:
+        bias = bias.masked_fill(~mask, -math.inf)
+    elif mask is not None:
+        bias = bias + mask
+    return FusedAttention(query, key, scale, bias)
 
 
 def of_multihead(module: nn.MultiheadAttention, query: Tensor, key: Tensor, **kwargs: Any) -> FusedAttention:

@@ -1,8 +1,9 @@
 """Seeing attention in an unmodified model: nothing is ported or edited, and the model computes what it always computes.
 
-While a forward runs, a `TorchFunctionMode` sees `scaled_dot_product_attention` and the products in which explicit
-attention weights meet the values, and hooks say which layer is calling. `nn.MultiheadAttention` is handled by itself:
-it takes a fast path that a function mode would both switch off (changing the last bits of the output) and not see.
+While a forward runs, a `TorchFunctionMode` sees `scaled_dot_product_attention`, LocAt's attention with a bias, and the
+products in which explicit attention weights meet the values, and hooks say which layer is calling.
+`nn.MultiheadAttention` is handled by itself: it takes a fast path that a function mode would both switch off (changing
+the last bits of the output) and not see.
 """
 
 from collections import Counter
@@ -18,8 +19,10 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
 
-from nearsight.lens.attention import Attention, ExplicitAttention, of_multihead, of_sdpa
+from nearsight.lens.attention import Attention, ExplicitAttention, of_local, of_multihead, of_sdpa
+from nearsight.locat.attend import attend
 
+_FUSED: dict[Any, Callable[..., Attention]] = {F.scaled_dot_product_attention: of_sdpa, attend: of_local}
 _PRODUCTS = {
     torch.matmul, Tensor.matmul, Tensor.__matmul__, Tensor.__rmatmul__, torch.bmm, Tensor.bmm, torch.einsum,
     torch.baddbmm, Tensor.baddbmm,
@@ -114,8 +117,8 @@ class AttentionTap(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         if self._running:
-            if func is F.scaled_dot_product_attention:
-                self._tell("sdpa", [partial(of_sdpa, *args, **kwargs)])
+            if (described := _FUSED.get(func)) is not None:
+                self._tell("sdpa", [partial(described, *args, **kwargs)])
                 with self._fused():
                     return func(*args, **kwargs)
             elif func in _PRODUCTS:

@@ -1,10 +1,10 @@
 """How wide and how strong the Gaussians of a LocAt model are (S2 App. G).
 
-S2's Gaussian-augmented attention predicts, for every query patch and head, a variance per axis and a strength α, by two
-small layers that its published checkpoints call `gaug.log_var` and `gaug.log_alpha` inside the attention module. What
-these return is looked at here; nothing is computed twice.
+S2's Gaussian-augmented attention predicts, for every query patch and head, a variance per axis and a strength α. The
+heads of `nearsight.locat` return both. In models of the authors' own code two small layers inside the attention module,
+`gaug.log_var` and `gaug.log_alpha`, return what both are made from. What they return is looked at here.
 
-Shape suffixes: B images, H heads, N tokens, P patches.
+Shape suffixes: B images (or windows), H heads, N tokens, P patches.
 """
 
 import math
@@ -21,6 +21,7 @@ from nearsight.lens.measurement import Measurement, stack_layers
 from nearsight.lens.survey import Survey
 from nearsight.lens.table import Array
 from nearsight.lens.tokens import watching_outputs
+from nearsight.locat import GaussianHeads
 from nearsight.metrics.precision import to_float64
 
 NUM_BINS = 256
@@ -40,20 +41,18 @@ class Gaussians(Measurement):
         self._model = model
         self._geometries = {site.name: site.geometry for site in found.sites.values()}
         modules = dict(model.named_modules())
-        self._watched = {
-            f"{layer}.gaug.{head}": (layer, head)
-            for layer in self._geometries
-            for head in _HEADS
-            if f"{layer}.gaug.{head}" in modules
-        }
+        self._watched: dict[str, tuple[str, str]] = {}
+        self._most: dict[str, float] = {}
+        for layer, geometry in self._geometries.items():
+            gaug = modules.get(f"{layer}.gaug")
+            heads = ("",) if isinstance(gaug, GaussianHeads) else _HEADS
+            names = {f"{layer}.gaug.{head}".rstrip("."): (layer, head) for head in heads}
+            self._watched.update({name: which for name, which in names.items() if name in modules})
+            self._most[layer] = _largest_variance(gaug, geometry)
         if not self._watched:
             raise InputError(
                 f"{type(model).__name__} has no Gaussian-augmented attention, so there is no σ and α to see"
             )
-        self._most = {
-            layer: _largest_variance(modules.get(f"{layer}.gaug"), geometry)
-            for layer, geometry in self._geometries.items()
-        }
         self._seen: dict[tuple[str, str], Tensor] = {}
 
     def watching(self) -> AbstractContextManager[None]:
@@ -61,21 +60,28 @@ class Gaussians(Measurement):
 
     def _look(self, name: str, outputs: list[Tensor]) -> None:
         layer, head = self._watched[name]
-        (output_BHNx,) = outputs
-        self._seen[layer, head] = to_float64(_of_patches(output_BHNx, self._geometries[layer], name))
+        if not head:
+            variance_BHP2, strength_BHP = map(to_float64, outputs)
+            self._seen[layer, "sigma"], self._seen[layer, "alpha"] = variance_BHP2.sqrt(), strength_BHP
+            return
+        raw_BHPx = to_float64(_of_patches(outputs[0], self._geometries[layer], name))
+        if head == "log_var":
+            self._seen[layer, "sigma"] = _variance(raw_BHPx, self._most[layer]).sqrt().expand(-1, -1, -1, 2)
+        else:
+            self._seen[layer, "alpha"] = F.softplus(raw_BHPx).squeeze(-1)
 
     def results(self) -> dict[str, Array]:
         seen, self._seen = self._seen, {}
         sigma, alpha, mass = [], [], []
         for layer, most in self._most.items():
-            if (layer, "log_var") not in seen or (layer, "log_alpha") not in seen:
+            if (layer, "sigma") not in seen or (layer, "alpha") not in seen:
                 sigma.append(np.full((1, 2), np.nan))
                 alpha.append(np.full((1,), np.nan))
                 mass.append(np.full((1, NUM_BINS), np.nan))
                 continue
-            sigma_BHP2 = _variance(seen[layer, "log_var"], most).sqrt().expand(-1, -1, -1, 2)
+            sigma_BHP2 = seen[layer, "sigma"]
             sigma.append(sigma_BHP2.mean((0, 2)).cpu().numpy())
-            alpha.append(F.softplus(seen[layer, "log_alpha"]).mean((0, 2, 3)).cpu().numpy())
+            alpha.append(seen[layer, "alpha"].mean((0, 2)).cpu().numpy())
             mass.append(_histogram(sigma_BHP2 / math.sqrt(most)).cpu().numpy())
         rows_cols = stack_layers(sigma)
         return {
@@ -105,6 +111,9 @@ def _histogram(share_BHP2: Tensor) -> Tensor:
 
 
 def _largest_variance(gaug: nn.Module | None, geometry: Geometry) -> float:
+    if isinstance(gaug, GaussianHeads):
+        in_windows = len(geometry.query_places_WN2) > 1
+        return gaug.most * (1.0 if in_windows else gaug.resolution_factor(geometry.grid_size))
     rows, cols = getattr(gaug, "grid_size", geometry.grid_size)
     return float(max(rows, cols)) ** 2
 
@@ -120,7 +129,7 @@ def _of_patches(output_BHNx: Tensor, geometry: Geometry, name: str) -> Tensor:
     places_N2 = geometry.query_places_WN2[0]
     is_patch = places_N2[:, 0].isfinite()
     if len(geometry.query_places_WN2) > 1 or output_BHNx.dim() != 4:
-        raise InputError(f"{name} returns {list(output_BHNx.shape)}: σ and α are known for plain ViTs, without windows")
+        raise InputError(f"{name} returns {list(output_BHNx.shape)}: foreign σ and α are known for plain ViTs alone")
     if output_BHNx.shape[2] == len(is_patch):
         return output_BHNx[:, :, is_patch.to(output_BHNx.device)]
     if output_BHNx.shape[2] == int(is_patch.sum()):

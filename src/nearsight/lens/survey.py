@@ -15,6 +15,7 @@ from nearsight.lens.geometry import Geometry, NotSpatialError, locate
 from nearsight.lens.layout import LayoutError
 from nearsight.lens.places import PADDING, constant_along
 from nearsight.lens.trace import PlaceTrace, Trace
+from nearsight.locat.refine import REFINEMENTS
 
 
 @dataclass(frozen=True)
@@ -123,6 +124,8 @@ class _Surveyor:
             times += 1
             name = f"{call.layer_name}#{times}"
         try:
+            if isinstance(self._modules[call.layer_name], REFINEMENTS):
+                raise NotSpatialError("tokens that refine each other without any weights (PRR), which is no layer")
             site: Site | str = examine()
         except (NotSpatialError, LayoutError) as error:
             lost = f"; places could not be followed through {self._trace.lost[-1]}" if self._trace.lost else ""

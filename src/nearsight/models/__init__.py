@@ -3,15 +3,19 @@
 Importing this package makes the names of the former known to timm.
 """
 
+from nearsight.models import backbones
 from nearsight.models.checkpoints import load_checkpoint
 from nearsight.models.compact import CompactViT
 from nearsight.models.factory import ModelConfig, create_model, load_model, save_model
+from nearsight.models.jumbo import JumboViT
 from nearsight.models.sources import SourcedModel, load_source
 
 __all__ = [
     "CompactViT",
+    "JumboViT",
     "ModelConfig",
     "SourcedModel",
+    "backbones",
     "create_model",
     "load_checkpoint",
     "load_model",

@@ -16,8 +16,18 @@ from nearsight.errors import InputError, check_at_least, unknown_name
 
 Initialization = Literal["trunc_normal", "pytorch"]
 
-COMPACT_MODELS = ("compact_vit",)
+COMPACT_MODELS = ("compact_vit", "compact_jumbo_vit")
 """Registered models that take this file's settings."""
+COMPACT_SETTINGS = {
+    "img_size": 32,
+    "patch_size": 4,
+    "embed_dim": 192,
+    "depth": 8,
+    "num_heads": 8,
+    "mlp_ratio": 2.0,
+    "num_classes": 100,
+}
+"""S1's model, for 32-pixel images in patches of 4."""
 
 
 class CompactViT(VisionTransformer):  # type: ignore[misc]  # timm carries no types
@@ -35,21 +45,23 @@ class CompactViT(VisionTransformer):  # type: ignore[misc]  # timm carries no ty
             raise unknown_name("initialisation", init, get_args(Initialization))
         check_at_least("position_std", position_std, 0.0)
         super().__init__(weight_init="skip", **kwargs)
-        self._initialize(init, position_std)
-
-    @torch.no_grad()
-    def _initialize(self, init: Initialization, position_std: float) -> None:
-        for module in self.modules():
-            if isinstance(module, nn.Linear | nn.Conv2d):
-                if init == "pytorch":
-                    module.reset_parameters()
-                    continue
-                nn.init.trunc_normal_(module.weight, std=0.02)
-                if module.bias is not None:
-                    nn.init.zeros_(module.bias)
+        draw_weights(self, init)
         for learned in (self.cls_token, self.reg_token, self.pos_embed):
             if learned is not None:
                 nn.init.normal_(learned, std=position_std)
+
+
+@torch.no_grad()
+def draw_weights(module: nn.Module, init: Initialization) -> None:
+    """Fresh weights for every projection in a module."""
+    for part in module.modules():
+        if isinstance(part, nn.Linear | nn.Conv2d):
+            if init == "pytorch":
+                part.reset_parameters()
+                continue
+            nn.init.trunc_normal_(part.weight, std=0.02)
+            if part.bias is not None:
+                nn.init.zeros_(part.bias)
 
 
 def _check_shape(
@@ -92,19 +104,10 @@ default_cfgs = generate_default_cfgs(
 @register_model  # type: ignore[untyped-decorator]
 def compact_vit(pretrained: bool = False, **kwargs: Any) -> VisionTransformer:
     """S1's compact ViT for 32-pixel images in patches of 4 (2,417,956 parameters with 100 classes)."""
-    defaults = {
-        "img_size": 32,
-        "patch_size": 4,
-        "embed_dim": 192,
-        "depth": 8,
-        "num_heads": 8,
-        "mlp_ratio": 2.0,
-        "num_classes": 100,
-    }
     return build_model_with_cfg(
         CompactViT,
         "compact_vit",
         pretrained,
         feature_cfg={"out_indices": 3, "feature_cls": "getter"},
-        **{**defaults, **kwargs},
+        **{**COMPACT_SETTINGS, **kwargs},
     )

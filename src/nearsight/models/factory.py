@@ -1,18 +1,21 @@
 """From a name or a config to a model, and from a model to a file and back."""
 
+import dataclasses
 import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import timm
 from torch import Tensor, nn
 
-from nearsight.configuration import decode, encode
+from nearsight.configuration import ADDED, decode, encode
 from nearsight.errors import InputError, check_at_least, unknown_name
 from nearsight.models.compact import COMPACT_MODELS, Initialization
 from nearsight.tensorfile import load_tensors, save_tensors
+
+_LOCAT = "locat_"
 
 
 def create_model(name: str, **kwargs: Any) -> nn.Module:
@@ -45,24 +48,50 @@ class ModelConfig:
     """Initialisation of the projections (assumed: the paper does not report it)."""
     position_std: float = 0.02
     """Deviation of the initial positions and CLS token (assumed, likewise)."""
+    positions: bool = field(default=True, metadata=ADDED)
+    """Learned positions; without them it is a ViT − PE (S2, Table 5)."""
+    pool: Literal["token", "avg"] = field(default="token", metadata=ADDED)
+    """What the classifier reads: the CLS token, or the mean of the patches (+ GAP)."""
+    gaug: bool = field(default=False, metadata=ADDED)
+    """Gaussian-augmented attention (S2, LocAt)."""
+    prr: bool = field(default=False, metadata=ADDED)
+    """Patch representation refinement before the classifier (S2, LocAt)."""
+    locat_kernel: Literal["gaussian", "laplace", "inverse"] = field(default="gaussian", metadata=ADDED)
+    """How the bias of gaug falls with distance."""
+    locat_width: Literal["query", "input"] | float = field(default="query", metadata=ADDED)
+    """What says how wide that kernel is: each query, the block's input, or a number for all, in patches."""
+    locat_isotropic: bool = field(default=False, metadata=ADDED)
+    """One width for rows and columns."""
+    locat_scale: Literal["learned", "none", "auto"] = field(default="learned", metadata=ADDED)
+    """What the kernel is multiplied by: a learned α of each query, nothing, or the size of the logits."""
 
     def __post_init__(self) -> None:
         if self.name not in COMPACT_MODELS:
             raise unknown_name("model of this kind", self.name, COMPACT_MODELS)
-        for field in ("patch_size", "depth", "width", "num_heads", "mlp_width"):
-            check_at_least(field, getattr(self, field), 1)
+        for size in ("patch_size", "depth", "width", "num_heads", "mlp_width"):
+            check_at_least(size, getattr(self, size), 1)
         if self.width % self.num_heads:
             raise InputError(f"{self.num_heads} heads do not divide a width of {self.width}")
+        for option in dataclasses.fields(self):
+            if option.name.startswith(_LOCAT) and not self.gaug and getattr(self, option.name) != option.default:
+                raise InputError(f"{option.name} is {getattr(self, option.name)!r}, but it needs gaug, which is off")
 
     @property
-    def shape(self) -> tuple[str | int, ...]:
+    def shape(self) -> tuple[object, ...]:
         """What two models must share for their weights to be stacked; how these start may differ."""
-        return self.name, self.patch_size, self.depth, self.width, self.num_heads, self.mlp_width
+        return tuple(
+            getattr(self, field.name)
+            for field in dataclasses.fields(self)
+            if field.name not in ("init", "position_std")
+        )
 
     def build(self, image_size: tuple[int, int], num_classes: int) -> nn.Module:
-        """The model with fresh weights, drawn from torch's global generator."""
+        """The model with fresh weights, drawn from torch's global generator.
+
+        LocAt draws its own after the others: models that differ in it alone start alike.
+        """
         return create_model(
-            self.name,
+            f"locat_{self.name}" if self.gaug or self.prr else self.name,
             img_size=image_size,
             num_classes=num_classes,
             patch_size=self.patch_size,
@@ -72,7 +101,18 @@ class ModelConfig:
             mlp_ratio=self.mlp_width / self.width,
             init=self.init,
             position_std=self.position_std,
+            pos_embed="learn" if self.positions else "none",
+            global_pool=self.pool,
+            **self._locat,
         )
+
+    @property
+    def _locat(self) -> dict[str, Any]:
+        """The settings of LocAt, as `add_locat` calls them."""
+        if not self.gaug:
+            return {"gaug": False, "prr": True} if self.prr else {}
+        options = [field.name for field in dataclasses.fields(self) if field.name.startswith(_LOCAT)]
+        return {"gaug": True, "prr": self.prr} | {name.removeprefix(_LOCAT): getattr(self, name) for name in options}
 
 
 def save_model(

@@ -17,11 +17,11 @@ RUNS: dict[str, RunRecipe] = {}
 
 
 class StudyRecipe(Protocol):
-    """From the number of seeds to a study. The docstring says the command, the cost and the result."""
+    """From the number of seeds to a study; it has its own default. The docstring says command, cost and result."""
 
     __doc__: str | None
 
-    def __call__(self, *, seeds: int = 3) -> Study: ...
+    def __call__(self, *, seeds: int = ...) -> Study: ...
 
 
 STUDIES: dict[str, StudyRecipe] = {}
@@ -46,8 +46,8 @@ def recipe(name: str) -> Callable[[StudyRecipe], StudyRecipe]:
         assert name not in STUDIES, name
 
         @functools.wraps(make)
-        def named(*, seeds: int = 3) -> Study:
-            return dataclasses.replace(make(seeds=seeds), name=name)
+        def named(**seeds: int) -> Study:
+            return dataclasses.replace(make(**seeds), name=name)
 
         STUDIES[name] = named
         return named

@@ -4,7 +4,7 @@ from nearsight.train.config import SCHEMA, DataConfig, RunConfig
 from nearsight.train.folder import HEADS_COLUMNS, HistoryRow, RunFolder, write_heads
 from nearsight.train.heads import measure_on_test, measure_stack
 from nearsight.train.planning import plan_stacks
-from nearsight.train.protocol import ASSUMED, PROTOCOLS, Protocol, baseline, modern
+from nearsight.train.protocol import ASSUMED, PROTOCOLS, Protocol, baseline, locat, modern
 from nearsight.train.runner import Listener, TrainingError, load_data, train_run, train_runs, train_stack
 from nearsight.train.stopping import Stop, StoppedError
 
@@ -24,6 +24,7 @@ __all__ = [
     "TrainingError",
     "baseline",
     "load_data",
+    "locat",
     "measure_on_test",
     "measure_stack",
     "modern",

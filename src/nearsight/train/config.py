@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from nearsight.configuration import decode, encode
+from nearsight.configuration import decode, encode, identifying
 from nearsight.errors import InputError, check_at_least
 from nearsight.files import canonical_hash
 from nearsight.models import ModelConfig
@@ -69,7 +69,7 @@ class RunConfig:
         Measuring during training changes no weight, but it is part of what a run gives: a folder without the time
         course is not the one that was asked for. Where nothing is measured, how is no setting.
         """
-        fields = encode(self)
+        fields = identifying(self)
         if self.measure_every == 0:
             del fields["measure_every"], fields["num_measured_during"]
         return canonical_hash(fields)
@@ -79,7 +79,8 @@ class RunConfig:
         """What runs must have in common to train as one stack. All else is in the optimiser, the augmentations and the
         seed, which each cell has for itself."""
         protocol = self.protocol
-        return self.model.shape, self.data, self.precision, protocol.batch_size, protocol.betas
+        drops = protocol.drop_path > 0  # another program
+        return self.model.shape, self.data, self.precision, protocol.batch_size, protocol.betas, drops, protocol.teacher
 
     def to_json(self) -> dict[str, Any]:
         return {"schema": SCHEMA, "identity": self.identity, "config": encode(self)}

@@ -20,11 +20,13 @@ from nearsight.data import Dataset, DeviceImages, epoch_batches, stratified_spli
 from nearsight.errors import InputError
 from nearsight.train.capture import Advance, captured
 from nearsight.train.config import RunConfig
+from nearsight.train.droppath import PathDropping
 from nearsight.train.evaluation import Evaluation
 from nearsight.train.optimizer import AdamW
 from nearsight.train.schedule import learning_rates
 from nearsight.train.stacked import Weights, stack_weights, verify_stacking, weightless
 from nearsight.train.step import Epoch, Step
+from nearsight.train.teacher import Teacher
 
 
 def initial_model(config: RunConfig, dataset: Dataset) -> nn.Module:
@@ -71,6 +73,8 @@ class Stack:
     """Positions of the images that train."""
     validation_N: Tensor
     """Positions of those held out."""
+    dropping: PathDropping | None = None
+    teacher: Teacher | None = None
     _programs: "_Programs | None" = None
     """Made when the first epoch begins."""
 
@@ -95,6 +99,9 @@ class Stack:
             device=device,
         )
         skeleton = weightless(models[0])
+        rates = [protocol.drop_path for protocol in protocols]
+        dropping = PathDropping.install(skeleton, rates, device) if any(rates) else None
+        teacher = Teacher.load(protocols[0].teacher, dataset, device) if protocols[0].teacher else None
         verify_stacking(skeleton, models, dataset.image_size)
         data = configs[0].data
         training_N, validation_N = stratified_split(dataset.train.labels_N, data.validation_fraction, data.split_seed)
@@ -110,6 +117,8 @@ class Stack:
             DeviceImages(dataset.train, device),
             training_N.to(device),
             validation_N.to(device),
+            dropping,
+            teacher,
         )
 
     @property
@@ -138,6 +147,8 @@ class Stack:
             self.images,
             self.training_N,
             self.validation_N,
+            None if self.dropping is None else self.dropping.select(index),
+            self.teacher,
         )
 
     def run_epoch(self, on_step: Callable[[int], None] = lambda step: None) -> list[EpochResult]:
@@ -205,6 +216,8 @@ class Stack:
             epoch,
             reduced=self._reduced,
             augment=CompiledPipeline() if compiled else None,
+            dropping=self.dropping,
+            teacher=self.teacher,
         )
         validation = self._evaluation(self.images, self.validation_N, self.weights)
         if not (on_gpu and self.images.resident):
@@ -231,6 +244,9 @@ def _check_alike(configs: Sequence[RunConfig], dataset: Dataset) -> None:
     """Cells of a stack share shapes; what may differ is in the optimiser, the augmentations and the seed."""
     for config in configs:
         if config.stack_key != configs[0].stack_key:
-            raise InputError("cells of one stack differ in model shape, data, precision, batch size or betas")
+            raise InputError(
+                "cells of one stack differ in model shape, data, precision, batch size, betas, whether paths are "
+                "dropped, or teacher"
+            )
         if dataset.name != config.data.name:
             raise InputError(f"the run is for {config.data.name}, but the data are {dataset.name}")

@@ -1,15 +1,26 @@
 """What is done to train a model: optimiser, schedule, stopping and augmentations, and nothing about how or where.
 
-The two protocols are those of S1 §4.3. What the paper does not report (learning rate, weight decay, CutMix probability
-and α, smoothing, padding) is a field with a conventional value, and `ASSUMED` names it.
+The first two protocols are those of S1 §4.3. What the paper does not report (learning rate, weight decay, CutMix
+probability and α, smoothing, padding) is a field with a conventional value, and `ASSUMED` names it. The third is S2's.
 """
 
 import dataclasses
-from dataclasses import dataclass
-from typing import Self
+from dataclasses import dataclass, field
+from typing import Literal, Self, get_args
 
-from nearsight.augment import AUGMENTATIONS, Augmentation, AutoAugment, CutMix, HorizontalFlip, RandomCrop
-from nearsight.configuration import register_family
+from nearsight.augment import (
+    AUGMENTATIONS,
+    Augmentation,
+    AutoAugment,
+    CutMix,
+    HorizontalFlip,
+    MixupOrCutMix,
+    RandomCrop,
+    RandomErasing,
+    ResizedCrop,
+    TimmRandAugment,
+)
+from nearsight.configuration import ADDED, register_family
 from nearsight.errors import InputError, check_at_least, unknown_name
 
 ASSUMED = (
@@ -26,6 +37,8 @@ def _augmentation(name: str) -> type[Augmentation]:
 
 
 register_family(Augmentation, _augmentation)
+
+Schedule = Literal["cosine", "triangular"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +58,7 @@ class Protocol:
     batch_size: int = 128
     """Images per step."""
     max_epochs: int = 600
-    """Epochs at most; the cosine ends here."""
+    """Epochs at most; the schedule ends here."""
     warmup_epochs: int = 5
     """Epochs over which the learning rate rises linearly to its peak."""
     patience: int = 20
@@ -54,6 +67,12 @@ class Protocol:
     """Label smoothing ε."""
     augment: tuple[Augmentation, ...] = (RandomCrop(), HorizontalFlip())
     """Augmentations, in the order in which they are applied."""
+    schedule: Schedule = field(default="cosine", metadata=ADDED)
+    """How the learning rate goes down after the warm-up: half a cosine, or a straight line (S2)."""
+    drop_path: float = field(default=0.0, metadata=ADDED)
+    """Probability that a sample skips a branch of the last block; it rises from 0 at the first (stochastic depth)."""
+    teacher: str | None = field(default=None, metadata=ADDED)
+    """A run folder, or a model with published weights, whose predictions are learned instead of the labels."""
 
     def __post_init__(self) -> None:
         check_at_least("max_epochs", self.max_epochs, 1)
@@ -67,6 +86,10 @@ class Protocol:
             raise InputError(f"smoothing is {self.smoothing}, but must lie in [0, 1)")
         if not all(0 <= beta < 1 for beta in self.betas):
             raise InputError(f"betas are {self.betas}, but must lie in [0, 1)")
+        if self.schedule not in get_args(Schedule):
+            raise unknown_name("schedule", self.schedule, get_args(Schedule))
+        if not 0 <= self.drop_path < 1:
+            raise InputError(f"drop_path is {self.drop_path}, but must lie in [0, 1)")
         if self.clip_norm is not None and not self.clip_norm > 0:
             raise InputError(f"clip_norm is {self.clip_norm}, but must be positive")
 
@@ -97,5 +120,20 @@ def modern() -> Protocol:
     return dataclasses.replace(baseline().with_(AutoAugment()).with_(CutMix(p=0.5, alpha=1.0)), smoothing=0.1)
 
 
-PROTOCOLS = {"baseline": baseline, "modern": modern}
+def locat() -> Protocol:
+    """RandAugment, Mixup or CutMix, random erasing and smoothing, triangular schedule (S2 §5.1, ImageNet, Tiny)."""
+    return Protocol(
+        clip_norm=5.0,
+        batch_size=1024,
+        max_epochs=300,
+        warmup_epochs=20,
+        patience=300,  # all epochs: S2 does not stop early
+        smoothing=0.1,
+        schedule="triangular",
+        drop_path=0.1,
+        augment=(ResizedCrop(), HorizontalFlip(), TimmRandAugment(), RandomErasing(), MixupOrCutMix()),
+    )
+
+
+PROTOCOLS = {"baseline": baseline, "modern": modern, "locat": locat}
 """The protocols a run can start from, by name."""

@@ -170,9 +170,10 @@ def _met(func: Callable[[Tensor, Any], Tensor], weight: Tensor, other: Any) -> T
     if not isinstance(other, Tensor) or other.dim() == 0:
         return stack_up(func(weight_K, other))
     if weight_K.dim() > other.dim():
-        if weight_K.shape[1] != 1:
+        if weight_K.shape[1] == 1:
+            weight_K = weight_K.squeeze(1)  # one for all samples of a batch
+        elif weight_K.dim() > other.dim() + 1 or weight_K.shape[1] * len(weight_K) != len(other):  # nor one for each
             raise UnstackableError("weights of a whole batch")
-        weight_K = weight_K.squeeze(1)  # one for all samples of a batch
     split = _by_cell(other, len(weight_K))
     return func(_aligned(weight_K, split.dim()), split).flatten(0, 1)
 

@@ -17,8 +17,10 @@ from nearsight.augment import Pipeline, smooth_targets
 from nearsight.augment.compiled import CompiledPipeline
 from nearsight.data import DeviceImages
 from nearsight.randomness import Draws
+from nearsight.train.droppath import PathDropping
 from nearsight.train.optimizer import AdamW
 from nearsight.train.stacked import stacked_forward
+from nearsight.train.teacher import Teacher
 
 
 @dataclass(frozen=True)
@@ -50,9 +52,12 @@ class Step:
         *,
         reduced: bool,
         augment: CompiledPipeline | None,
+        dropping: PathDropping | None = None,
+        teacher: Teacher | None = None,
     ) -> None:
         self.skeleton, self.optimizer, self.pipeline, self.smoothing_K = skeleton, optimizer, pipeline, smoothing_K
         self.images, self.epoch, self.reduced, self.augment = images, epoch, reduced, augment
+        self.dropping, self.teacher = dropping, teacher
         device = images.device
         self.number = torch.zeros(1, dtype=torch.int64, device=device)
         """Steps done in this epoch."""
@@ -74,6 +79,11 @@ class Step:
         images, targets_KBC = self._augmented(images_KBCHW, labels_KB, draws)
         weights_KP = self.optimizer.weights_KP.detach().requires_grad_()
         weights = self.optimizer.arrangement.views(weights_KP)
+        if self.dropping is not None:
+            weights |= self.dropping(draws)
+        if self.teacher is not None:
+            # The loss is then the divergence from the teacher plus the teacher's own entropy, which has no gradient.
+            targets_KBC = self.teacher(images, reduced=self.reduced)
         logits_KBC = stacked_forward(self.skeleton, weights, images, reduced=self.reduced)
         loss_K = -(targets_KBC * F.log_softmax(logits_KBC, -1)).sum(-1).mean(-1)
         # Cells share no weights, so the gradient of the sum is each cell's own gradient.

@@ -1,0 +1,243 @@
+"""What GAug costs: attention with the Gaussian bias against plain attention, and a whole training step with LocAt.
+
+Attention, forward and backward, three ways in one process: plain (`scaled_dot_product_attention`); `nearsight`, by its
+fused kernels where there are some, else by plain torch a tile at a time; and dense, where the bias of all pairs is made
+in memory and given to plain attention as its mask, and autograd finds the gradients of widths and strengths. Queries,
+keys and values are as timm packs them. Gradients are by all inputs there are. Then a training step of a whole model by
+AdamW in bfloat16 autocast, plain and with LocAt. Ways take turns, and times are medians of their turns.
+
+What to expect on a GPU. Per pair of tokens and head size 64, attention takes 256 FLOP forward and 640 backward; the
+backward by two kernels, one for queries and one for keys, computes the weights twice: 896. That bounds it to 1.29 times
+plain attention if both were bound by matrix units. The bias adds one multiply-add in each of three passes and two for
+its own gradients, beside four to six operations per pair that are there anyway.
+
+    python -m nearsight.bench.gaug --device cuda
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import timm
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from nearsight.bench.memory import PeakMemory
+from nearsight.errors import InputError
+from nearsight.locat import Grid, add_locat
+from nearsight.locat.attend import attend
+from nearsight.locat.bias import bias_between_tokens
+
+_NUM_TURNS = 5
+Step = Callable[[], object]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GaugRow:
+    """One way of doing one piece of work."""
+
+    work: str
+    """Attention, or a training step of a model."""
+    way: str
+    """plain, nearsight or dense."""
+    device: str
+    dtype: str
+    num_tokens: int
+    batch_size: int
+    milliseconds: float | None
+    """Forward and backward; None if there was not enough memory."""
+    ratio: float | None
+    """To plain."""
+    extra_bytes: int | None
+    """Peak memory beyond what was there before the step."""
+
+
+def bench_gaug(
+    *,
+    device: str,
+    num_tokens: Sequence[int] = (197, 1025, 4097),
+    batch_sizes: Sequence[int] | None = None,
+    num_heads: int = 12,
+    head_size: int = 64,
+    num_steps: int = 10,
+    model: str | None = "vit_base_patch16_224",
+    model_batch_size: int | None = None,
+) -> list[GaugRow]:
+    """Rows for square grids of patches and CLS, and for the model unless it is None.
+
+    bfloat16 on CUDA, float32 elsewhere. `num_steps` is the length of a turn; each way has five.
+    """
+    on_gpu = torch.device(device).type == "cuda"
+    sizes = batch_sizes or ((256, 32, 8) if on_gpu else (2, 1, 1))
+    if len(sizes) != len(num_tokens):
+        raise InputError(f"{len(num_tokens)} numbers of tokens need as many batch sizes, not {len(sizes)}")
+    rows = []
+    for tokens, batch_size in zip(num_tokens, sizes, strict=True):
+        ways = _attention_ways(_grid_of(tokens), batch_size, num_heads, head_size, device)
+        dtype = "bfloat16" if on_gpu else "float32"
+        rows += _compare(
+            "attention", ways, num_steps, device=device, dtype=dtype, num_tokens=tokens, batch_size=batch_size
+        )
+    if model is not None:
+        batch_size = model_batch_size or (256 if on_gpu else 1)
+        ways, tokens = _model_ways(model, batch_size, device)
+        rows += _compare(
+            model, ways, num_steps, device=device, dtype="bfloat16", num_tokens=tokens, batch_size=batch_size
+        )
+    return rows
+
+
+def _grid_of(num_tokens: int) -> Grid:
+    side = round((num_tokens - 1) ** 0.5)
+    if side < 1 or 1 + side * side != num_tokens:
+        raise InputError(f"{num_tokens} tokens are not CLS and a square of patches: take 197, 1025 or 4097, say")
+    return Grid(side, side, 1)
+
+
+def _attention_ways(grid: Grid, batch_size: int, num_heads: int, head_size: int, device: str) -> dict[str, Step]:
+    """Widths and strengths as at the start of training: variances of 1 and strengths of ln 2, or nearly."""
+    dtype = torch.bfloat16 if torch.device(device).type == "cuda" else torch.float32
+    generator = torch.Generator(device).manual_seed(0)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, device=device, generator=generator)
+
+    packed = normal(batch_size, grid.num_tokens, 3, num_heads, head_size).to(dtype).permute(2, 0, 3, 1, 4)
+    query, key, value = (matrix.requires_grad_() for matrix in packed.unbind(0))
+    precision = (0.45 * torch.exp(0.1 * normal(batch_size, num_heads, grid.num_patches, 2))).requires_grad_()
+    strength = F.softplus(0.1 * normal(batch_size, num_heads, grid.num_patches)).detach().requires_grad_()
+    out_grad = normal(batch_size, grid.num_tokens, num_heads, head_size).to(dtype).transpose(1, 2)
+    matrices, bumps = (query, key, value), (precision, strength)
+
+    def plain() -> object:
+        return torch.autograd.grad(F.scaled_dot_product_attention(*matrices), matrices, out_grad)
+
+    def ours() -> object:
+        out = attend(*matrices, *bumps, grid, scale=head_size**-0.5)
+        return torch.autograd.grad(out, (*matrices, *bumps), out_grad)
+
+    def dense() -> object:
+        bias = bias_between_tokens(*bumps, grid, kernel="gaussian", largest_half_square=torch.inf)
+        out = F.scaled_dot_product_attention(*matrices, attn_mask=bias.to(dtype))
+        return torch.autograd.grad(out, (*matrices, *bumps), out_grad)
+
+    return {"plain": plain, "nearsight": ours, "dense": dense}
+
+
+def _model_ways(name: str, batch_size: int, device: str) -> tuple[dict[str, Step], int]:
+    """(training steps of the model as it is and with LocAt, its number of tokens)."""
+    on_gpu = torch.device(device).type == "cuda"
+
+    def training_step(model: Any) -> Step:
+        model = model.to(device).train()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=on_gpu)
+        images = torch.randn(batch_size, *model.pretrained_cfg["input_size"], device=device)
+        labels = torch.arange(batch_size, device=device) % model.num_classes
+
+        def step() -> None:
+            with torch.autocast(torch.device(device).type, torch.bfloat16):
+                loss = F.cross_entropy(model(images).float(), labels)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        return step
+
+    plain: Any = timm.create_model(name)
+    local = add_locat(timm.create_model(name))
+    num_tokens = plain.patch_embed.num_patches + plain.num_prefix_tokens
+    return {"plain": training_step(plain), "nearsight": training_step(local)}, num_tokens
+
+
+def _compare(work: str, ways: dict[str, Step], num_steps: int, **shared: Any) -> list[GaugRow]:
+    device = shared["device"]
+    peaks = {way: _peak(step, device) for way, step in ways.items()}
+    times: dict[str, list[float]] = {way: [] for way, peak in peaks.items() if peak is not _TOO_LARGE}
+    for _ in range(_NUM_TURNS):
+        for way, turns in times.items():
+            turns.append(_timed(ways[way], num_steps, device))
+    medians = {way: statistics.median(turns) for way, turns in times.items()}
+    return [
+        GaugRow(
+            work=work,
+            way=way,
+            milliseconds=medians.get(way),
+            ratio=medians[way] / medians["plain"] if way in medians else None,
+            extra_bytes=peaks[way] if way in medians else None,
+            **shared,
+        )
+        for way in ways
+    ]
+
+
+_TOO_LARGE = -1
+
+
+def _peak(step: Step, device: str) -> int | None:
+    """Growth of memory at the peak of a step, after one that compiles what there is to compile."""
+    try:
+        step()
+        memory = PeakMemory(device)
+        step()
+        return memory.growth()
+    except torch.OutOfMemoryError:
+        torch.cuda.empty_cache()
+        return _TOO_LARGE
+
+
+def _timed(step: Step, num_steps: int, device: str) -> float:
+    """Milliseconds per step."""
+    on_gpu = torch.device(device).type == "cuda"
+    step()
+    if on_gpu:
+        torch.cuda.synchronize()
+    start = time.perf_counter()
+    for _ in range(num_steps):
+        step()
+    if on_gpu:
+        torch.cuda.synchronize()
+    return (time.perf_counter() - start) * 1e3 / num_steps
+
+
+def table(rows: Sequence[GaugRow]) -> str:
+    def cells(*values: str) -> str:
+        return f"{values[0]:<24}{values[1]:>7}{values[2]:>5}  {values[3]:<12}" + "".join(f"{x:>10}" for x in values[4:])
+
+    lines = [
+        cells(
+            row.work,
+            str(row.num_tokens),
+            str(row.batch_size),
+            row.way,
+            "-" if row.milliseconds is None else f"{row.milliseconds:,.2f}",
+            "-" if row.ratio is None else f"{row.ratio:.2f}",
+            "-" if row.extra_bytes is None else f"{row.extra_bytes / 1e6:,.0f}",
+        )
+        for row in rows
+    ]
+    title = f"forward and backward, {rows[0].dtype}, {rows[0].device}"
+    return "\n".join([title, cells("work", "tokens", "B", "way", "ms", "ratio", "extra MB"), *lines])
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description="attention with the Gaussian bias against plain and dense")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--num-tokens", type=int, nargs="*", default=[197, 1025, 4097])
+    parser.add_argument("--batch-sizes", type=int, nargs="*", default=None)
+    parser.add_argument("--num-steps", type=int, default=10)
+    given = parser.parse_args(arguments)
+    rows = bench_gaug(
+        device=given.device,
+        num_tokens=given.num_tokens,
+        batch_sizes=given.batch_sizes,
+        num_steps=given.num_steps,
+    )
+    print(table(rows))
+
+
+if __name__ == "__main__":
+    main()

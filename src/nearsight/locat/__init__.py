@@ -1,0 +1,19 @@
+"""Locality for models that people already use (S2, LocAt): Gaussian-augmented attention and patch refinement."""
+
+from nearsight.locat.attach import add_locat
+from nearsight.locat.gaussian import GaussianConfig, GaussianHeads
+from nearsight.locat.grid import Grid
+from nearsight.locat.official import load_official
+from nearsight.locat.refine import refine, refined_map
+from nearsight.locat.registered import BACKBONES
+
+__all__ = [
+    "BACKBONES",
+    "GaussianConfig",
+    "GaussianHeads",
+    "Grid",
+    "add_locat",
+    "load_official",
+    "refine",
+    "refined_map",
+]

@@ -1,0 +1,174 @@
+"""LocAt on a model that somebody already has (S2 §4)."""
+
+from collections.abc import Iterable
+from typing import Any, Literal, TypeVar
+
+from timm.layers import SelectAdaptivePool2d
+from timm.models.eva import Eva
+from timm.models.swin_transformer import SwinTransformer
+from timm.models.vision_transformer import VisionTransformer
+from torch import nn
+
+from nearsight.errors import InputError
+from nearsight.locat.attention import LOCAL_CLASSES
+from nearsight.locat.bias import Kernel
+from nearsight.locat.gaussian import GaussianConfig, GaussianHeads, Resolution, Scale
+from nearsight.locat.grid import GridRecord
+from nearsight.locat.refine import RefinedMapPool, RefinedPool
+
+Model = TypeVar("Model", bound=nn.Module)
+
+_OTHERS = {
+    "GlobalContextVit": "its attention stays in small windows, where S2 found no gain (App. H)",
+    "SwinTransformerV2": "its attention compares directions, so that nothing says how strong a bias has to be",
+    "VisionTransformerRelPos": "its attention takes its own bias for one grid alone",
+}
+
+
+def add_locat(
+    model: Model,
+    *,
+    gaug: bool = True,
+    prr: bool = True,
+    kernel: Kernel = "gaussian",
+    width: Literal["query", "input"] | float = "query",
+    isotropic: bool = False,
+    scale: Scale = "learned",
+    resolution: Resolution = "linear",
+    blocks: Iterable[int] | None = None,
+    initial_grid: tuple[int, int] | None = None,
+) -> Model:
+    """Make a timm ViT, RoPE-ViT (Eva) or Swin attend locally and refine its patches; returns the same object.
+
+    Its weights keep their names and values. New ones are two small layers in each attention, `gaug.log_var` and
+    `gaug.log_alpha`: 195 numbers where heads have 64 channels. They are drawn from torch's global generator.
+
+    Args:
+        gaug: Gaussian-augmented attention, in every block.
+        prr: patch representation refinement, between the final norm and the pooling that the model has. It sits where
+            timm keeps attention pooling: choosing another pooling in `reset_classifier` takes it off.
+        kernel: of the distance between patches.
+        width: where the widths of the kernel come from: each query, the attention's input, or fixed, in patches.
+        isotropic: one width for both axes.
+        scale: α from each query; "none" for 1; "auto" for the size of the logits, without parameters.
+        resolution: whether the variance grows in proportion to the side of the grid or to its square, when images are
+            larger than the model was made for.
+        blocks: those whose attention becomes local, counted from 0 over all stages; all by default.
+        initial_grid: the grid (Swin: window) that the widths were learned on; by default that of the model now.
+    """
+    config = GaussianConfig(kernel=kernel, width=width, isotropic=isotropic, scale=scale, resolution=resolution)
+    _check_model(model)
+    attentions = _attentions(model, blocks) if gaug else []
+    if prr:
+        _check_pooling(model)
+    if attentions:
+        _make_local(model, attentions, config, initial_grid)
+    if prr:
+        _refine(model)
+    return model
+
+
+def _check_model(model: nn.Module) -> None:
+    name = type(model).__name__
+    if not isinstance(model, VisionTransformer | Eva | SwinTransformer):
+        reason = _OTHERS.get(name, "how its patches meet in attention is not known here")
+        raise InputError(f"LocAt cannot be added to {name}: {reason}; it takes timm's VisionTransformer, Eva and Swin")
+
+
+def _attentions(model: Any, blocks: Iterable[int] | None) -> list[nn.Module]:
+    """Of the chosen blocks; some have two."""
+    all_blocks = _blocks(model)
+    by_block = [
+        [module for module in block.modules() if isinstance(module, tuple(LOCAL_CLASSES))] for block in all_blocks
+    ]
+    for block, found in zip(all_blocks, by_block, strict=True):
+        if not found:
+            raise InputError(
+                f"LocAt cannot be added to {type(model).__name__} with blocks of {type(block).__name__}"
+                f"{_attention_named(block)}: only timm's ordinary attentions are known"
+            )
+    chosen = range(len(by_block)) if blocks is None else list(blocks)
+    for number in chosen:
+        if number not in range(len(by_block)):
+            raise InputError(f"there is no block {number} in {type(model).__name__}: it has 0 to {len(by_block) - 1}")
+    attentions = [attention for number in chosen for attention in by_block[number]]
+    for attention in attentions:
+        if isinstance(attention, tuple(LOCAL_CLASSES.values())):
+            raise InputError(f"{type(model).__name__} has a local attention already; LocAt is added once")
+        if type(attention) not in LOCAL_CLASSES:
+            raise InputError(
+                f"LocAt cannot be added to {type(attention).__name__}, which is no attention of timm's own"
+            )
+    if getattr(model, "patch_drop", None) is not None and not isinstance(model.patch_drop, nn.Identity):
+        raise InputError(
+            f"LocAt cannot be added to {type(model).__name__} with patch_drop_rate: without some of its patches an "
+            "image is no grid"
+        )
+    return attentions
+
+
+def _attention_named(block: Any) -> str:
+    attention = getattr(block, "attn", None)
+    return "" if attention is None else f" and {type(attention).__name__}"
+
+
+def _blocks(model: Any) -> list[nn.Module]:
+    stages = [stage.blocks for stage in model.layers] if isinstance(model, SwinTransformer) else [model.blocks]
+    return [block for stage in stages for block in stage]
+
+
+def _make_local(
+    model: Any, attentions: list[Any], config: GaussianConfig, initial_grid: tuple[int, int] | None
+) -> None:
+    grids = None if isinstance(model, SwinTransformer) else GridRecord(model.patch_embed, model.num_prefix_tokens)
+    for attention in attentions:
+        grid_size = initial_grid or (attention.window_size if grids is None else model.patch_embed.grid_size)
+        weight = attention.proj.weight
+        attention.gaug = GaussianHeads(
+            config,
+            dim=_in_features(attention),
+            num_heads=attention.num_heads,
+            head_dim=attention.proj.in_features // attention.num_heads,
+            grid_size=tuple(grid_size),
+            device=weight.device,
+            dtype=weight.dtype,
+        ).train(attention.training)
+        if grids is not None:
+            attention.grids = grids
+        attention.__class__ = LOCAL_CLASSES[type(attention)]
+
+
+def _in_features(attention: Any) -> int:
+    projection: nn.Linear = attention.q_proj if attention.qkv is None else attention.qkv
+    return projection.in_features
+
+
+def _check_pooling(model: Any) -> None:
+    name = type(model).__name__
+    if isinstance(model, SwinTransformer):
+        pool: nn.Module = model.head.global_pool
+        if type(pool) is not SelectAdaptivePool2d:
+            raise InputError(f"{name} pools by {type(pool).__name__}, which refinement does not fit; use prr=False")
+        return
+    if model.attn_pool is not None:
+        raise InputError(
+            f"{name} pools by attention ({type(model.attn_pool).__name__}), while refinement comes before CLS or mean "
+            "pooling; use prr=False, or another global_pool"
+        )
+    family = VisionTransformer if isinstance(model, VisionTransformer) else Eva
+    if any(getattr(type(model), method) is not getattr(family, method) for method in ("forward_head", "pool")):
+        raise InputError(f"{name} has a head of its own, which refinement would not reach; use prr=False")
+
+
+def _refine(model: Any) -> None:
+    last: Any = _blocks(model)[-1]
+    num_heads = next(module.num_heads for module in last.modules() if hasattr(module, "num_heads"))
+    if isinstance(model, SwinTransformer):
+        model.head.global_pool.__class__ = RefinedMapPool
+        model.head.global_pool.num_heads = num_heads
+        return
+    include_prefix = getattr(model, "pool_include_prefix", False)
+    model.attn_pool = RefinedPool(
+        num_heads, pool=model.global_pool, num_prefix=model.num_prefix_tokens, include_prefix=include_prefix
+    )
+    model.pool_include_prefix = True  # for `attn_pool`, which gets all tokens

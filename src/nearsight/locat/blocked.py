@@ -1,0 +1,97 @@
+"""Attention with a local bias in plain torch, some queries at a time: for any kernel, device and type of numbers.
+
+Few tokens are done at once. Of many, each tile of queries is computed again in the backward pass, so that no more than
+one tile of the bias is ever in memory.
+
+Shape suffixes: B images, H heads, N tokens, P patches, d head size, T queries of a tile, R rows, C columns.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from nearsight.locat.bias import Kernel, bias_between_patches, bias_between_tokens, squared_steps
+from nearsight.locat.grid import Grid
+
+TILE_BYTES = 2**28
+"""Of the bias of one tile; a few tensors as large are alive at a time."""
+
+
+def gaussian_attention(
+    query_BHNd: Tensor,
+    key_BHNd: Tensor,
+    value_BHNd: Tensor,
+    precision_BHP2: Tensor,
+    strength_BHP: Tensor,
+    grid: Grid,
+    *,
+    scale: float,
+    kernel: Kernel = "gaussian",
+    largest_half_square: float = math.inf,
+    mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    tile_bytes: int | None = None,
+) -> Tensor:
+    """[B, H, N, d]: softmax(scale · q kᵀ + S + mask) v, where S is `bias_between_tokens`.
+
+    `mask` is added to the logits, or where it is False no attention is paid; it expands to [B, H, N, N].
+    """
+    num_tokens, prefix = grid.num_tokens, grid.num_prefix
+    bytes_per_query = query_BHNd.shape[:2].numel() * num_tokens * precision_BHP2.dtype.itemsize
+    num_queries = max(1, (tile_bytes or TILE_BYTES) // max(1, bytes_per_query))
+    if mask is not None:
+        mask = _added(mask, query_BHNd).expand(*mask.shape[:-2], num_tokens, num_tokens)
+    # Whoever transforms this code (torch.vmap) cannot transform a computation that is to be repeated.
+    if num_queries >= num_tokens or _is_transformed():
+        bias_BHNN = bias_between_tokens(
+            precision_BHP2, strength_BHP, grid, kernel=kernel, largest_half_square=largest_half_square
+        )
+        return _attention(query_BHNd, key_BHNd, value_BHNd, bias_BHNN, mask, scale, dropout_p)
+
+    def of_tile(
+        query_BHTd: Tensor,
+        precision_BHT2: Tensor,
+        strength_BHT: Tensor,
+        rows_TR: Tensor,
+        cols_TC: Tensor,
+        mask_BHTN: Tensor | None,
+    ) -> Tensor:
+        bias_BHTP = bias_between_patches(precision_BHT2, strength_BHT, (rows_TR, cols_TC), kernel)
+        bias_BHTN = F.pad(bias_BHTP, (prefix, 0))
+        return _attention(query_BHTd, key_BHNd, value_BHNd, bias_BHTN, mask_BHTN, scale, dropout_p)
+
+    # Queries that are no patches have a strength of 0.
+    precision_BHN2, strength_BHN = F.pad(precision_BHP2, (0, 0, prefix, 0)), F.pad(strength_BHP, (prefix, 0))
+    steps = (F.pad(some, (0, 0, prefix, 0)) for some in squared_steps(grid, largest_half_square, precision_BHP2))
+    parts = (query_BHNd, precision_BHN2, strength_BHN[..., None], *steps)
+    outputs = []
+    for start in range(0, num_tokens, num_queries):
+        query, precision, strength, rows, cols = (part[..., start : start + num_queries, :] for part in parts)
+        masked = None if mask is None else mask[..., start : start + num_queries, :]
+        tile = (query, precision, strength[..., 0], rows, cols, masked)
+        if torch.is_grad_enabled():
+            outputs.append(checkpoint(of_tile, *tile, use_reentrant=False, preserve_rng_state=dropout_p > 0))
+        else:
+            outputs.append(of_tile(*tile))
+    return torch.cat(outputs, dim=2)
+
+
+def _attention(
+    query: Tensor, key: Tensor, value: Tensor, bias: Tensor, mask: Tensor | None, scale: float, dropout_p: float
+) -> Tensor:
+    bias = (bias if mask is None else bias + mask).to(query.dtype)
+    return F.scaled_dot_product_attention(query, key, value, bias, dropout_p, scale=scale)
+
+
+def _added(mask: Tensor, like: Tensor) -> Tensor:
+    """A mask as what is added to the logits."""
+    if mask.dtype != torch.bool:
+        return mask
+    return torch.zeros(mask.shape, dtype=like.dtype, device=like.device).masked_fill(~mask, -math.inf)
+
+
+def _is_transformed() -> bool:
+    return not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()

@@ -1,0 +1,152 @@
+"""How wide and how strong the local bias of each query is (S2 Eq. 5 and 9, App. D): the heads that GAug adds.
+
+The names `log_var` and `log_alpha` are those of the authors' checkpoints; what the heads give is no logarithm.
+
+Shape suffixes: B images, H heads, N tokens, P patches, d head size, C channels, a axes (2, or 1 if isotropic).
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from nearsight.errors import InputError, unknown_name
+from nearsight.locat.bias import Kernel
+from nearsight.locat.grid import Grid
+
+Scale = Literal["learned", "none", "auto"]
+Resolution = Literal["linear", "squared"]
+
+_EPS = 0.1
+_LARGEST_QUOTIENT = 32500.0
+_LARGEST_HALF_SQUARE = 6550.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class GaussianConfig:
+    """Which local bias; the defaults are S2's model."""
+
+    kernel: Kernel = "gaussian"
+    """Of the distance between patches (App. E)."""
+    width: Literal["query", "input"] | float = "query"
+    """Where the variances come from: the query, the attention's input (App. D.1), or fixed, in patches (App. D.2)."""
+    isotropic: bool = False
+    """One variance for both axes (Eq. 12)."""
+    scale: Scale = "learned"
+    """α: learned from the query; "none" for 1 (App. D.3); "auto" for the size of the logits (App. D.4)."""
+    resolution: Resolution = "linear"
+    """How the variance grows with the grid when images are larger than the model was made for."""
+
+    def __post_init__(self) -> None:
+        for name, value, known in (
+            ("kernel", self.kernel, get_args(Kernel)),
+            ("scale", self.scale, get_args(Scale)),
+            ("resolution", self.resolution, get_args(Resolution)),
+        ):
+            if value not in known:
+                raise unknown_name(name, str(value), known)
+        if isinstance(self.width, str):
+            if self.width not in ("query", "input"):
+                raise InputError(f"width is {self.width!r}, but must be 'query', 'input' or a number of patches")
+        elif not (math.isfinite(self.width) and self.width > 0):
+            raise InputError(f"width is {self.width}, but a number of patches is finite and above 0")
+
+
+class GaussianHeads(nn.Module):
+    """Variance and strength of each query patch of one attention.
+
+    Args:
+        dim: channels of the attention's input.
+        grid_size: (rows, columns) that the model is made for: it bounds the variances, and others are scaled to it.
+    """
+
+    def __init__(
+        self,
+        config: GaussianConfig,
+        *,
+        dim: int,
+        num_heads: int,
+        head_dim: int,
+        grid_size: tuple[int, int],
+        device: torch.device | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.config, self.num_heads, self.grid_size = config, num_heads, grid_size
+        longest = max(grid_size)
+        self.most = float(longest) ** 2
+        """The largest variance on that grid."""
+        self.eps = _EPS
+        while 0.5 * (longest - 1) ** 2 / self.eps**2 > _LARGEST_QUOTIENT:
+            self.eps *= 2
+        self._largest_half_square = min(0.5 * (longest - 1) ** 2, _LARGEST_HALF_SQUARE)
+        num_axes = 1 if config.isotropic else 2
+        self.log_var: nn.Linear | None = None
+        self.log_alpha: nn.Linear | None = None
+        if config.width == "query":
+            self.log_var = nn.Linear(head_dim, num_axes, device=device, dtype=dtype)
+        elif config.width == "input":
+            # Assumed: the input has no heads, so each head gets its own variances from all channels.
+            self.log_var = nn.Linear(dim, num_heads * num_axes, device=device, dtype=dtype)
+        if config.scale == "learned":
+            self.log_alpha = nn.Linear(head_dim, 1, device=device, dtype=dtype)
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Variances near 1, strengths near ln 2."""
+        for head in (self.log_var, self.log_alpha):
+            if head is not None:
+                nn.init.trunc_normal_(head.weight, std=0.02)
+                nn.init.zeros_(head.bias)
+
+    def forward(
+        self, query_BHNd: Tensor, key_BHNd: Tensor, input_BNC: Tensor, grid: Grid, scale: float
+    ) -> tuple[Tensor, Tensor]:
+        """Variances [B, H, P, 2] and strengths [B, H, P], in float32 at least. `scale` is that of the logits."""
+        patches = slice(grid.num_prefix, None)
+        # Heads look at all tokens: to leave some out of what they give is less work than out of what they get.
+        variance = self._variance(query_BHNd, input_BNC)[:, :, patches]
+        if (factor := self.resolution_factor((grid.rows, grid.cols))) != 1:
+            variance = variance * factor
+        if self.log_alpha is not None:
+            strength_BHP = F.softplus(_exact(self.log_alpha(query_BHNd)[:, :, patches, 0]))
+        elif self.config.scale == "auto":
+            queries_BHP, keys_BHP = (_exact(tokens[:, :, patches]).norm(dim=-1) for tokens in (query_BHNd, key_BHNd))
+            strength_BHP = scale * queries_BHP * keys_BHP.mean(-1, keepdim=True)
+        else:
+            strength_BHP = torch.ones_like(variance[..., 0])
+        shape = (*query_BHNd.shape[:2], grid.num_patches)
+        return variance.expand(*shape, 2), strength_BHP.expand(shape)
+
+    def _variance(self, query_BHNd: Tensor, input_BNC: Tensor) -> Tensor:
+        """Eq. 5, of all tokens, [B or 1, H or 1, N, a]: a raw 0 becomes 1."""
+        if self.log_var is None:
+            assert not isinstance(self.config.width, str)
+            dtype = torch.promote_types(query_BHNd.dtype, torch.float32)
+            shape = (1, 1, query_BHNd.shape[2], 1)
+            return torch.full(shape, self.config.width**2, device=query_BHNd.device, dtype=dtype)
+        if self.config.width == "input":
+            raw_BHNa = self.log_var(input_BNC).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+        else:
+            raw_BHNa = self.log_var(query_BHNd)
+        shift = math.log(self.most - 1) if self.most > 2 else 0.0
+        return self.most * torch.sigmoid(_exact(raw_BHNa) - shift)
+
+    def resolution_factor(self, grid_size: tuple[int, int]) -> float:
+        """What variances are multiplied with on another grid."""
+        ratio = min(grid_size) / min(self.grid_size)
+        return ratio if self.config.resolution == "linear" else ratio**2
+
+    def largest_half_square(self, grid: Grid) -> float:
+        """What ½Δ² along an axis is clamped at; infinite where no distance is as long."""
+        longest = max(grid.rows, grid.cols)
+        reached = 0.5 * (longest - 1) ** 2 > self._largest_half_square
+        return self._largest_half_square if reached else math.inf
+
+
+def _exact(tensor: Tensor) -> Tensor:
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))

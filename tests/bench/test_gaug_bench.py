@@ -1,0 +1,85 @@
+"""The benchmark of attention with a bias compares ways on the same work. Speed itself is not tested."""
+
+import json
+
+import pytest
+import torch
+
+from nearsight.bench import gaug as bench
+from nearsight.commands import bench as command
+from nearsight.locat import Grid
+
+
+@pytest.fixture(scope="module")
+def rows() -> list[bench.GaugRow]:
+    torch.manual_seed(0)
+    return bench.bench_gaug(
+        device="cpu",
+        num_tokens=(5, 17),
+        batch_sizes=(2, 1),
+        num_heads=2,
+        head_size=8,
+        num_steps=1,
+        model="test_vit",
+        model_batch_size=2,
+    )
+
+
+def test_rows(rows: list[bench.GaugRow]) -> None:
+    assert [(row.work, row.num_tokens, row.batch_size, row.way) for row in rows] == [
+        *(("attention", 5, 2, way) for way in ("plain", "nearsight", "dense")),
+        *(("attention", 17, 1, way) for way in ("plain", "nearsight", "dense")),
+        *(("test_vit", 101, 2, way) for way in ("plain", "nearsight")),
+    ]
+    plain = None
+    for row in rows:
+        assert row.milliseconds is not None
+        assert row.milliseconds > 0
+        plain = row.milliseconds if row.way == "plain" else plain
+        assert row.ratio == pytest.approx(row.milliseconds / plain)
+        assert row.extra_bytes is None or row.extra_bytes >= 0
+
+
+def test_ways_with_the_bias_agree() -> None:
+    ways = bench._attention_ways(Grid(3, 3, 1), 2, 2, 8, "cpu")
+    ours, dense, plain = (ways[name]() for name in ("nearsight", "dense", "plain"))
+    assert len(ours) == len(dense) == 5
+    for one, other in zip(ours, dense, strict=True):
+        torch.testing.assert_close(one, other)
+    assert not torch.allclose(plain[0], ours[0])
+
+
+def test_what_does_not_fit_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def too_large() -> None:
+        raise torch.OutOfMemoryError
+
+    ways = {"plain": lambda: None, "dense": too_large}
+    rows = bench._compare("nothing", ways, 1, device="cpu", dtype="float32", num_tokens=5, batch_size=1)
+    assert [row.milliseconds is None for row in rows] == [False, True]
+    assert rows[1].ratio is None
+    assert rows[1].extra_bytes is None
+    assert bench.table(rows).splitlines()[-1].split() == ["nothing", "5", "1", "dense", "-", "-", "-"]
+
+
+def test_mistakes() -> None:
+    with pytest.raises(ValueError, match="200 tokens are not CLS and a square"):
+        bench.bench_gaug(device="cpu", num_tokens=(200,), batch_sizes=(1,))
+    with pytest.raises(ValueError, match="1 numbers of tokens need as many batch sizes, not 2"):
+        command.main(["gaug", "--device", "cpu", "--num-tokens", "5", "--batch-sizes", "1", "2"])
+
+
+def test_command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], rows: list[bench.GaugRow]
+) -> None:
+    given = {}
+    monkeypatch.setattr(command, "bench_gaug", lambda **options: given.update(options) or rows)
+    assert command.main(["gaug", "--device", "cpu", "--num-tokens", "5", "17", "--model", "test_vit"]) == 0
+    assert given["num_tokens"] == (5, 17)
+    assert given["model"] == "test_vit"
+    printed = capsys.readouterr().out.splitlines()
+    assert len(printed) == 2 + len(rows)
+    assert command.main(["gaug", "--device", "cpu", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)[0]["way"] == "plain"
+    monkeypatch.setattr(bench, "bench_gaug", lambda **options: rows)
+    bench.main(["--device", "cpu"])
+    assert "nearsight" in capsys.readouterr().out

@@ -1,0 +1,141 @@
+"""Names: every one of them builds, and every row of S2's tables in docs/locat.md is what it says."""
+
+import ast
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+from torch import nn
+
+import nearsight
+from nearsight.errors import InputError
+from nearsight.locat import BACKBONES, add_locat
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "locat.md"
+_ROW = re.compile(r"\| (\d) \| (.+?) \| `(.+?)` \| ([\d,]+) \| `(.+?)` \| ([\d,]+) \|")
+ROWS = [
+    (f"{table}: {row}", call, int(number.replace(",", "")))
+    for table, row, tiny, of_tiny, base, of_base in _ROW.findall(DOCUMENT.read_text(encoding="utf-8"))
+    for call, number in ((tiny, of_tiny), (base, of_base))
+]
+MILLIONS = {"ViT": (6, 86), "Swin": (28, 88), "RegViT": (6, 86), "RoPEViT": (6, 86), "Jumbo": (17, 260)}
+"""S2, Table 1: of Tiny and Base, the same with LocAt."""
+
+
+def call_of(text: str) -> tuple[str, dict[str, Any]]:
+    node = ast.parse(text, mode="eval").body
+    if isinstance(node, ast.Name):
+        return node.id, {}
+    assert isinstance(node, ast.Call)
+    assert isinstance(node.func, ast.Name)
+    return node.func.id, {str(word.arg): ast.literal_eval(word.value) for word in node.keywords}
+
+
+def num_parameters(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def test_all_rows_are_there() -> None:
+    assert [len([row for row, _, _ in ROWS if row.startswith(f"{table}:")]) for table in (1, 5, 7, 8)] == [
+        20,
+        12,
+        10,
+        8,
+    ]
+
+
+@pytest.mark.parametrize(("row", "call", "number"), ROWS, ids=[f"{row} {call}" for row, call, _ in ROWS])
+def test_a_row_has_the_parameters_it_says(row: str, call: str, number: int) -> None:
+    name, settings = call_of(call)
+    with torch.device("meta"):
+        assert num_parameters(timm.create_model(name, **settings)) == number
+    if row.startswith("1:"):
+        method = row.removeprefix("1: ").removesuffix(" + LocAt")
+        # The paper cuts the decimals off for ViT-Base (86.57), and rounds them for Swin-Base (87.77).
+        assert abs(number / 1e6 - MILLIONS[method]["_base_" in name]) < 0.6
+
+
+@pytest.mark.parametrize("backbone", BACKBONES)
+def test_a_name_is_the_backbone_with_locat(backbone: str) -> None:
+    with torch.device("meta"):
+        model, plain = timm.create_model(f"locat_{backbone}"), timm.create_model(backbone)
+    names = dict(plain.named_parameters())
+    new = [name for name, _ in model.named_parameters() if name not in names]
+    assert all(".attn.gaug." in name for name in new if not name.startswith("norm.patches."))
+    assert names.keys() <= dict(model.named_parameters()).keys()
+    assert model.pretrained_cfg["architecture"] == f"locat_{backbone}"
+    assert model.pretrained_cfg["mean"] == plain.pretrained_cfg["mean"]
+
+
+SMALL: dict[str, dict[str, Any]] = {
+    "locat_vit_tiny_patch16_224": {"depth": 2, "img_size": 64},
+    "locat_vit_tiny_patch16_reg4_224": {"depth": 2, "img_size": 64},
+    "locat_vit_tiny_patch16_rope_mixed_224": {"depth": 2, "img_size": 64},
+    "locat_swin_tiny_patch4_window7_224": {"depths": (1, 1, 1, 1), "img_size": 56},
+    "locat_jumbo_vit_tiny_patch16_224": {"depth": 2, "img_size": 64, "num_jumbo": 2},
+    "locat_compact_vit": {"depth": 2},
+    "locat_compact_jumbo_vit": {"depth": 2, "num_jumbo": 2},
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("flags", [{}, {"pos_embed": "none"}, {"global_pool": "avg"}, {"gaug": False}], ids=str)
+def test_names_and_flags_go_together(name: str, flags: dict[str, Any]) -> None:
+    settings = {**SMALL[name], "num_classes": 3, **flags}
+    if "pos_embed" in flags and ("swin" in name or "rope" in name):
+        with pytest.raises(InputError, match="has no positions to leave out"):
+            nearsight.create_model(name, **settings)
+        return
+    model = nearsight.create_model(name, **settings).eval()
+    side = settings.get("img_size", 32)
+    images = torch.randn(2, 3, side, side)
+    assert model(images).shape == (2, 3)
+    assert getattr(model, "pos_embed", None) is None or "pos_embed" not in flags
+    features, maps = model.forward_intermediates(images)
+    assert torch.isfinite(features).all()
+    assert all(torch.isfinite(each).all() for each in maps)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "compact_jumbo_vit"])
+def test_a_name_does_what_add_locat_does(name: str) -> None:
+    options: dict[str, Any] = {"kernel": "laplace", "width": 2.0, "scale": "auto"}
+    settings = {"depth": 2, "num_classes": 3}
+    torch.manual_seed(0)
+    named = timm.create_model(f"locat_{name}", **settings, **options).eval()
+    torch.manual_seed(0)
+    plain = timm.create_model(name, **settings, **({"patch_norm": True} if "jumbo" in name else {}))
+    for parameter in plain.parameters():  # the classifier of a Jumbo starts at 0, and would hide everything
+        parameter.add_(0.05)
+    named.load_state_dict(plain.state_dict())
+    images = torch.randn(2, *named.pretrained_cfg["input_size"])
+    torch.testing.assert_close(named(images), add_locat(plain, **options).eval()(images))
+
+
+@torch.no_grad()
+def test_the_refinement_of_jumbo_reaches_its_wide_token() -> None:
+    """S2's order: norm of the wide token and of the patches, refinement of all, then the wide token to the head."""
+    settings = {"depth": 1, "num_jumbo": 2, "num_classes": 3}
+    model = timm.create_model("locat_compact_jumbo_vit", gaug=False, **settings).eval()
+    for parameter in model.parameters():
+        parameter.add_(0.1 * torch.randn_like(parameter))
+    images = torch.randn(2, 3, 32, 32)
+    tokens = model.forward_features(images)
+    heads = tokens.unflatten(-1, (8, 24)).transpose(1, 2)
+    weights = (heads @ heads.mT / 24**0.5).softmax(-1)
+    refined = (weights @ heads).transpose(1, 2).flatten(2)
+    torch.testing.assert_close(model(images), model.head(refined[:, :2].flatten(1)), rtol=1e-4, atol=1e-5)
+
+
+def test_maps_as_timm_gives_them() -> None:
+    model = timm.create_model("locat_compact_vit", features_only=True, out_indices=(0, 7))
+    assert [each.shape for each in model(torch.randn(1, 3, 32, 32))] == 2 * [(1, 192, 8, 8)]
+
+
+def test_there_are_no_published_weights() -> None:
+    with pytest.raises(InputError, match=r"add_locat\(timm\.create_model\('vit_base_patch16_224', pretrained=True\)\)"):
+        timm.create_model("locat_vit_base_patch16_224", pretrained=True)
