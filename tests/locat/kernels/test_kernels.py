@@ -50,6 +50,8 @@ TILINGS = [
     (Grid(7, 9, 5), Tiling(queries=16, rows=16, cols=4, warps=4)),
     (Grid(7, 9, 5), Tiling(queries=128, rows=4, cols=32, warps=4)),
     (Grid(3, 33, 1), Tiling(queries=64, rows=1, cols=32, warps=4)),
+    (Grid(7, 9, 5), Tiling(queries=64, rows=2, cols=16, warps=4, one_loop=True)),
+    (Grid(4, 18, 1), Tiling(queries=64, rows=2, cols=16, warps=4, one_loop=True)),
 ]
 
 
