@@ -92,7 +92,8 @@ def test_show_tells_means_states_and_what_is_assumed(study: Path, capsys: pytest
     assert "These numbers are no result" in shown
     assert f"running: {running.condition}, seed 0: 0 epochs on disk, " in shown
     assert f"process {os.getpid()}, last sign 0 s ago" in shown
-    assert "Assumed, since the paper does not report it: protocol.lr = 0.001" in shown
+    assumed = shown.partition("Assumed, since the paper does not report it: ")[2].splitlines()[0]
+    assert {"model.init = trunc_normal", "protocol.lr = 0.001"} <= set(assumed.split(", "))
 
     assert main(["study", "show", str(study), "--json"]) == 0
     told: dict[str, Any] = json.loads(capsys.readouterr().out)
