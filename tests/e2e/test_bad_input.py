@@ -91,7 +91,10 @@ def test_a_wrong_word_is_answered_in_one_line(
         (["--model.num-heads", "3"], "3 heads do not divide a width of 16"),
         (["--data.name", "cifar"], "did you mean 'cifar1"),
         (["--model.name", "compact_vt"], "did you mean 'compact_vit'?"),
-        (["--model.name", "resnet18"], "'resnet18' is not a known model of this kind; known: compact_jumbo_vit, compact_vit"),
+        (
+            ["--model.name", "resnet18"],
+            "'resnet18' is not a known model of this kind; known: compact_jumbo_vit, compact_vit",
+        ),
     ],
 )
 def test_what_does_not_fit_the_data(
