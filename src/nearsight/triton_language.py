@@ -33,14 +33,12 @@ if TYPE_CHECKING:
     from typing import no_type_check as kernel  # kernels are Python by their syntax alone
 else:
 
-    def kernel(function: Any = None) -> Any:
+    def kernel(function: Any) -> Any:
         """Make a kernel of a function.
 
         Of arguments named `num_…`, values that are 1 or multiples of 16 get no program of their own: it would be no
         faster, and would have to be compiled when such a value first comes.
         """
-        if function is None:
-            return kernel
         if triton is None:
             return function
         counts = [name for name in inspect.signature(function).parameters if name.startswith("num_")]

@@ -81,9 +81,9 @@ class Cell:
             return
         self.progress, tensors = stored
         try:
-            for group, held in _groups(stack).items():
-                for name, tensor in held.items():
-                    tensor[position] = tensors[f"{group}/{name}"]
+            for group, flat_KP in _groups(stack).items():
+                for name, part in stack.optimizer.arrangement.parts(flat_KP[position]).items():
+                    part.copy_(tensors[f"{group}/{name}"])
             stack.optimizer.steps_done_K[position] = tensors["steps_done"]
             self.best_weights = {name: tensors[f"best/{name}"].to(stack.device) for name in stack.weights}
         except (KeyError, RuntimeError) as error:
@@ -91,18 +91,17 @@ class Cell:
         stack.epochs_done[position] = self.epochs_done
 
 
-def _groups(stack: Stack) -> dict[str, Tensors]:
+def _groups(stack: Stack) -> Tensors:
+    """The parts of a stack's state that have a number for each parameter, [K, P]."""
     optimizer = stack.optimizer
-    return {"weights": optimizer.weights, "first": optimizer.first, "second": optimizer.second}
+    return {"weights": optimizer.weights_KP, "first": optimizer.first_KP, "second": optimizer.second_KP}
 
 
 def _state(stack: Stack, position: int, *, copied: bool = False) -> Tensors:
     """Everything that training one cell further depends on, apart from its epoch: randomness has no state."""
-    optimizer = stack.optimizer
-    state: Tensors = {}
-    whole = {"weights": optimizer.weights_KP, "first": optimizer.first_KP, "second": optimizer.second_KP}
-    for group, flat_KP in whole.items():
+    state: Tensors = {"steps_done": stack.optimizer.steps_done_K[position].clone()}
+    for group, flat_KP in _groups(stack).items():
         flat_P = flat_KP[position]
-        parts = optimizer.arrangement.parts(flat_P.clone() if copied else flat_P)
+        parts = stack.optimizer.arrangement.parts(flat_P.clone() if copied else flat_P)
         state |= {f"{group}/{name}": part for name, part in parts.items()}
-    return state | {"steps_done": optimizer.steps_done_K[position].clone()}
+    return state

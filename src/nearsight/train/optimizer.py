@@ -95,14 +95,6 @@ class AdamW:
     def weights(self) -> Weights:
         return self.arrangement.views(self.weights_KP)
 
-    @property
-    def first(self) -> Weights:
-        return self.arrangement.views(self.first_KP)
-
-    @property
-    def second(self) -> Weights:
-        return self.arrangement.views(self.second_KP)
-
     @torch.no_grad()
     def step(self, gradient_KP: Tensor, lr_K: Tensor) -> None:
         """One update with each cell's learning rate."""
