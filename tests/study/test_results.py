@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from tiny_study import tiny_study
+from tiny_study import tiny_study, unmeasured
 
 from nearsight.errors import InputError
 from nearsight.study import StudyFolder, StudyResults, run_study
 from nearsight.study.results import HEAD_COLUMNS, HISTORY_COLUMNS, run_columns
 
-FRAMES = ("runs", "heads", "history")
+FRAMES = ("runs", "heads", "layers", "history", "course")
 
 
 def test_runs_heads_and_history_are_those_of_the_run_folders(finished: Path) -> None:
@@ -51,6 +51,19 @@ def test_final_heads_are_told_from_those_during_training(finished: Path) -> None
         assert heads["entropy"].max() == row["max_entropy"]
         every = pd.read_csv(finished / "runs" / row["run"] / "heads.csv")
         assert len(every) == 6  # of the initial weights and after each of two epochs
+        course = results.course[results.course["run"] == row["run"]]
+        assert list(course["mad"]) == list(every["mad"])
+        layers = pd.read_csv(finished / "runs" / row["run"] / "layers.csv")
+        mine = results.layers[results.layers["run"] == row["run"]]
+        assert list(mine["locality_score"]) == list(layers["locality_score"])
+
+
+def test_runs_that_were_measured_at_the_end_alone_have_no_course(tmp_path: Path) -> None:
+    folder = run_study(unmeasured(seeds=1, epochs=1), tmp_path)
+    assert folder.write_tables().course.empty
+    assert not (tmp_path / "course.csv").exists()
+    shutil.rmtree(tmp_path / "runs")
+    assert StudyResults.read(tmp_path).course.empty
 
 
 def test_device_time_counts_an_epoch_of_a_stack_once(finished: Path) -> None:

@@ -13,11 +13,13 @@ from nearsight.augment import AutoAugment, CutMix
 from nearsight.data import Dataset, load_dataset
 from nearsight.errors import InputError
 from nearsight.lens import measure
+from nearsight.metrics import locality_score
 from nearsight.models import ModelConfig, load_model
 from nearsight.tensorfile import load_tensors
 from nearsight.train import DataConfig, HistoryRow, Listener, RunConfig, RunFolder, TrainingError, baseline, train_run
 from nearsight.train.engine import Stack, initial_model
-from nearsight.train.folder import HEADS_COLUMNS, Progress
+from nearsight.train.folder import HEADS_COLUMNS, LAYERS_COLUMNS, Progress
+from nearsight.train.heads import MeasuringImages
 from nearsight.train.runner import train_stack
 
 CPU = torch.device("cpu")
@@ -77,6 +79,7 @@ def test_a_run_folder_holds_what_the_contract_says(tmp_path: Path) -> None:
         "events.jsonl",
         "model.safetensors",
         "heads.csv",
+        "layers.csv",
         "result.json",
         "provenance.json",
     }
@@ -89,12 +92,32 @@ def test_a_run_folder_holds_what_the_contract_says(tmp_path: Path) -> None:
     assert len(heads) == 4
     assert set(heads["num_images"]) == {40}
     assert set(heads["epoch"]) == {folder.read_result()["best_epoch"]}
+    layers = pd.read_csv(folder.layers)
+    assert tuple(layers.columns) == LAYERS_COLUMNS
+    assert list(layers["layer_name"]) == list(heads["layer_name"].unique())
     certificate = folder.read_provenance()
     assert {"commit", "versions", "hardware", "seed", "wall_seconds", "images_per_second"} <= set(certificate)
     assert folder.read_result()["min_mad"] == pytest.approx(heads["mad"].min())
     assert folder.read_config() == config()
     events = [json.loads(line)["event"] for line in (folder.path / "events.jsonl").read_text().splitlines()]
     assert events == ["started", "epoch", "epoch", "epoch", "finished"]
+
+
+def test_layers_are_those_of_the_model(tmp_path: Path, dataset: Dataset) -> None:
+    folder = train_run(config(), tmp_path / "run")
+    model = load_model(folder.model)
+    images = torch.cat(list(MeasuringImages(dataset, 40, torch.device("cpu"))))
+    outputs: list[torch.Tensor] = []
+    for block in model.blocks:
+        block.register_forward_hook(lambda _module, _inputs, tokens: outputs.append(tokens.double()))
+    with torch.no_grad():
+        model(images)
+    for layer, tokens in zip(pd.read_csv(folder.layers).to_dict("records"), outputs, strict=True):
+        similarity = torch.nn.functional.cosine_similarity(tokens[:, 1:], tokens[:, :1], dim=-1).mean()
+        assert layer["patch_cls_similarity"] == pytest.approx(float(similarity), rel=1e-5)
+        side = round((tokens.shape[1] - 1) ** 0.5)
+        score = locality_score(tokens[:, 1:], (side, side)).mean()
+        assert layer["locality_score"] == pytest.approx(float(score), rel=1e-5)
 
 
 def test_the_best_epochs_weights_are_tested_once(tmp_path: Path, dataset: Dataset) -> None:

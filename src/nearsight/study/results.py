@@ -1,11 +1,11 @@
-"""What a study gave, as three tables: of runs, of their heads and of their epochs.
+"""What a study gave, as tables: of runs, of their heads and layers, of their epochs, and of heads during training.
 
 They come from the run folders of a study, or from the CSV files that are left of it where the weights are not kept.
 """
 
 import json
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import pandas as pd
 
 from nearsight.errors import InputError
 from nearsight.files import write_text
-from nearsight.train import HEADS_COLUMNS, HistoryRow, RunFolder
+from nearsight.train import HEADS_COLUMNS, LAYERS_COLUMNS, HistoryRow, RunFolder
 
 SCHEMA = 1
 """Version of study.json and of the tables; raised whenever an older reader would go wrong."""
@@ -23,6 +23,8 @@ RESULT_COLUMNS = (
 )
 """What a run gave: the columns of `runs` after run, condition, the factors and the seed."""
 HEAD_COLUMNS = ("run", *(name for name in HEADS_COLUMNS if name != "epoch"))
+LAYER_COLUMNS = ("run", *LAYERS_COLUMNS)
+COURSE_COLUMNS = ("run", *HEADS_COLUMNS)
 HISTORY_COLUMNS = ("run", *(field.name for field in fields(HistoryRow)))
 
 _NAMED_OTHERWISE = {"best_val_acc": "val_acc"}
@@ -49,25 +51,24 @@ class StudyResults:
     """What all cells share: dotted name → value. Settings of an augmentation are shared by the cells that have it."""
     assumed: tuple[str, ...]
     """Names among the settings and factors whose values the paper does not report."""
+    layers: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=list(LAYER_COLUMNS)))
+    """What the tokens of the final models' layers are like: `LAYER_COLUMNS`."""
+    course: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=list(COURSE_COLUMNS)))
+    """The heads during training, of the runs that were measured then: `COURSE_COLUMNS`."""
 
     @classmethod
     def read(cls, folder: Path) -> "StudyResults":
         """The results in a study folder, complete or not, or in a folder of committed results."""
         described = read_description(folder)
         factors = {name: tuple(labels) for name, labels in described["factors"].items()}
-        if (folder / "runs").is_dir():
-            runs, heads, history = _from_run_folders(folder, described["cells"], tuple(factors))
-        else:
-            runs, heads, history = _from_tables(folder, tuple(factors))
+        kept = _from_run_folders if (folder / "runs").is_dir() else _from_tables
         return cls(
             name=described["name"],
             factors=factors,
-            runs=runs,
-            heads=heads,
-            history=history,
             scale=described["scale"],
             settings=described["settings"],
             assumed=tuple(described["assumed"]),
+            **kept(folder, described["cells"], tuple(factors)),
         )
 
     @property
@@ -85,8 +86,13 @@ class StudyResults:
         return training + after
 
     def write_tables(self, folder: Path) -> tuple[Path, ...]:
-        """runs.csv, heads.csv and history.csv, each replaced whole; the files written."""
-        tables = {"runs": self.runs, "heads": self.heads, "history": self.history}
+        """runs.csv, heads.csv, layers.csv, history.csv and, of what was measured during training, course.csv.
+
+        Each is replaced whole; the files written.
+        """
+        tables = {"runs": self.runs, "heads": self.heads, "layers": self.layers, "history": self.history}
+        if not self.course.empty:
+            tables["course"] = self.course
         for name, table in tables.items():
             write_text(folder / f"{name}.csv", table.to_csv(index=False))
         return tuple(folder / f"{name}.csv" for name in tables)
@@ -131,8 +137,21 @@ def read_row(folder: RunFolder) -> dict[str, Any]:
         raise InputError(f"{folder.path} is damaged: its result does not say {error}") from error
 
 
-def read_run(folder: RunFolder) -> tuple[dict[str, Any], pd.DataFrame, pd.DataFrame]:
-    """What a complete run gave: its row, the heads of its final model and its history, likewise."""
+@dataclass(frozen=True, eq=False)
+class RunTables:
+    """What a complete run gave."""
+
+    row: dict[str, Any]
+    heads: pd.DataFrame
+    """Of its final model."""
+    layers: pd.DataFrame
+    history: pd.DataFrame
+    course: pd.DataFrame
+    """The heads at all epochs at which they were measured, if that was asked for."""
+
+
+def read_run(folder: RunFolder) -> RunTables:
+    """What a complete run gave. What cannot be read is an `InputError` that names the file."""
     row = read_row(folder)
     heads = _read_table(folder.heads, HEADS_COLUMNS, text=("layer_name",))
     # Heads may have been measured all through training. The model is that of the best epoch, and where both were
@@ -140,7 +159,13 @@ def read_run(folder: RunFolder) -> tuple[dict[str, Any], pd.DataFrame, pd.DataFr
     final = heads[heads["epoch"] == row["best_epoch"]].drop(columns="epoch")
     if final.empty:
         raise InputError(f"{folder.heads} is damaged: it has no heads of epoch {row['best_epoch']}, the model's")
-    return row, final, _read_table(folder.path / "history.csv", HISTORY_COLUMNS[1:])
+    return RunTables(
+        row=row,
+        heads=final,
+        layers=_read_table(folder.layers, LAYERS_COLUMNS, text=("layer_name",)),
+        history=_read_table(folder.path / "history.csv", HISTORY_COLUMNS[1:]),
+        course=heads if folder.read_config().measure_every else heads.iloc[:0],
+    )
 
 
 def read_rows(folder: Path) -> pd.DataFrame:
@@ -159,34 +184,46 @@ def _named(cell: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
     return {"run": cell["run"], "condition": cell["condition"], **cell["levels"], "seed": cell["seed"], **row}
 
 
-def _from_run_folders(
-    folder: Path, cells: list[dict[str, Any]], factors: tuple[str, ...]
-) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
-    rows, heads, history = [], [], []
+_OF_RUNS = {"heads": HEAD_COLUMNS, "layers": LAYER_COLUMNS, "history": HISTORY_COLUMNS, "course": COURSE_COLUMNS}
+"""Tables with several rows per run."""
+
+
+def _from_run_folders(folder: Path, cells: list[dict[str, Any]], factors: tuple[str, ...]) -> dict[str, pd.DataFrame]:
+    rows = []
+    parts: dict[str, list[pd.DataFrame]] = {name: [] for name in _OF_RUNS}
     for cell in cells:
         run_folder = RunFolder(folder / "runs" / cell["run"])
         if not run_folder.is_complete:
             continue
         try:
-            row, its_heads, its_history = read_run(run_folder)
+            tables = read_run(run_folder)
         except InputError:  # likewise
             continue
-        rows.append(_named(cell, row))
-        heads.append(its_heads.assign(run=cell["run"])[list(HEAD_COLUMNS)])
-        history.append(its_history.assign(run=cell["run"])[list(HISTORY_COLUMNS)])
-    return (
-        pd.DataFrame(rows, columns=list(run_columns(factors))),
-        pd.concat(heads, ignore_index=True) if heads else pd.DataFrame(columns=list(HEAD_COLUMNS)),
-        pd.concat(history, ignore_index=True) if history else pd.DataFrame(columns=list(HISTORY_COLUMNS)),
-    )
+        rows.append(_named(cell, tables.row))
+        for name, columns in _OF_RUNS.items():
+            parts[name].append(getattr(tables, name).assign(run=cell["run"])[list(columns)])
+    joined = {
+        name: pd.concat(some, ignore_index=True)
+        if (some := [part for part in parts[name] if len(part)])
+        else _none(name)
+        for name in _OF_RUNS
+    }
+    return {"runs": pd.DataFrame(rows, columns=list(run_columns(factors))), **joined}
 
 
-def _from_tables(folder: Path, factors: tuple[str, ...]) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
-    return (
-        _read_table(folder / "runs.csv", run_columns(factors), text=("run", "condition", *factors)),
-        _read_table(folder / "heads.csv", HEAD_COLUMNS, text=("run", "layer_name")),
-        _read_table(folder / "history.csv", HISTORY_COLUMNS, text=("run",)),
-    )
+def _none(name: str) -> pd.DataFrame:
+    return pd.DataFrame(columns=list(_OF_RUNS[name]))
+
+
+def _from_tables(folder: Path, _: list[dict[str, Any]], factors: tuple[str, ...]) -> dict[str, pd.DataFrame]:
+    tables = {"runs": _read_table(folder / "runs.csv", run_columns(factors), text=("run", "condition", *factors))}
+    for name, columns in _OF_RUNS.items():
+        if name == "course" and not (folder / "course.csv").exists():
+            tables[name] = _none(name)
+        else:
+            text = tuple(column for column in ("run", "layer_name") if column in columns)
+            tables[name] = _read_table(folder / f"{name}.csv", columns, text=text)
+    return tables
 
 
 def _read_table(path: Path, columns: tuple[str, ...], text: tuple[str, ...] = ()) -> pd.DataFrame:

@@ -1,7 +1,7 @@
 """Training: what (protocol, config), how (engine: one model or a stack of them), and what remains (run folder)."""
 
 from nearsight.train.config import SCHEMA, DataConfig, RunConfig
-from nearsight.train.folder import HEADS_COLUMNS, HistoryRow, RunFolder, write_heads
+from nearsight.train.folder import HEADS_COLUMNS, LAYERS_COLUMNS, HistoryRow, RunFolder, write_heads
 from nearsight.train.heads import measure_on_test, measure_stack
 from nearsight.train.planning import plan_stacks
 from nearsight.train.protocol import ASSUMED, PROTOCOLS, Protocol, baseline, locat, modern
@@ -11,6 +11,7 @@ from nearsight.train.stopping import Stop, StoppedError
 __all__ = [
     "ASSUMED",
     "HEADS_COLUMNS",
+    "LAYERS_COLUMNS",
     "PROTOCOLS",
     "SCHEMA",
     "DataConfig",

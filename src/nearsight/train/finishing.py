@@ -6,11 +6,11 @@ from collections.abc import Callable
 import torch
 
 from nearsight.data import Dataset, DeviceImages
-from nearsight.files import write_json
+from nearsight.files import write_json, write_text
 from nearsight.models import load_model, save_model
 from nearsight.train.cell import Cell
 from nearsight.train.engine import Stack
-from nearsight.train.folder import write_heads
+from nearsight.train.folder import LAYERS_COLUMNS, write_heads
 from nearsight.train.heads import measure_on_test
 from nearsight.train.provenance import provenance
 
@@ -31,6 +31,7 @@ def finish(cell: Cell, stack: Stack, dataset: Dataset, heed: Callable[[], None])
     (test_loss,), (test_acc,) = stack.evaluate(DeviceImages(dataset.test, device), every_test_image, best_stack)
     table = measure_on_test(load_model(folder.model), dataset, config.num_measured, device, heed)
     write_heads(folder.heads, table.to_frame(), best.epoch, others=cell.progress.heads)
+    write_text(folder.layers, table.extra_frame("layer")[list(LAYERS_COLUMNS)].to_csv(index=False))
     write_json(
         folder.path / "result.json",
         {

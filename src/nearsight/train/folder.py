@@ -6,6 +6,7 @@ history.csv              a row per epoch (derived from the checkpoint)
 events.jsonl             what happened when, for people
 model.safetensors        the best weights, when training is over
 heads.csv                the heads of that model, and those during training if they were measured (from the checkpoint)
+layers.csv               what the tokens of that model's layers are like
 result.json              test accuracy and the like
 provenance.json          code, libraries, machine, time; written last: a folder that has it is complete
 """
@@ -28,6 +29,7 @@ from nearsight.tensorfile import load_tensors, save_tensors
 from nearsight.train.config import SCHEMA, RunConfig
 
 HEADS_COLUMNS = ("epoch", "layer", "layer_name", "head", "mad", "mad_std", "entropy", "entropy_std", "num_images")
+LAYERS_COLUMNS = ("layer", "layer_name", "locality_score", "patch_cls_similarity", "num_images")
 _NUMBERS = tuple(name for name in HEADS_COLUMNS if name != "layer_name")
 _HEADS_PREFIX = "heads/"
 
@@ -85,6 +87,10 @@ class RunFolder:
     @property
     def heads(self) -> Path:
         return self.path / "heads.csv"
+
+    @property
+    def layers(self) -> Path:
+        return self.path / "layers.csv"
 
     @property
     def is_complete(self) -> bool:

@@ -52,14 +52,17 @@ def measure_on_test(
     device: torch.device,
     on_batch: Callable[[], None] = lambda: None,
 ) -> HeadTable:
-    """The heads of a model on the measuring subset of the test set; `on_batch` is called before each batch."""
+    """The heads of a model, and what its layers' tokens are like, on the measuring subset of the test set.
+
+    `on_batch` is called before each batch.
+    """
 
     def batches() -> Iterator[Tensor]:
         for batch in MeasuringImages(dataset, num_images, device):
             on_batch()
             yield batch
 
-    return measure(model, batches(), batch_size=MEASURING_BATCH, device=device, precision="float64")
+    return measure(model, batches(), batch_size=MEASURING_BATCH, device=device, precision="float64", what=("features",))
 
 
 def measure_stack(
