@@ -11,6 +11,8 @@ import torch
 
 from nearsight.version import __version__
 
+COMMIT = "NEARSIGHT_COMMIT"
+"""Environment variable that names the commit where there is no checkout to ask, as in a container."""
 _LIBRARIES = ("torch", "torchvision", "timm", "numpy", "safetensors")
 
 
@@ -20,7 +22,7 @@ def provenance(device: torch.device) -> dict[str, Any]:
 
 
 def _commit() -> str | None:
-    """The commit of the checkout this package runs from, "+changes" if edited; None for an installed package."""
+    """The commit of the checkout this package runs from, "+changes" if edited; else what the environment says."""
     folder = Path(__file__).resolve().parent
     try:
         # An installed package may lie inside some other project's checkout: only a tracked file speaks for this one.
@@ -28,7 +30,7 @@ def _commit() -> str | None:
         commit = _git(folder, "rev-parse", "HEAD")
         return commit + ("+changes" if _git(folder, "status", "--porcelain", "--", "..") else "")
     except (OSError, subprocess.SubprocessError):
-        return None
+        return os.environ.get(COMMIT) or None
 
 
 def _git(folder: Path, *arguments: str) -> str:
