@@ -55,11 +55,19 @@ def test_memory_bounds_a_stack(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("shape", [(64, 8), (48, 4)])
-def test_the_estimate_is_near_what_a_step_keeps(precision: str, shape: tuple[int, int]) -> None:
-    width, patch_size = shape
+@pytest.mark.parametrize(
+    "model",
+    [
+        ModelConfig(depth=3, width=64, num_heads=4, mlp_width=128, patch_size=8),
+        ModelConfig(depth=3, width=48, num_heads=4, mlp_width=96, patch_size=4),
+        ModelConfig(name="compact_resnet18", channels=4),
+        ModelConfig(name="compact_resnet18", channels=6, shuffled_tiles=4),
+    ],
+    ids=lambda model: f"{model.name}-{model.width}-{model.channels}",
+)
+def test_the_estimate_is_near_what_a_step_keeps(precision: str, model: ModelConfig) -> None:
     config = RunConfig(
-        model=ModelConfig(depth=3, width=width, num_heads=4, mlp_width=2 * width, patch_size=patch_size),
+        model=model,
         data=DataConfig(name="shapes", num_train=100, num_test=10),
         protocol=dataclasses.replace(modern(), batch_size=80),
         precision=precision,  # type: ignore[arg-type]

@@ -13,7 +13,7 @@ from nearsight.augment import AutoAugment, CutMix
 from nearsight.data import Dataset, load_dataset
 from nearsight.errors import InputError
 from nearsight.lens import measure
-from nearsight.metrics import locality_score
+from nearsight.metrics import locality_score, neighbour_association
 from nearsight.models import ModelConfig, load_model
 from nearsight.tensorfile import load_tensors
 from nearsight.train import DataConfig, HistoryRow, Listener, RunConfig, RunFolder, TrainingError, baseline, train_run
@@ -118,6 +118,16 @@ def test_layers_are_those_of_the_model(tmp_path: Path, dataset: Dataset) -> None
         side = round((tokens.shape[1] - 1) ** 0.5)
         score = locality_score(tokens[:, 1:], (side, side)).mean()
         assert layer["locality_score"] == pytest.approx(float(score), rel=1e-5)
+
+
+def test_positions_are_those_of_the_model(tmp_path: Path) -> None:
+    with_positions = train_run(config(), tmp_path / "with")
+    positions = load_model(with_positions.model).pos_embed.detach()[0, 1:].double()
+    gram = positions @ positions.T
+    expected = float(neighbour_association(gram, (4, 4)).fraction)
+    assert with_positions.read_result()["position_association"] == pytest.approx(expected)
+    without = dataclasses.replace(config(), model=dataclasses.replace(config().model, positions=False))
+    assert train_run(without, tmp_path / "without").read_result()["position_association"] is None
 
 
 def test_the_best_epochs_weights_are_tested_once(tmp_path: Path, dataset: Dataset) -> None:

@@ -11,7 +11,8 @@ from nearsight.augment import CutMix
 from nearsight.lens import measure
 from nearsight.models import ModelConfig, load_model
 from nearsight.randomness import permutation, uniform
-from nearsight.train import DataConfig, RunConfig, RunFolder, modern, train_run
+from nearsight.train import DataConfig, RunConfig, RunFolder, load_data, modern, train_run
+from nearsight.train.engine import Stack
 
 pytestmark = pytest.mark.gpu
 
@@ -45,6 +46,32 @@ def test_training_agrees_with_the_cpu(config: RunConfig, tmp_path: Path, monkeyp
     gpu = train_run(config, tmp_path / "gpu", device="cuda")
     pd.testing.assert_frame_equal(numbers(cpu), numbers(gpu), rtol=2e-3, atol=0.011)
     pd.testing.assert_frame_equal(pd.read_csv(cpu.heads), pd.read_csv(gpu.heads), rtol=1e-2)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        ModelConfig(name="compact_resnet18", channels=8),
+        ModelConfig(depth=3, width=48, num_heads=4, mlp_width=96, shuffled_tiles=8),
+    ],
+    ids=["batch norms", "shuffled tiles"],
+)
+def test_other_networks_agree_with_the_cpu(
+    config: RunConfig, model: ModelConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    cells = [dataclasses.replace(config, model=model, seed=seed) for seed in range(2)]
+    dataset = load_data(config.data)
+    here, there = (Stack.start(cells, dataset, torch.device(name)) for name in ("cpu", "cuda"))
+    for _ in range(2):
+        for ours, theirs in zip(here.run_epoch(), there.run_epoch(), strict=True):
+            assert theirs.train_loss == pytest.approx(ours.train_loss, rel=0.02)
+            assert theirs.val_loss == pytest.approx(ours.val_loss, rel=0.1)
+    for name, statistic in here.statistics.items():
+        torch.testing.assert_close(there.statistics[name].cpu(), statistic, rtol=0.1, atol=0.05, msg=name)
+        if name.endswith("num_batches_tracked"):  # a warm-up of the captured step leaves no trace
+            assert there.statistics[name].tolist() == [2 * here.steps_per_epoch] * 2
 
 
 def test_a_run_moves_between_devices(config: RunConfig, tmp_path: Path) -> None:

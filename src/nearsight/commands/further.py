@@ -1,10 +1,11 @@
 """`nearsight measure --what …`: what there is to see beside distance and entropy, as tables and figures."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import torch
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
@@ -13,9 +14,9 @@ from torch import Tensor
 from nearsight.commands.subjects import Subject
 from nearsight.errors import InputError, unknown_name
 from nearsight.files import output_folder, replacing
-from nearsight.lens import WHAT, HeadTable, LayerSimilarity, attention_rollout, layer_similarity
+from nearsight.lens import WHAT, HeadTable, attention_rollout, layer_similarity, position_gram
 from nearsight.lens.registry import MEASUREMENTS
-from nearsight.report import rollout_overlays, save_figure, similarity_heatmap
+from nearsight.report import position_maps, rollout_overlays, save_figure, similarity_heatmap
 
 NUM_ROLLOUTS = 8
 """Pictures that are shown under their rollout."""
@@ -42,14 +43,15 @@ def in_the_table(what: Sequence[str]) -> list[str]:
 class Further:
     """What was found of models beside their tables of heads: figures, and tables that are not per head."""
 
-    similarity: LayerSimilarity | None
-    figures: dict[str, Figure]
+    tables: Mapping[str, pd.DataFrame]
+    """By the name of their file."""
+    figures: Mapping[str, Figure]
 
     def write(self, out: Path) -> list[Path]:
         files: list[Path] = []
-        if self.similarity is not None:
-            files.append(out / "cka.csv")
-            _write_csv(files[0], self.similarity)
+        for name, table in self.tables.items():
+            files.append(out / f"{name}.csv")
+            _write_csv(files[-1], table)
         if self.figures:
             folder = output_folder(out / "figures")
             files += [path for name, figure in self.figures.items() for path in save_figure(figure, folder, name)]
@@ -59,9 +61,9 @@ class Further:
 def look_further(
     subjects: Sequence[Subject], names: Sequence[str], what: Sequence[str], device: torch.device
 ) -> Further:
-    """CKA and rollout of these models, if they are asked for; `names` tell their figures apart."""
+    """CKA, rollout and positions of these models, if they are asked for; `names` tell their files apart."""
+    tables: dict[str, pd.DataFrame] = {}
     figures: dict[str, Figure] = {}
-    similarity: LayerSimilarity | None = None
     if "cka" in what:
         one, other = subjects[0], subjects[-1]
         similarity = layer_similarity(
@@ -72,15 +74,20 @@ def look_further(
             batch_size=CKA_BATCH,
             device=device,
         )
+        tables["cka"] = similarity.to_frame()
         other_label = None if other is one else other.label
         figures["cka"] = similarity_heatmap(similarity, label=one.label, other_label=other_label)
-    if "rollout" in what:
-        for subject, name in zip(subjects, names, strict=True):
+    for subject, name in zip(subjects, names, strict=True):
+        end = f"-{name}" if len(subjects) > 1 else ""
+        if "rollout" in what:
             images = next(subject.images.batches(NUM_ROLLOUTS))
             maps = attention_rollout(subject.model, images, device=device)
-            title = f"rollout-{name}" if len(subjects) > 1 else "rollout"
-            figures[title] = rollout_overlays(_as_seen(images), maps.numpy(), label=subject.label)
-    return Further(similarity, figures)
+            figures[f"rollout{end}"] = rollout_overlays(_as_seen(images), maps.numpy(), label=subject.label)
+        if "positions" in what:
+            positions = position_gram(subject.model)
+            tables[f"positions{end}"] = positions.to_frame()
+            figures[f"positions{end}"] = position_maps(positions, label=subject.label)
+    return Further(tables, figures)
 
 
 def write_extra_tables(table: HeadTable, what: Sequence[str], folder: Path) -> list[Path]:
@@ -90,8 +97,7 @@ def write_extra_tables(table: HeadTable, what: Sequence[str], folder: Path) -> l
         if asked & set(what):
             frame = table.extra_frame("head" if per == "head" else "layer")
             files.append(folder / f"extra-{per}s.csv")
-            with replacing(files[-1]) as temporary:
-                frame.to_csv(temporary, index=False)
+            _write_csv(files[-1], frame)
     return files
 
 
@@ -124,6 +130,6 @@ def _as_seen(images_BCHW: Tensor) -> list[NDArray[np.float64]]:
     return list(((pictures - low) / (high - low).clamp(min=1e-12)).numpy())
 
 
-def _write_csv(path: Path, similarity: LayerSimilarity) -> None:
+def _write_csv(path: Path, table: pd.DataFrame) -> None:
     with replacing(path) as temporary:
-        similarity.to_frame().to_csv(temporary, index=False)
+        table.to_csv(temporary, index=False)

@@ -34,13 +34,14 @@ class MeasureOptions(Request):
     --what adds: shares of attention on the patch itself, its neighbours, CLS and registers; quantiles of the distance;
     gaussians, the widths and strengths of a LocAt model (these to extra-heads.csv); features, the locality score and
     patch-CLS similarity of each layer's tokens (extra-layers.csv); cka between the layers of one model or of two
-    (cka.csv and a figure); rollout over pictures.
+    (cka.csv and a figure); rollout over pictures; positions, which learned positions are alike (positions.csv and a
+    figure).
     """
 
     layers: tuple[str, ...] = ()
     """Layers to keep, by number (from 0, as in heads.csv; from the end if negative) or by name."""
     what: tuple[str, ...] = ()
-    """More to see: any of shares, quantiles, features, gaussians, cka, rollout."""
+    """More to see: any of shares, quantiles, features, gaussians, cka, rollout, positions."""
     batch_size: str = "auto"
     """Images per forward, or auto: as many as memory takes."""
     out: Path | None = None

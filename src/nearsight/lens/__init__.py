@@ -4,6 +4,7 @@ from nearsight.lens.capture import AttentionTap
 from nearsight.lens.checks import AdapterError, AdapterReport, check_vit_adapter
 from nearsight.lens.geometry import Geometry, patch_grid
 from nearsight.lens.measuring import measure
+from nearsight.lens.positions import PositionGram, position_gram
 from nearsight.lens.registry import WHAT
 from nearsight.lens.rollout import attention_rollout
 from nearsight.lens.similarity import LayerSimilarity, layer_similarity
@@ -18,6 +19,7 @@ __all__ = [
     "Geometry",
     "HeadTable",
     "LayerSimilarity",
+    "PositionGram",
     "Site",
     "Survey",
     "attention_rollout",
@@ -25,5 +27,6 @@ __all__ = [
     "layer_similarity",
     "measure",
     "patch_grid",
+    "position_gram",
     "survey",
 ]

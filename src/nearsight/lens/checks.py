@@ -174,7 +174,10 @@ def _check_places(model: nn.Module, images: Tensor, found: Survey) -> None:
         window = image[:, lines, round(col * width) : round((col + extent) * width)]
         window.copy_(-2 * window + 1)
         changed.append(image)
-    for (row, col), change_M in zip(cells, _changes_of_keys(model, torch.stack(changed), call, site), strict=True):
+    changes = _changes_of_keys(model, torch.stack(changed), call, site)
+    if not changes.any():
+        return  # attention from positions alone: its keys are the same for every image
+    for (row, col), change_M in zip(cells, changes, strict=True):
         largest = place_KM2[int(torch.where(is_patch, change_M, -1.0).argmax())]
         middle = torch.tensor([row, col]) + (extent - 1) / 2
         if float((largest - middle).abs().max()) > extent + 0.5:

@@ -24,11 +24,12 @@ WHAT: dict[str, str] = {
     "gaussians": "per head of a LocAt model: width and strength of its Gaussians",
     "cka": "between layers, of one model or two: linear CKA of their tokens",
     "rollout": "per picture: attention rollout from CLS to the patches",
+    "positions": "per patch: whether its learned position is most alike to those of its neighbours",
 }
-"""All there is, with a line about each. The last two are no columns of a table of heads, and have functions of their
-own: `layer_similarity` and `attention_rollout`."""
+"""All there is, with a line about each. The last three are no columns of a table of heads, and have functions of their
+own: `layer_similarity`, `attention_rollout` and `position_gram`."""
 
-_ELSEWHERE = {"cka": "layer_similarity", "rollout": "attention_rollout"}
+_ELSEWHERE = {"cka": "layer_similarity", "rollout": "attention_rollout", "positions": "position_gram"}
 
 
 def chosen(what: Sequence[str]) -> list[type[Measurement]]:

@@ -13,6 +13,10 @@ from nearsight.errors import InputError
 from nearsight.lens.survey import Survey, survey
 
 
+class NoSpatialAttentionError(InputError):
+    """A model has no attention among places of the image, so that there is nothing to measure."""
+
+
 @dataclass(frozen=True)
 class Running:
     """A model in eval mode, on a device."""
@@ -77,6 +81,6 @@ def surveyed(model: nn.Module, image: Tensor) -> Survey:
         return found
     if found.skipped:
         listed = "; ".join(f"{layer or name}: {reason}" for layer, reason in list(found.skipped.items())[:3])
-        raise InputError(f"{name} has no spatial attention that can be measured ({listed})")
+        raise NoSpatialAttentionError(f"{name} has no spatial attention that can be measured ({listed})")
     looked_at = ", ".join(sorted({type(module).__name__ for module in model.modules()})[:12])
-    raise InputError(f"no attention was seen in the forward of {name}; it is made of {looked_at}")
+    raise NoSpatialAttentionError(f"no attention was seen in the forward of {name}; it is made of {looked_at}")

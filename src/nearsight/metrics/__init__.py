@@ -1,5 +1,12 @@
 """Pure functions on tensors, each with its paper in its docstring; no models, no files."""
 
+from nearsight.metrics.association import (
+    NeighbourAssociation,
+    PatchAssociation,
+    gram_distance_correlation,
+    neighbour_association,
+    patch_association,
+)
 from nearsight.metrics.attention import (
     attention_distance,
     attention_entropy,
@@ -8,14 +15,31 @@ from nearsight.metrics.attention import (
 )
 from nearsight.metrics.features import linear_cka, locality_score, patch_cls_similarity
 from nearsight.metrics.moments import Moments
+from nearsight.metrics.segmentation import (
+    confusion_matrix,
+    mean_iou,
+    per_class_accuracy,
+    per_class_iou,
+    pixel_accuracy,
+)
 
 __all__ = [
     "Moments",
+    "NeighbourAssociation",
+    "PatchAssociation",
     "attention_distance",
     "attention_entropy",
+    "confusion_matrix",
+    "gram_distance_correlation",
     "grid_distances",
     "linear_cka",
     "locality_score",
+    "mean_iou",
+    "neighbour_association",
+    "patch_association",
     "patch_cls_similarity",
+    "per_class_accuracy",
+    "per_class_iou",
+    "pixel_accuracy",
     "uniform_attention_distance",
 ]

@@ -8,12 +8,14 @@ from nearsight.models.checkpoints import load_checkpoint
 from nearsight.models.compact import CompactViT
 from nearsight.models.factory import ModelConfig, create_model, load_model, save_model
 from nearsight.models.jumbo import JumboViT
+from nearsight.models.positional import PositionalViT
 from nearsight.models.sources import SourcedModel, load_source
 
 __all__ = [
     "CompactViT",
     "JumboViT",
     "ModelConfig",
+    "PositionalViT",
     "SourcedModel",
     "backbones",
     "create_model",

@@ -16,7 +16,7 @@ from nearsight.errors import InputError, check_at_least, unknown_name
 
 Initialization = Literal["trunc_normal", "pytorch"]
 
-COMPACT_MODELS = ("compact_vit", "compact_jumbo_vit")
+COMPACT_MODELS = ("compact_vit", "compact_vit_positional", "compact_jumbo_vit")
 """Registered models that take this file's settings."""
 COMPACT_SETTINGS = {
     "img_size": 32,
@@ -28,6 +28,19 @@ COMPACT_SETTINGS = {
     "num_classes": 100,
 }
 """S1's model, for 32-pixel images in patches of 4."""
+COMPACT_IMAGES = {
+    "num_classes": 100,
+    "input_size": (3, 32, 32),
+    "fixed_input_size": True,
+    "interpolation": "bicubic",
+    "crop_pct": 1.0,
+    "mean": (0.5071, 0.4865, 0.4409),  # CIFAR-100, its reference data set
+    "std": (0.2673, 0.2564, 0.2762),
+    "first_conv": "patch_embed.proj",
+    "classifier": "head",
+    "license": "apache-2.0",
+}
+"""What timm is told of them."""
 
 
 class CompactViT(VisionTransformer):  # type: ignore[misc]  # timm carries no types
@@ -83,22 +96,7 @@ def _check_shape(
         raise InputError(f"{num_heads} heads do not divide a width of {embed_dim}")
 
 
-default_cfgs = generate_default_cfgs(
-    {
-        "compact_vit": {
-            "num_classes": 100,
-            "input_size": (3, 32, 32),
-            "fixed_input_size": True,
-            "interpolation": "bicubic",
-            "crop_pct": 1.0,
-            "mean": (0.5071, 0.4865, 0.4409),  # CIFAR-100, its reference data set
-            "std": (0.2673, 0.2564, 0.2762),
-            "first_conv": "patch_embed.proj",
-            "classifier": "head",
-            "license": "apache-2.0",
-        }
-    }
-)
+default_cfgs = generate_default_cfgs({"compact_vit": COMPACT_IMAGES})
 
 
 @register_model  # type: ignore[untyped-decorator]

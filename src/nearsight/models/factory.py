@@ -13,9 +13,13 @@ from torch import Tensor, nn
 from nearsight.configuration import ADDED, decode, encode
 from nearsight.errors import InputError, check_at_least, unknown_name
 from nearsight.models.compact import COMPACT_MODELS, Initialization
+from nearsight.models.resnet import RESNET_MODELS
+from nearsight.models.shuffledtiles import shuffle_tiles
 from nearsight.tensorfile import load_tensors, save_tensors
 
 _LOCAT = "locat_"
+_OF_ALL_MODELS = ("name", "shuffled_tiles", "permutation_seed")
+_OF_RESNETS = ("channels",)
 
 
 def create_model(name: str, **kwargs: Any) -> nn.Module:
@@ -30,7 +34,10 @@ def create_model(name: str, **kwargs: Any) -> nn.Module:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """A compact ViT, up to what its data set says (image size, classes)."""
+    """A compact ViT, or a network to compare it with, up to what its data set says (image size, classes).
+
+    A setting that a model does not have stays at its default.
+    """
 
     name: str = "compact_vit"
     """Registered model name."""
@@ -64,17 +71,38 @@ class ModelConfig:
     """One width for rows and columns."""
     locat_scale: Literal["learned", "none", "auto"] = field(default="learned", metadata=ADDED)
     """What the kernel is multiplied by: a learned α of each query, nothing, or the size of the logits."""
+    channels: int = field(default=64, metadata=ADDED)
+    """Of a ResNet: channels of its first stage; every later one has twice as many as the one before."""
+    shuffled_tiles: int = field(default=1, metadata=ADDED)
+    """Tiles along a side into which every image is cut; they change places in one fixed way (S3). 1: none do."""
+    permutation_seed: int = field(default=0, metadata=ADDED)
+    """Seed of that way; independent of the run's seed, so that all runs of a study see the same images."""
 
     def __post_init__(self) -> None:
-        if self.name not in COMPACT_MODELS:
-            raise unknown_name("model of this kind", self.name, COMPACT_MODELS)
-        for size in ("patch_size", "depth", "width", "num_heads", "mlp_width"):
+        if self.name not in (known := (*COMPACT_MODELS, *RESNET_MODELS)):
+            raise unknown_name("model of this kind", self.name, known)
+        self._check_settings_of_others()
+        for size in ("patch_size", "depth", "width", "num_heads", "mlp_width", "channels", "shuffled_tiles"):
             check_at_least(size, getattr(self, size), 1)
+        check_at_least("permutation_seed", self.permutation_seed, 0)
+        if self.permutation_seed and self.shuffled_tiles == 1:
+            raise InputError(f"permutation_seed is {self.permutation_seed}, but shuffled_tiles is 1: none are shuffled")
         if self.width % self.num_heads:
             raise InputError(f"{self.num_heads} heads do not divide a width of {self.width}")
         for option in dataclasses.fields(self):
             if option.name.startswith(_LOCAT) and not self.gaug and getattr(self, option.name) != option.default:
                 raise InputError(f"{option.name} is {getattr(self, option.name)!r}, but it needs gaug, which is off")
+
+    def _check_settings_of_others(self) -> None:
+        for option in dataclasses.fields(self):
+            value, belongs = getattr(self, option.name), (option.name in _OF_RESNETS) != self.is_transformer
+            if not belongs and option.name not in _OF_ALL_MODELS and value != option.default:
+                raise InputError(f"{option.name} is {value!r}, but {self.name} has no such setting; leave it out")
+
+    @property
+    def is_transformer(self) -> bool:
+        """Whether it is a ViT, with patches, blocks and heads."""
+        return self.name in COMPACT_MODELS
 
     @property
     def shape(self) -> tuple[object, ...]:
@@ -90,6 +118,16 @@ class ModelConfig:
 
         LocAt draws its own after the others: models that differ in it alone start alike.
         """
+        build = self._build_vit if self.is_transformer else self._build_resnet
+        model = build(image_size, num_classes)
+        if self.shuffled_tiles > 1:
+            shuffle_tiles(model, image_size, self.shuffled_tiles, self.permutation_seed)
+        return model
+
+    def _build_resnet(self, image_size: tuple[int, int], num_classes: int) -> nn.Module:
+        return create_model(self.name, img_size=image_size, num_classes=num_classes, channels=self.channels)
+
+    def _build_vit(self, image_size: tuple[int, int], num_classes: int) -> nn.Module:
         return create_model(
             f"locat_{self.name}" if self.gaug or self.prr else self.name,
             img_size=image_size,

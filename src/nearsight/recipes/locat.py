@@ -49,7 +49,9 @@ def locat_cifar100(*, seeds: int = 2) -> Study:
     Result  see results/locat-cifar100
     """
     base = _trained_as_in_s2(compact_cifar100("baseline"))
-    return Study(base, factors={"model": {**_CORE, **_VARIANTS}}, seeds=seeds)
+    # LocAt last: what compares a study's ends compares it with ViT.
+    parts = {name: level for name, level in _CORE.items() if name != "LocAt"}
+    return Study(base, factors={"model": {**parts, **_VARIANTS, "LocAt": _LOCAT}}, seeds=seeds)
 
 
 @recipe("locat-tiny-imagenet")

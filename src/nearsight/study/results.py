@@ -4,6 +4,7 @@ They come from the run folders of a study, or from the CSV files that are left o
 """
 
 import json
+import math
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -19,7 +20,7 @@ SCHEMA = 1
 """Version of study.json and of the tables; raised whenever an older reader would go wrong."""
 RESULT_COLUMNS = (
     *("epochs", "best_epoch", "best_val_acc", "test_acc", "min_mad", "max_mad", "min_entropy", "max_entropy"),
-    *("images_per_second", "wall_seconds"),
+    *("position_association", "images_per_second", "wall_seconds"),
 )
 """What a run gave: the columns of `runs` after run, condition, the factors and the seed."""
 HEAD_COLUMNS = ("run", *(name for name in HEADS_COLUMNS if name != "epoch"))
@@ -132,9 +133,11 @@ def read_row(folder: RunFolder) -> dict[str, Any]:
     """The `RESULT_COLUMNS` of a complete run. What cannot be read is an `InputError` that names the file."""
     told = {**folder.read_result(), **folder.read_provenance()}
     try:
-        return {name: told[_NAMED_OTHERWISE.get(name, name)] for name in RESULT_COLUMNS}
+        row = {name: told[_NAMED_OTHERWISE.get(name, name)] for name in RESULT_COLUMNS}
     except KeyError as error:
         raise InputError(f"{folder.path} is damaged: its result does not say {error}") from error
+    # A model without heads has none that is the most local.
+    return {name: math.nan if value is None else value for name, value in row.items()}
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,7 +160,7 @@ def read_run(folder: RunFolder) -> RunTables:
     # Heads may have been measured all through training. The model is that of the best epoch, and where both were
     # measured at that epoch the file holds the model's.
     final = heads[heads["epoch"] == row["best_epoch"]].drop(columns="epoch")
-    if final.empty:
+    if final.empty and not math.isnan(row["min_mad"]):
         raise InputError(f"{folder.heads} is damaged: it has no heads of epoch {row['best_epoch']}, the model's")
     return RunTables(
         row=row,

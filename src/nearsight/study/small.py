@@ -2,11 +2,13 @@
 
 import dataclasses
 
+from nearsight.models import ModelConfig
 from nearsight.train import DataConfig, RunConfig
 
 MOST_SEEDS = 2
 _HEAD_WIDTH = 4
 _PATCH_SIZE = 8
+_CHANNELS = 8
 
 
 def shrink(config: RunConfig) -> RunConfig:
@@ -14,10 +16,9 @@ def shrink(config: RunConfig) -> RunConfig:
 
     Depth and heads stay, so that tables and figures keep their form.
     """
-    model, protocol = config.model, config.protocol
-    width = _HEAD_WIDTH * model.num_heads
+    protocol = config.protocol
     return RunConfig(
-        model=dataclasses.replace(model, patch_size=_PATCH_SIZE, width=width, mlp_width=2 * width),
+        model=_narrow(config.model),
         data=DataConfig(name="shapes", num_train=120, num_test=40, split_seed=config.data.split_seed),
         protocol=dataclasses.replace(protocol, batch_size=32, max_epochs=2, warmup_epochs=1, patience=2),
         seed=config.seed,
@@ -26,3 +27,10 @@ def shrink(config: RunConfig) -> RunConfig:
         measure_every=min(config.measure_every, 1),
         num_measured_during=10,
     )
+
+
+def _narrow(model: ModelConfig) -> ModelConfig:
+    if not model.is_transformer:
+        return dataclasses.replace(model, channels=_CHANNELS)
+    width = _HEAD_WIDTH * model.num_heads
+    return dataclasses.replace(model, patch_size=_PATCH_SIZE, width=width, mlp_width=2 * width)

@@ -53,6 +53,7 @@ class Cell:
         if self.progress.best is row:
             optimizer = stack.optimizer
             self.best_weights = optimizer.arrangement.parts(optimizer.weights_KP[position].clone())
+            self.best_weights |= {name: part.clone() for name, part in _statistics(stack, position).items()}
         if self.is_over or row.epoch % checkpoint_every == 0:
             self._write(_state(stack, position))
         else:
@@ -84,6 +85,8 @@ class Cell:
             for group, flat_KP in _groups(stack).items():
                 for name, part in stack.optimizer.arrangement.parts(flat_KP[position]).items():
                     part.copy_(tensors[f"{group}/{name}"])
+            for name, statistic in _statistics(stack, position).items():
+                statistic.copy_(tensors[f"statistics/{name}"])
             stack.optimizer.steps_done_K[position] = tensors["steps_done"]
             self.best_weights = {name: tensors[f"best/{name}"].to(stack.device) for name in stack.weights}
         except (KeyError, RuntimeError) as error:
@@ -97,6 +100,11 @@ def _groups(stack: Stack) -> Tensors:
     return {"weights": optimizer.weights_KP, "first": optimizer.first_KP, "second": optimizer.second_KP}
 
 
+def _statistics(stack: Stack, position: int) -> Tensors:
+    """The running statistics of one cell, sharing memory with the stack's."""
+    return {name: statistic[position] for name, statistic in stack.statistics.items()}
+
+
 def _state(stack: Stack, position: int, *, copied: bool = False) -> Tensors:
     """Everything that training one cell further depends on, apart from its epoch: randomness has no state."""
     state: Tensors = {"steps_done": stack.optimizer.steps_done_K[position].clone()}
@@ -104,4 +112,6 @@ def _state(stack: Stack, position: int, *, copied: bool = False) -> Tensors:
         flat_P = flat_KP[position]
         parts = stack.optimizer.arrangement.parts(flat_P.clone() if copied else flat_P)
         state |= {f"{group}/{name}": part for name, part in parts.items()}
+    for name, part in _statistics(stack, position).items():
+        state[f"statistics/{name}"] = part.clone() if copied else part
     return state

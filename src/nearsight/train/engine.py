@@ -24,7 +24,14 @@ from nearsight.train.droppath import PathDropping
 from nearsight.train.evaluation import Evaluation
 from nearsight.train.optimizer import AdamW
 from nearsight.train.schedule import learning_rates
-from nearsight.train.stacked import Weights, stack_weights, verify_stacking, weightless
+from nearsight.train.stacked import (
+    Weights,
+    bring_constants,
+    running_statistics,
+    stack_weights,
+    verify_stacking,
+    weightless,
+)
 from nearsight.train.step import Epoch, Step
 from nearsight.train.teacher import Teacher
 
@@ -64,6 +71,8 @@ class Stack:
     configs: tuple[RunConfig, ...]
     skeleton: nn.Module
     optimizer: AdamW
+    statistics: Weights
+    """What else of the cells a step changes: running means of batch norms and the like, [K, …] by name."""
     epochs_done: list[int]
     pipeline: Pipeline
     smoothing_K: Tensor
@@ -102,7 +111,9 @@ class Stack:
         rates = [protocol.drop_path for protocol in protocols]
         dropping = PathDropping.install(skeleton, rates, device) if any(rates) else None
         teacher = Teacher.load(protocols[0].teacher, dataset, device) if protocols[0].teacher else None
+        statistics = stack_weights([running_statistics(model) for model in models], device)
         verify_stacking(skeleton, models, dataset.image_size)
+        bring_constants(skeleton, device)
         data = configs[0].data
         training_N, validation_N = stratified_split(dataset.train.labels_N, data.validation_fraction, data.split_seed)
         if len(training_N) < protocols[0].batch_size:
@@ -111,6 +122,7 @@ class Stack:
             tuple(configs),
             skeleton,
             optimizer,
+            statistics,
             [0] * len(configs),
             pipeline,
             torch.tensor([protocol.smoothing for protocol in protocols], device=device),
@@ -127,7 +139,8 @@ class Stack:
 
     @property
     def weights(self) -> Weights:
-        return self.optimizer.weights
+        """What makes models of the skeleton, [K, …] by name: parameters and statistics, in the cells' own memory."""
+        return self.optimizer.weights | self.statistics
 
     @property
     def steps_per_epoch(self) -> int:
@@ -141,6 +154,7 @@ class Stack:
             tuple(self.configs[k] for k in keep),
             self.skeleton,
             self.optimizer.select(index),
+            {name: statistic[index] for name, statistic in self.statistics.items()},
             [self.epochs_done[k] for k in keep],
             self.pipeline.select(index),
             self.smoothing_K[index],
@@ -210,6 +224,7 @@ class Stack:
         step = Step(
             self.skeleton,
             self.optimizer,
+            self.statistics,
             self.pipeline,
             self.smoothing_K,
             self.images,

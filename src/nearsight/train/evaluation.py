@@ -3,6 +3,9 @@
 Shape suffixes: K cells, B samples, E batches, N images, C channels or classes.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -48,6 +51,17 @@ class Evaluation:
         """(mean cross-entropy, accuracy) of every cell."""
         for tensor in self._state:
             tensor.zero_()
+        with _in_eval_mode(self.skeleton):
+            self._run()
+        return (self.loss_K / self.num_images).tolist(), (self.correct_K / self.num_images).tolist()
+
+    def capture(self) -> None:
+        """Run as a graph from now on, where there are graphs; worth it if it runs more than once."""
+        if self.images.resident and self.images.device.type == "cuda":
+            with _in_eval_mode(self.skeleton):
+                self._advance = captured(self._next, self._state, self.images.device)
+
+    def _run(self) -> None:
         if self.images.resident:
             advance = self._advance or self._next
             for _ in self.index_EB:
@@ -55,12 +69,6 @@ class Evaluation:
         else:
             for batch in self.images.stream(self.images.positions(self.index_EB)):
                 self._next(batch)
-        return (self.loss_K / self.num_images).tolist(), (self.correct_K / self.num_images).tolist()
-
-    def capture(self) -> None:
-        """Run as a graph from now on, where there are graphs; worth it if it runs more than once."""
-        if self.images.resident and self.images.device.type == "cuda":
-            self._advance = captured(self._next, self._state, self.images.device)
 
     @property
     def _state(self) -> list[Tensor]:
@@ -81,3 +89,14 @@ class Evaluation:
         self.loss_K += (losses_KB.double() * counts_B).sum(-1)
         self.correct_K += ((logits_KBC.argmax(-1) == labels_KB) & counts_B).sum(-1)
         self.number += 1
+
+
+@contextmanager
+def _in_eval_mode(skeleton: nn.Module) -> Iterator[None]:
+    """Batch norms then use their running statistics, and leave them as they are."""
+    training = skeleton.training
+    try:
+        skeleton.eval()
+        yield
+    finally:
+        skeleton.train(training)

@@ -3,14 +3,19 @@
 import time
 from collections.abc import Callable
 
+import pandas as pd
 import torch
+from torch import nn
 
 from nearsight.data import Dataset, DeviceImages
+from nearsight.errors import InputError
 from nearsight.files import write_json, write_text
+from nearsight.lens.positions import position_gram
+from nearsight.lens.running import NoSpatialAttentionError
 from nearsight.models import load_model, save_model
 from nearsight.train.cell import Cell
 from nearsight.train.engine import Stack
-from nearsight.train.folder import LAYERS_COLUMNS, write_heads
+from nearsight.train.folder import HEADS_COLUMNS, LAYERS_COLUMNS, write_heads
 from nearsight.train.heads import measure_on_test
 from nearsight.train.provenance import provenance
 
@@ -29,9 +34,8 @@ def finish(cell: Cell, stack: Stack, dataset: Dataset, heed: Callable[[], None])
     best_stack = {name: weight.unsqueeze(0) for name, weight in cell.best_weights.items()}
     every_test_image = torch.arange(len(dataset.test), device=device)
     (test_loss,), (test_acc,) = stack.evaluate(DeviceImages(dataset.test, device), every_test_image, best_stack)
-    table = measure_on_test(load_model(folder.model), dataset, config.num_measured, device, heed)
-    write_heads(folder.heads, table.to_frame(), best.epoch, others=cell.progress.heads)
-    write_text(folder.layers, table.extra_frame("layer")[list(LAYERS_COLUMNS)].to_csv(index=False))
+    model = load_model(folder.model)
+    measured = _measure(model, cell, dataset, device, heed)
     write_json(
         folder.path / "result.json",
         {
@@ -41,11 +45,8 @@ def finish(cell: Cell, stack: Stack, dataset: Dataset, heed: Callable[[], None])
             "val_acc": best.val_acc,
             "best_epoch": best.epoch,
             "epochs": cell.epochs_done,
-            "min_mad": float(table.mad.min()),
-            "max_mad": float(table.mad.max()),
-            "min_entropy": float(table.entropy.min()),
-            "max_entropy": float(table.entropy.max()),
-            "num_measured": table.num_images,
+            **measured,
+            "position_association": _position_association(model),
         },
     )
     folder.log("finished", test_acc=test_acc)
@@ -62,3 +63,37 @@ def finish(cell: Cell, stack: Stack, dataset: Dataset, heed: Callable[[], None])
             "images_per_second": images_seen / training_seconds,
         },
     )
+
+
+def _position_association(model: nn.Module) -> float | None:
+    """Share of a patch's neighbours whose learned positions are most like its own; None without such positions."""
+    try:
+        return float(position_gram(model).neighbours.fraction)
+    except InputError:
+        return None
+
+
+def _measure(
+    model: nn.Module, cell: Cell, dataset: Dataset, device: torch.device, heed: Callable[[], None]
+) -> dict[str, float | None]:
+    """Write heads.csv and layers.csv of the model; the extremes, which are None in a model without such heads."""
+    folder, best = cell.folder, cell.progress.best
+    assert best is not None
+    try:
+        table = measure_on_test(model, dataset, cell.config.num_measured, device, heed)
+    except NoSpatialAttentionError as reason:
+        folder.log("heads not measured", reason=str(reason))
+        heads, layers = pd.DataFrame(columns=list(HEADS_COLUMNS)), pd.DataFrame(columns=list(LAYERS_COLUMNS))
+        extremes: dict[str, float | None] = dict.fromkeys(("min_mad", "max_mad", "min_entropy", "max_entropy"))
+        num_images = 0
+    else:
+        heads, layers, num_images = table.to_frame(), table.extra_frame("layer"), table.num_images
+        extremes = {
+            "min_mad": float(heads["mad"].min()),
+            "max_mad": float(heads["mad"].max()),
+            "min_entropy": float(heads["entropy"].min()),
+            "max_entropy": float(heads["entropy"].max()),
+        }
+    write_heads(folder.heads, heads, best.epoch, others=cell.progress.heads)
+    write_text(folder.layers, layers[list(LAYERS_COLUMNS)].to_csv(index=False))
+    return {**extremes, "num_measured": num_images}

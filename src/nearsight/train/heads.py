@@ -16,7 +16,7 @@ from nearsight.lens import AttentionTap, HeadTable, Survey, measure
 from nearsight.lens.attention import Attention, FusedAttention
 from nearsight.lens.capture import Call
 from nearsight.lens.measuring import Precision, summing_dtype, table_of
-from nearsight.lens.running import running, surveyed
+from nearsight.lens.running import NoSpatialAttentionError, running, surveyed
 from nearsight.lens.stream import reduce_attention
 from nearsight.train.config import RunConfig
 from nearsight.train.engine import Stack, initial_model
@@ -156,13 +156,14 @@ class TimeCourse:
         self._model = initial_model(stack.configs[0], dataset).to(stack.device)
         self._dataset = dataset
         self._found: Survey | None = None
+        self._has_attention = True
 
     def measure(self, stack: Stack, epochs: Mapping[int, int]) -> dict[int, pd.DataFrame]:
         """By position, rows of heads.csv of those cells whose turn it is after `epochs`, which are by position too."""
         by_number: dict[int, list[int]] = {}
         for position, epoch in epochs.items():
             config = stack.configs[position]
-            if is_due(config, epoch):
+            if is_due(config, epoch) and self._has_attention:
                 by_number.setdefault(config.num_measured_during, []).append(position)
         rows = {}
         for num_images, positions in by_number.items():
@@ -170,13 +171,13 @@ class TimeCourse:
             if len(positions) < len(stack.configs):
                 weights_K = {name: weight[positions] for name, weight in weights_K.items()}
             images = MeasuringImages(self._dataset, num_images, stack.device)
+            try:
+                found = self._survey(images)
+            except NoSpatialAttentionError:  # the end of the run says so
+                self._has_attention = False
+                return {}
             tables = measure_stack(
-                self._model,
-                weights_K,
-                images,
-                skeleton=stack.skeleton,
-                found=self._survey(images),
-                precision="float64",
+                self._model, weights_K, images, skeleton=stack.skeleton, found=found, precision="float64"
             )
             for position, table in zip(positions, tables, strict=True):
                 rows[position] = table.to_frame().assign(epoch=epochs[position])

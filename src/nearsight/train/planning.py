@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from torch import Tensor, nn
 
 from nearsight.data.loading import dataset_spec
+from nearsight.models import ModelConfig
 from nearsight.train.config import RunConfig
 
 MOST_CELLS = 24
@@ -41,20 +43,45 @@ def plan_stacks(configs: Sequence[RunConfig], device: torch.device) -> list[list
 def cell_bytes(config: RunConfig) -> int:
     """About the memory one run takes in a stack, on the safe side: weights, optimiser, activations, images.
 
-    What a block keeps of a token for its backward is some copies of it, its queries, keys and values (8 widths), and
-    the MLP's hidden units before and after its activation; of a head, the weights of its attention where it is not
-    fused. All in float32: reduced precision keeps copies in both.
+    All in float32: reduced precision keeps copies in both.
     """
-    model, spec = config.model, dataset_spec(config.data.name)
+    spec = dataset_spec(config.data.name)
     side = config.data.image_size or spec.image_size
     with torch.device("meta"):
-        parameters = model.build((side, side), spec.num_classes or 1000).parameters()
-        num_weights = sum(parameter.numel() for parameter in parameters)
+        model = config.model.build((side, side), spec.num_classes or 1000)
+    num_weights = sum(parameter.numel() for parameter in model.parameters())
+    kept = _kept_by_blocks(config.model, side) if config.model.is_transformer else _kept_values(model, side)
+    num_pixel_values = 8 * 3 * side**2  # as drawn, moved, mixed and normalised, and indices of those that move
+    return 4 * (_NUM_COPIES * num_weights + config.protocol.batch_size * (kept + num_pixel_values))
+
+
+def _kept_by_blocks(model: ModelConfig, side: int) -> int:
+    """Values that a ViT keeps of an image for its backward.
+
+    Of a token, a block keeps some copies of it, its queries, keys and values (8 widths), and the MLP's hidden units
+    before and after its activation; of a head, the weights of its attention where it is not fused.
+    """
     tokens = (side // model.patch_size) ** 2 + 1
     per_block = tokens * (8 * model.width + 3 * model.mlp_width) + model.num_heads * tokens**2
-    num_pixel_values = 8 * 3 * side**2  # as drawn, moved, mixed and normalised, and indices of those that move
-    per_image = model.depth * per_block + num_pixel_values
-    return 4 * (_NUM_COPIES * num_weights + config.protocol.batch_size * per_image)
+    return model.depth * per_block
+
+
+def _kept_values(model: nn.Module, side: int) -> int:
+    """Values that a model without memory keeps of an image for its backward, by what its operations say they keep."""
+    weights = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
+    kept: dict[int, int] = {}
+
+    def note(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in weights:
+            kept[storage._cdata] = storage.nbytes() // tensor.element_size()
+        return tensor
+
+    num_images = 2  # of one alone, a batch norm may have nothing to take the mean of
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        output = model(torch.empty(num_images, 3, side, side, device="meta"))
+    assert output.requires_grad  # and so alive until here: a storage that is gone may share its number with another
+    return sum(kept.values()) // num_images
 
 
 def free_bytes(device: torch.device) -> int:

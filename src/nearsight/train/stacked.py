@@ -2,7 +2,8 @@
 
 Weights have a leading axis K and the images of all cells are one batch (`stackedweight`), so no model needs a second
 version of its code. A model that uses its weights in a way not known there, or that reorders its batch, runs by
-`torch.vmap` (`vmapped`): slower, and for any model.
+`torch.vmap` (`vmapped`): slower, and for any model. One with running statistics (batch norms) runs cell after cell: its
+batches must not be mixed, and the grouped convolutions that vmap makes of several cells' are slower than these.
 
 Shape suffixes: K cells, B samples, C channels or classes, H rows, W columns.
 """
@@ -23,21 +24,47 @@ Weights = dict[str, Tensor]
 
 _by_vmap: WeakSet[nn.Module] = WeakSet()
 """Models that do not run as one batch."""
+_cell_after_cell: WeakSet[nn.Module] = WeakSet()
+"""Models with running statistics."""
 
 
 def stack_weights(states: Sequence[Mapping[str, Tensor]], device: torch.device) -> Weights:
-    """The parameters of K models of one shape, each with a leading axis K."""
+    """The tensors of K models of one shape, each with a leading axis K."""
     return {name: torch.stack([state[name].detach() for state in states]).to(device) for name in states[0]}
 
 
+def running_statistics(model: nn.Module) -> Weights:
+    """What of a model is not learned and yet changes with every training step: running means and the like, by name."""
+    return {
+        f"{path}.{name}" if path else name: buffer
+        for path, module in model.named_modules()
+        if getattr(module, "running_mean", None) is not None
+        for name, buffer in module.named_buffers(recurse=False)
+    }
+
+
 def weightless(model: nn.Module) -> nn.Module:
-    """The model's code and shapes without memory for its weights."""
-    return copy.deepcopy(model).to("meta")
+    """The model's code and shapes without memory for what training changes."""
+    skeleton, changing = copy.deepcopy(model), running_statistics(model)
+    for name, buffer in list(skeleton.named_buffers()):
+        if name not in changing:
+            path, _, own = name.rpartition(".")
+            delattr(skeleton.get_submodule(path), own)
+            setattr(skeleton.get_submodule(path), own, buffer)  # a constant of the code: it goes nowhere by itself
+    return skeleton.to("meta")
+
+
+def bring_constants(skeleton: nn.Module, device: torch.device) -> None:
+    """Bring what a skeleton kept of its model to where the weights are."""
+    for module in skeleton.modules():
+        for name, value in vars(module).items():
+            if isinstance(value, Tensor):
+                setattr(module, name, value.to(device))
 
 
 def runs_as_one_batch(model: nn.Module) -> bool:
-    """Whether this model is not known to need `torch.vmap`."""
-    return model not in _by_vmap
+    """Whether this model is not known to need another way."""
+    return model not in _by_vmap and model not in _cell_after_cell
 
 
 def stacked_forward(model: nn.Module, weights_K: Weights, images_KBCHW: Tensor, *, reduced: bool = False) -> Tensor:
@@ -53,12 +80,30 @@ def stacked_forward(model: nn.Module, weights_K: Weights, images_KBCHW: Tensor, 
 
 
 def _forward(model: nn.Module, weights_K: Weights, images_KBCHW: Tensor) -> Tensor:
+    if model in _cell_after_cell:
+        return _one_after_the_other(model, weights_K, images_KBCHW)
     if images_KBCHW.is_cuda and torch.are_deterministic_algorithms_enabled():
         # A library chooses its kernels by the number of cells too, and each rounds in its own way.
         cells = [{name: weight[k : k + 1] for name, weight in weights_K.items()} for k in range(len(images_KBCHW))]
         alone = zip(cells, images_KBCHW.split(1), strict=True)
         return torch.cat([_all_at_once(model, weights, images) for weights, images in alone])
     return _all_at_once(model, weights_K, images_KBCHW)
+
+
+def _one_after_the_other(model: nn.Module, weights_K: Weights, images_KBCHW: Tensor) -> Tensor:
+    """Every cell by itself. Its statistics are views of those of all, and so change with them."""
+    outputs = []
+    # Taken apart by one operation, whose gradient is put together by one, too.
+    parts = {name: weight.unbind() for name, weight in weights_K.items()}
+    for k, images_BCHW in enumerate(images_KBCHW):
+        weights = {name: _laid_out(part[k]) for name, part in parts.items()}
+        outputs.append(functional_call(model, weights, (images_BCHW,)))
+    return torch.stack(outputs)
+
+
+def _laid_out(weight: Tensor) -> Tensor:
+    """Convolutions with channels last, which a GPU is faster at; their inputs follow them."""
+    return weight.contiguous(memory_format=torch.channels_last) if weight.is_cuda and weight.dim() == 4 else weight
 
 
 def _all_at_once(model: nn.Module, weights_K: Weights, images_KBCHW: Tensor) -> Tensor:
@@ -81,10 +126,13 @@ def _as_one_batch(model: nn.Module, weights_K: Weights, images_KBCHW: Tensor) ->
 
 @torch.no_grad()
 def verify_stacking(skeleton: nn.Module, models: Sequence[nn.Module], image_size: tuple[int, int]) -> None:
-    """Let models that do not give as one batch what they give alone run by `torch.vmap`.
+    """Choose the way of a model: let those that do not give as one batch what they give alone run by `torch.vmap`.
 
     A model that orders its batch otherwise (windows before images, say) would mix up its cells without any error.
     """
+    if running_statistics(skeleton):
+        _cell_after_cell.add(skeleton)
+        return
     generator = torch.Generator().manual_seed(0)
     cells = [models[0], models[-1]]
     modes = [cell.training for cell in cells]

@@ -86,7 +86,8 @@ def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
         rows_Kro = torch.bmm(rows_Kri, weight_Koi.transpose(1, 2))
     else:
         rows_Kro = torch.baddbmm(plain(bias).unsqueeze(1), rows_Kri, weight_Koi.transpose(1, 2))
-    return rows_Kro.reshape(*input.shape[:-1], width_out)
+    result = rows_Kro.reshape(*input.shape[:-1], width_out)
+    return stack_up(result) if isinstance(input, StackedWeight) else result  # weights of weights, as of positions
 
 
 def _layer_norm(

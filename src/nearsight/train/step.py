@@ -19,7 +19,7 @@ from nearsight.data import DeviceImages
 from nearsight.randomness import Draws
 from nearsight.train.droppath import PathDropping
 from nearsight.train.optimizer import AdamW
-from nearsight.train.stacked import stacked_forward
+from nearsight.train.stacked import Weights, stacked_forward
 from nearsight.train.teacher import Teacher
 
 
@@ -45,6 +45,7 @@ class Step:
         self,
         skeleton: nn.Module,
         optimizer: AdamW,
+        statistics: Weights,
         pipeline: Pipeline,
         smoothing_K: Tensor,
         images: DeviceImages,
@@ -55,9 +56,9 @@ class Step:
         dropping: PathDropping | None = None,
         teacher: Teacher | None = None,
     ) -> None:
-        self.skeleton, self.optimizer, self.pipeline, self.smoothing_K = skeleton, optimizer, pipeline, smoothing_K
-        self.images, self.epoch, self.reduced, self.augment = images, epoch, reduced, augment
-        self.dropping, self.teacher = dropping, teacher
+        self.skeleton, self.optimizer, self.statistics = skeleton, optimizer, statistics
+        self.pipeline, self.smoothing_K, self.images, self.epoch = pipeline, smoothing_K, images, epoch
+        self.reduced, self.augment, self.dropping, self.teacher = reduced, augment, dropping, teacher
         device = images.device
         self.number = torch.zeros(1, dtype=torch.int64, device=device)
         """Steps done in this epoch."""
@@ -78,7 +79,7 @@ class Step:
         draws = Draws(epoch.seed_K, epoch.epoch_K, self.number[0], index_KB)
         images, targets_KBC = self._augmented(images_KBCHW, labels_KB, draws)
         weights_KP = self.optimizer.weights_KP.detach().requires_grad_()
-        weights = self.optimizer.arrangement.views(weights_KP)
+        weights = self.optimizer.arrangement.views(weights_KP) | self.statistics
         if self.dropping is not None:
             weights |= self.dropping(draws)
         if self.teacher is not None:
@@ -107,6 +108,7 @@ class Step:
             optimizer.first_KP,
             optimizer.second_KP,
             optimizer.steps_done_K,
+            *self.statistics.values(),
             self.number,
             self.loss_K,
         ]

@@ -8,6 +8,7 @@ from nearsight.report.figures.files import save_figure, svg_text
 from nearsight.report.figures.heat import heatmaps
 from nearsight.report.figures.intervals import locality_intervals
 from nearsight.report.figures.plane import mad_entropy_plane
+from nearsight.report.figures.positions import position_maps
 from nearsight.report.figures.profiles import mad_profiles
 from nearsight.report.figures.rollout import rollout_overlays
 from nearsight.report.figures.similarity import similarity_heatmap
@@ -17,6 +18,7 @@ __all__ = [
     "locality_intervals",
     "mad_entropy_plane",
     "mad_profiles",
+    "position_maps",
     "rollout_overlays",
     "save_figure",
     "similarity_heatmap",
