@@ -13,6 +13,7 @@ from nearsight.augment.beta import symmetric_beta
 from nearsight.augment.boxes import Box, box_of_area, snapped
 from nearsight.augment.cutmix import soft_mask
 from nearsight.augment.noise import standard_normal
+from nearsight.configuration import identifying
 from nearsight.errors import InputError
 from nearsight.randomness import Draws
 
@@ -204,6 +205,24 @@ def test_feathered_cutmix(make_draws, apply_one):
     level = torch.arange(50, dtype=torch.float32)
     assert torch.allclose(batch.images_KBCHW[0].mean((1, 2, 3)), batch.targets_KBC[0] @ level, atol=1e-3)
     assert (batch.images_KBCHW[0] != batch.images_KBCHW[0].round()).any()
+
+
+@pytest.mark.parametrize("feather", [0.0, 1.5])
+def test_cutmix_with_everybodys_own_label(make_draws, apply_one, feather):
+    """The same images as with mixed labels, to the bit, and labels as they were; the cell beside it mixes its own."""
+    images, targets = marked_batch(2, 40)
+    own, mixed = (CutMix(p=1.0, per_sample=True, feather=feather, mix_labels=mix) for mix in (False, True))
+    draws = make_draws(2, 40)
+    batch, usual = (apply_one(cells, images, targets, draws) for cells in ([own, mixed], [mixed, mixed]))
+    assert torch.equal(batch.images_KBCHW, usual.images_KBCHW)
+    assert torch.equal(batch.targets_KBC[0], targets[0])
+    assert torch.equal(batch.targets_KBC[1], usual.targets_KBC[1])
+    assert not torch.equal(usual.targets_KBC[0], targets[0])
+
+
+def test_a_setting_that_was_added_leaves_identities_alone():
+    assert "mix_labels" not in identifying(CutMix())
+    assert identifying(CutMix(mix_labels=False))["mix_labels"] is False
 
 
 def test_soft_mask_is_a_blurred_box():

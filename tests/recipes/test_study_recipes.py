@@ -3,25 +3,35 @@
 import dataclasses
 import re
 
+import numpy as np
 import pytest
 
 from nearsight.errors import InputError
-from nearsight.recipes import STUDIES, find_run, find_study
+from nearsight.recipes import STUDIES, emergence, find_run, find_study, mixing, size, unreported
+from nearsight.study import Cell
 from nearsight.train import modern
+
+NUM_TRAIN = {"cifar10": 50_000, "cifar100": 50_000, "tiny-imagenet": 100_000, "svhn": 73_257}
+
+
+def images_of(cell: Cell) -> int:
+    """That a cell trains on at most, over all epochs."""
+    data = cell.config.data
+    num_train = data.num_train or NUM_TRAIN[data.name]
+    return round(num_train * (1 - data.validation_fraction)) * cell.config.protocol.max_epochs
 
 
 @pytest.mark.parametrize("name", list(STUDIES))
 def test_every_study_says_its_command_its_cost_and_its_result(name: str) -> None:
     recipe = find_study(name)
     lines = (recipe.__doc__ or "").splitlines()
-    assert re.search(r"\((S1, Table|S2, Tables?|S1 meets S2)", lines[0])
+    assert re.search(r"\((S1|S2|S3)[ ,].*\)$", lines[0]), "its place in the papers"
     text = " ".join(lines)
     study = recipe()
     assert f"nearsight study run {name}" in text
-    assert f"Cost    {len(study.cells)} cells of at most {study.base.protocol.max_epochs} epochs" in text
-    num_images = {"tiny-imagenet": 80_000}.get(study.base.data.name, 40_000)
-    images = len(study.cells) * study.base.protocol.max_epochs * num_images
-    assert f"of {num_images:,} images ({images // 10**6} M" in text
+    epochs, images = study.base.protocol.max_epochs, images_of(study.cells[0]) // study.base.protocol.max_epochs
+    assert re.search(rf"Cost    {len(study.cells)} cells of (at most )?{epochs} epochs of {images:,} images", text)
+    assert f"({sum(map(images_of, study.cells)) // 10**6} M" in text
     assert f"results/{name}" in text
     assert study.name == name
 
@@ -107,6 +117,92 @@ def test_both_recipes_of_cifar100_share_their_runs() -> None:
     """Baseline and Modern of the ablation are those of Table 1: the identity is that of the settings."""
     runs = {cell.run for cell in find_study("ablation-cifar100")().cells}
     assert {cell.run for cell in find_study("protocol-cifar100")().cells} < runs
+
+
+@pytest.mark.parametrize("data", ["cifar10", "tiny-imagenet"])
+def test_the_other_ablations_are_the_same_eight_conditions(data: str) -> None:
+    cells = {cell.condition: cell.config for cell in find_study(f"ablation-{data}")().cells}
+    run = find_run(f"compact-{data}")
+    assert len(cells) == 8
+    assert cells["Baseline"].protocol == run("baseline").protocol
+    assert cells["Modern"].protocol == run("modern").protocol
+    colour = "colorjitter" if data == "tiny-imagenet" else "autoaugment"
+    for condition, config in cells.items():
+        has_cutmix, has_colour = (config.protocol.augmentation(name) is not None for name in ("cutmix", colour))
+        parts = {"cutmix": has_cutmix, colour: has_colour, "labelsmoothing": config.protocol.smoothing > 0}
+        # +X has X alone, −X all but X.
+        alone = condition.startswith("+") or condition == "Baseline"
+        named = {part for part in parts if part == condition[1:].lower()}
+        assert {part for part, is_on in parts.items() if is_on} == (named if alone else set(parts) - named)
+    assert {config.data.name for config in cells.values()} == {data}
+
+
+def test_unreported_settings_are_a_balanced_half_with_a_baseline_each() -> None:
+    study = unreported.unreported_cifar100()
+    settings = {tuple(cell.levels[name] for name in list(study.labels)[:-1]) for cell in study.cells}
+    assert len(settings) == 8
+    assert len(study.cells) == len({(*cell.levels.values(),) for cell in study.cells}) == 24
+    names = list(study.labels)[:-1]
+    signs = np.array(
+        [
+            [1 if level == study.labels[name][1] else -1 for name, level in zip(names, each, strict=True)]
+            for each in settings
+        ]
+    )
+    # Main effects are balanced, orthogonal, and apart from every product of two.
+    assert (signs.sum(axis=0) == 0).all()
+    assert (signs.T @ signs == 8 * np.eye(4)).all()
+    pairs = np.array([signs[:, i] * signs[:, j] for i in range(4) for j in range(i)])
+    assert (pairs @ signs == 0).all()
+    assert {len({cell.config.protocol.max_epochs, cell.config.protocol.patience}) for cell in study.cells} == {1}
+
+
+def test_mixing_differs_in_what_is_mixed_alone() -> None:
+    study = mixing.mixing_cifar100()
+    base = study.base.protocol.augment
+    configs = {cell.condition: cell.config for cell in study.cells if cell.seed == 0}
+    assert configs["None"].protocol == study.base.protocol
+    for condition, config in configs.items():
+        added = [each for each in config.protocol.augment if each not in base]
+        assert len(added) == (condition != "None")
+        assert {each.p for each in added} <= {0.5}
+        assert dataclasses.replace(config, protocol=study.base.protocol) == study.base
+    assert len(set(configs.values())) == 13
+
+
+def test_emergence_measures_every_epoch() -> None:
+    study = emergence.emergence_cifar100()
+    assert {cell.config.measure_every for cell in study.cells} == {1}
+    configs = {cell.condition: cell.config for cell in study.cells if cell.seed == 0}
+    assert configs["Modern"].protocol.augment == modern().augment
+    assert configs["+CutMix"].protocol.without("cutmix") == configs["Baseline"].protocol
+
+
+def test_size_keeps_heads_and_steps_as_they_are() -> None:
+    study = size.size_cifar100()
+    for cell in study.cells:
+        model = cell.config.model
+        assert model.width == 24 * model.num_heads
+        assert model.mlp_width == 2 * model.width
+        assert images_of(cell) == 75 * 40_000
+        assert cell.config.protocol.warmup_epochs * 15 == cell.config.protocol.max_epochs
+    assert {(cell.config.model.width, cell.config.model.depth) for cell in study.cells} == {
+        *((96, 8), (192, 8), (384, 8)),
+        *((192, 4), (192, 12)),
+    }
+
+
+def test_an_ablation_under_fitted_settings_needs_all_of_them() -> None:
+    levels = {"lr": "0.0003", "weight_decay": "0", "init": "pytorch", "position_std": "1", "cutmix": "p=1"}
+    study = unreported.ablation_fitted_cifar100(levels, seeds=1)
+    modern_cell = next(cell.config for cell in study.cells if cell.condition == "Modern")
+    assert (modern_cell.protocol.lr, modern_cell.model.init) == (3e-4, "pytorch")
+    usual = {cell.condition: cell.config for cell in find_study("ablation-cifar100")(seeds=1).cells}
+    assert {cell.condition for cell in study.cells} == set(usual)
+    with pytest.raises(InputError, match="no level of init is given; it needs one of trunc_normal, pytorch"):
+        unreported.ablation_fitted_cifar100({name: level for name, level in levels.items() if name != "init"})
+    with pytest.raises(InputError, match="'off' is not a known probability of CutMix"):
+        unreported.ablation_fitted_cifar100({**levels, "cutmix": "off"})
 
 
 def test_unknown_names_are_answered_with_the_nearest() -> None:

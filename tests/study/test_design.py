@@ -110,7 +110,7 @@ def test_levels_of_one_factor_replace_each_other() -> None:
         ({"lr": {"": 1e-3, "b": 2e-3}}, "a label is a word"),
         ({"lrate": (1, 2)}, "'lrate' is not a known setting; did you mean 'lr'?"),
         ({"name": ("a", "b")}, "'name' may mean model.name or data.name; write it out"),
-        ({"cutmix.alfa": (1, 2)}, "'cutmix.alfa' is not a setting; cutmix has alpha, feather, p, patch, per_sample"),
+        ({"cutmix.alfa": (1, 2)}, "'cutmix.alfa' is not a setting; cutmix has alpha, feather, mix_labels, p, patch"),
         ({"cutmix.alpha": (1.0, 2.0)}, "cannot be set where there is no cutmix"),
         ({"lr": (1e-3, "high")}, "factor 'lr' at 'high': protocol.lr is 'high', but must be of type float"),
         ({"lr": (1e-3, -1.0)}, "lr is -1.0, but must be positive"),

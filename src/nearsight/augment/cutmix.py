@@ -1,7 +1,7 @@
 """CutMix: a box of another image is pasted in, and the label is shared by area."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
@@ -12,6 +12,7 @@ from nearsight.augment.beta import symmetric_beta
 from nearsight.augment.boxes import Box, box_of_area, snapped
 from nearsight.augment.partners import batch_or_sample_draws, mixed_targets, of_partners, permutation_of
 from nearsight.augment.streams import Drawn
+from nearsight.configuration import ADDED
 from nearsight.errors import InputError, check_at_least
 
 
@@ -30,6 +31,8 @@ class CutMix(Augmentation):
     """Box edges lie on multiples of this many pixels; a model's patch size mixes whole tokens only."""
     feather: float = 0.0
     """Deviation in pixels of the Gaussian that softens the box's edge; 0 cuts sharply."""
+    mix_labels: bool = field(default=True, metadata=ADDED)
+    """Share the label by area; else an image keeps its own, whatever part of another is pasted into it."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -63,6 +66,7 @@ class CutMix(Augmentation):
         else:
             mixed = torch.where(box.mask(height, width) & applied_Kb[..., None, None, None], pasted, images)
             share_Kb = box.area() / (height * width) * applied_Kb
+        share_Kb = share_Kb * cells["mix_labels"].unsqueeze(-1)
         return batch.replace(images=mixed, targets=mixed_targets(batch.targets_KBC, partner_KB, share_Kb))
 
 

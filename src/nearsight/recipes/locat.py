@@ -10,6 +10,7 @@ from typing import Any
 
 from nearsight.augment import CutMix, RandomCrop
 from nearsight.recipes.compact import compact_cifar100, compact_tiny_imagenet
+from nearsight.recipes.fixed import trained_for
 from nearsight.recipes.registry import recipe
 from nearsight.study import OFF, Study
 from nearsight.train import RunConfig, locat
@@ -74,18 +75,13 @@ def locat_cutmix_cifar100(*, seeds: int = 3) -> Study:
     Cost    24 cells of at most 100 epochs of 40,000 images (96 M); needs a GPU
     Result  see results/locat-cutmix-cifar100
     """
-    base = _all_epochs(compact_cifar100("baseline"))
+    base = trained_for(compact_cifar100("baseline"), _EPOCHS)
     factors: dict[str, Any] = {
         "cutmix": (OFF, CutMix(p=0.5)),
         "GAug": {"off": OFF, "on": {"gaug": True}},
         "PRR": {"off": OFF, "on": {"prr": True}},
     }
     return Study(base, factors=factors, seeds=seeds, ends=("Baseline", "CutMix + LocAt"))
-
-
-def _all_epochs(run: RunConfig) -> RunConfig:
-    protocol = dataclasses.replace(run.protocol, max_epochs=_EPOCHS, patience=_EPOCHS)
-    return dataclasses.replace(run, protocol=protocol, precision="bf16")
 
 
 def _trained_as_in_s2(run: RunConfig) -> RunConfig:
@@ -97,4 +93,4 @@ def _trained_as_in_s2(run: RunConfig) -> RunConfig:
     protocol = dataclasses.replace(
         theirs, lr=run.protocol.lr, batch_size=run.protocol.batch_size, warmup_epochs=_EPOCHS // 5, drop_path=0.0
     )
-    return _all_epochs(dataclasses.replace(run, protocol=protocol))
+    return trained_for(dataclasses.replace(run, protocol=protocol), _EPOCHS)

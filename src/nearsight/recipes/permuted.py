@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from nearsight.recipes.compact import compact_cifar10, compact_cifar100
+from nearsight.recipes.fixed import trained_for
 from nearsight.recipes.registry import recipe
 from nearsight.study import OFF, Study
 from nearsight.train import DataConfig, RunConfig, modern
@@ -42,7 +43,7 @@ def permuted_cifar100(*, seeds: int = 2) -> Study:
         "tiles": {"1×1": OFF, "4×4": {"shuffled_tiles": 4}, "32×32": {"shuffled_tiles": 32}},
     }
     ends = ("ViT", "ResNet-18, tiles 32×32")
-    return Study(_all_epochs(base, _PERMUTED_EPOCHS), factors=factors, seeds=seeds, ends=ends)
+    return Study(trained_for(base, _PERMUTED_EPOCHS), factors=factors, seeds=seeds, ends=ends)
 
 
 @recipe("positional-cifar10")
@@ -83,10 +84,4 @@ def positional_svhn(*, seeds: int = 5) -> Study:
 
 def _against_positional(run: RunConfig, seeds: int) -> Study:
     models = {"ViT": OFF, "Positional ViT": _POSITIONAL}
-    return Study(_all_epochs(run, _POSITIONAL_EPOCHS), factors={"model": models}, seeds=seeds)
-
-
-def _all_epochs(run: RunConfig, epochs: int) -> RunConfig:
-    """Without early stopping, so that every cell sees the same images."""
-    protocol = dataclasses.replace(run.protocol, max_epochs=epochs, patience=epochs)
-    return dataclasses.replace(run, protocol=protocol, precision="bf16")
+    return Study(trained_for(run, _POSITIONAL_EPOCHS), factors={"model": models}, seeds=seeds)

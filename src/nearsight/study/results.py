@@ -56,6 +56,8 @@ class StudyResults:
     """What the tokens of the final models' layers are like: `LAYER_COLUMNS`."""
     course: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=list(COURSE_COLUMNS)))
     """The heads during training, of the runs that were measured then: `COURSE_COLUMNS`."""
+    planned: tuple[str, ...] = ()
+    """The conditions that were asked for; none where that is not known."""
 
     @classmethod
     def read(cls, folder: Path) -> "StudyResults":
@@ -69,6 +71,7 @@ class StudyResults:
             scale=described["scale"],
             settings=described["settings"],
             assumed=tuple(described["assumed"]),
+            planned=tuple(dict.fromkeys(cell["condition"] for cell in described["cells"])),
             **kept(folder, described["cells"], tuple(factors)),
         )
 

@@ -9,6 +9,7 @@ MOST_SEEDS = 2
 _HEAD_WIDTH = 4
 _PATCH_SIZE = 8
 _CHANNELS = 8
+_NUM_TRAIN = 120
 
 
 def shrink(config: RunConfig) -> RunConfig:
@@ -19,7 +20,9 @@ def shrink(config: RunConfig) -> RunConfig:
     protocol = config.protocol
     return RunConfig(
         model=_narrow(config.model),
-        data=DataConfig(name="shapes", num_train=120, num_test=40, split_seed=config.data.split_seed),
+        data=DataConfig(
+            name="shapes", num_train=_num_train(config.data), num_test=40, split_seed=config.data.split_seed
+        ),
         protocol=dataclasses.replace(protocol, batch_size=32, max_epochs=2, warmup_epochs=1, patience=2),
         seed=config.seed,
         precision="fp32",
@@ -27,6 +30,11 @@ def shrink(config: RunConfig) -> RunConfig:
         measure_every=min(config.measure_every, 1),
         num_measured_during=10,
     )
+
+
+def _num_train(data: DataConfig) -> int:
+    """Fewer where the run has fewer than its data set, so that the two stay apart."""
+    return _NUM_TRAIN if data.num_train is None else _NUM_TRAIN // 2
 
 
 def _narrow(model: ModelConfig) -> ModelConfig:

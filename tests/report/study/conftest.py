@@ -3,8 +3,10 @@
 Nothing here was measured.
 """
 
+import sys
 from collections.abc import Callable, Collection, Mapping
 from itertools import product
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -12,6 +14,9 @@ import pytest
 
 from nearsight.report.study.paper import PUBLISHED, WITH_CUTMIX, PublishedCondition
 from nearsight.study.results import StudyResults
+
+# Test modules are imported by path, so what stands beside them has to be put where it can be found.
+sys.path.insert(0, str(Path(__file__).parent))
 
 ABLATION = {"cutmix": ("off", "on"), "autoaugment": ("off", "on"), "smoothing": ("0", "0.1")}
 LABELS = {

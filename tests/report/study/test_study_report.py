@@ -9,6 +9,8 @@ from matplotlib.image import imread
 
 from nearsight.errors import InputError
 from nearsight.report.study import write_study_report
+from nearsight.report.study.conditions import with_attention
+from nearsight.report.study.tables import study_tables
 
 TABLES = {"conditions", "gain", "effects", "effects-by-layer", "separation", "dissociation", "correlation", "verdict"}
 SMALL_MODEL = (3, 2)
@@ -106,3 +108,23 @@ def test_a_study_of_our_own_has_no_verdict(make_study, tmp_path):
     write_study_report(dataclasses.replace(make_study(seeds=1, shape=SMALL_MODEL), name="our-own"), tmp_path)
     assert not (tmp_path / "verdict.md").exists()
     assert (tmp_path / "tables" / "conditions.md").exists()
+
+
+def test_networks_without_attention_are_left_out_of_what_is_about_heads(make_study, tmp_path):
+    results = make_study(seeds=2)
+    runs = results.runs.copy()
+    heads = ["min_mad", "max_mad", "min_entropy", "max_entropy"]
+    without = runs["cutmix"] == "on"
+    runs.loc[without, heads] = float("nan")
+    kept = results.heads[~results.heads["run"].isin(runs.loc[without, "run"])]
+    mixed = dataclasses.replace(results, name="networks", runs=runs, heads=kept)
+    tables = {table.name: table for table in study_tables(mixed)}
+    assert list(tables["conditions"].shown["MAD, min to max"]).count("–") == 4
+    assert "Without 8 runs of networks that have no attention." in tables["effects"].notes
+    measured = with_attention(mixed)
+    assert len(measured.runs) == 8
+    assert set(measured.factors) == {"autoaugment", "smoothing"}
+    none = dataclasses.replace(mixed, runs=runs[without], heads=kept.iloc[:0])
+    write_study_report(none, tmp_path)
+    captions = (tmp_path / "figures" / "captions.md").read_text(encoding="utf-8")
+    assert captions.count("no network of the study has attention") == 5

@@ -1,5 +1,7 @@
 """A study's report: tables, the paper's five figures and a verdict per claim, from the results of its runs alone."""
 
+from nearsight.report.study.findings import write_findings
+from nearsight.report.study.unreported.fit import best_fitting_levels
 from nearsight.report.study.writing import write_study_report
 
-__all__ = ["write_study_report"]
+__all__ = ["best_fitting_levels", "write_findings", "write_study_report"]

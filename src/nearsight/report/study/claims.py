@@ -3,10 +3,11 @@
 Its numbers come from paper.py, ours from the runs: nothing here is typed in twice.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import dataclasses
+from collections.abc import Mapping
 
 from nearsight.report.study import paper as s1
+from nearsight.report.study.claim import Claim
 from nearsight.report.study.claims_of_heads import HEAD_CLAIMS, PLANE, HeadClaim
 from nearsight.report.study.rules import (
     DISSOCIATION,
@@ -28,24 +29,8 @@ from nearsight.study.statistics import mean_interval, paired_difference, separat
 UNKNOWN = "not known"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Claim:
-    text: str
-    source: str
-    """Where the paper makes it."""
-    paper: str
-    """The paper's numbers, in words."""
-    rule: str
-    """What judges it, in words."""
-    readings: tuple[str, str] | None = None
-    """The strict and the weak reading, where the rule is that of every seed."""
-    needs: tuple[str, ...]
-    """Conditions without which it cannot be judged."""
-    judge: Callable[[StudyResults], Finding]
-
-
 def _value(study: str, condition: str, response: str) -> float | None:
-    value = getattr(s1.PUBLISHED[study].conditions[condition], response)
+    value = getattr(s1.PUBLISHED[study].conditions.get(condition), response, None)
     return None if value is None else float(value)
 
 
@@ -75,8 +60,9 @@ def _size(study: str, text: str, source: str, condition: str, reference: str, re
 def _no_effect(study: str, text: str, condition: str, key_condition: str, reference: str, *, key_sign: int) -> Claim:
     """A condition that should differ from the reference as little as the key factor's differs much."""
     paper, key = (_change(study, label, reference, "min_mad") for label in (condition, key_condition))
-    assert paper is not None
-    assert key is not None
+    published = UNKNOWN
+    if paper is not None and key is not None:
+        published = f"{rounded(paper, signed=True)}, CutMix's {rounded(key, signed=True)} ({share(abs(paper / key))})"
 
     def judge(results: StudyResults) -> Finding:
         ours, of_key = (
@@ -87,41 +73,50 @@ def _no_effect(study: str, text: str, condition: str, key_condition: str, refere
     return Claim(
         text=text,
         source="S1 §6.2",
-        paper=f"{rounded(paper, signed=True)}, CutMix's {rounded(key, signed=True)} ({share(abs(paper / key))})",
+        paper=published,
         rule=NO_EFFECT_RULE,
         needs=(reference, condition, key_condition),
         judge=judge,
     )
 
 
-def _groups(study: str, text: str, source: str, response: str) -> Claim:
+def _groups(study: str, colour: str, text: str, source: str, response: str) -> Claim:
     """All conditions with CutMix on one side of a gap, all without on the other."""
-    values = {label: _value(study, label, response) or 0.0 for label in s1.PUBLISHED[study].conditions}
-    highest = max(value for label, value in values.items() if label in s1.WITH_CUTMIX)
-    lowest = min(value for label, value in values.items() if label not in s1.WITH_CUTMIX)
+    groups = [[_value(study, label, response) for label in labels] for labels in _both_groups(colour)]
+    above, below = ([value for value in values if value is not None] for values in groups)
+    bounds, published = None, UNKNOWN
+    if above and below:
+        bounds = (max(above), min(below))
+        published = (
+            f"with ≤ {rounded(bounds[0])}, without ≥ {rounded(bounds[1])}; "
+            f"margin {rounded(bounds[1] - bounds[0], signed=True)}"
+        )
     key = s1.PUBLISHED[study].key_factor
     assert key is not None
 
     def judge(results: StudyResults) -> Finding:
         pairs = ["seed", *(name for name in results.factors if name != key)]
         found = separation(results.runs, key, results.factors[key], response, blocks=pairs)
-        return judge_groups(found, (highest, lowest), n=int(results.runs["seed"].nunique()))
+        return judge_groups(found, bounds, n=int(results.runs["seed"].nunique()))
 
-    return Claim(
-        text=text,
-        source=source,
-        paper=f"with ≤ {rounded(highest)}, without ≥ {rounded(lowest)}; "
-        f"margin {rounded(lowest - highest, signed=True)}",
-        rule=GROUPS,
-        needs=tuple(values),
-        judge=judge,
-    )
+    needs = tuple(label for labels in _both_groups(colour) for label in labels)
+    return Claim(text=text, source=source, paper=published, rule=GROUPS, needs=needs, judge=judge)
 
 
-def _dissociation(study: str) -> Claim:
-    labels = (s1.ONLY_CUTMIX, s1.ONLY_AUTOAUGMENT)
+def _both_groups(colour: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    return s1.with_cutmix(colour), s1.without_cutmix(colour)
+
+
+def _dissociation(study: str, colour: str) -> Claim:
+    labels = (s1.ONLY_CUTMIX, s1.only(colour))
     gains = [_change(study, label, s1.BASELINE, "test_acc") for label in labels]
     changes = [_change(study, label, s1.BASELINE, "min_mad") for label in labels]
+    published = UNKNOWN
+    if None not in (*gains, *changes):
+        published = (
+            f"accuracy {' and '.join(f'+{percent(gain)}' for gain in gains)} points; min MAD "
+            f"{' and '.join(rounded(change, signed=True) for change in changes)}"
+        )
 
     def judge(results: StudyResults) -> Finding:
         return judge_dissociation(
@@ -130,10 +125,9 @@ def _dissociation(study: str) -> Claim:
         )
 
     return Claim(
-        text="CutMix and AutoAugment alone raise accuracy alike, yet only CutMix makes heads local",
+        text=f"CutMix and {colour} alone raise accuracy alike, yet only CutMix makes heads local",
         source="S1 §6.2, §7",
-        paper=f"accuracy {' and '.join(f'+{percent(gain)}' for gain in gains)} points; min MAD "
-        f"{' and '.join(rounded(change, signed=True) for change in changes)}",
+        paper=published,
         rule=DISSOCIATION,
         needs=(s1.BASELINE, *labels),
         judge=judge,
@@ -162,7 +156,7 @@ def _of_protocols(study: str) -> list[Claim]:
     ]
 
 
-def _of_ablation(study: str) -> list[Claim]:
+def _of_ablation(study: str, colour: str = s1.AUTOAUGMENT) -> list[Claim]:
     """Which component does it."""
     removed, added = "Removing CutMix from Modern", "Adding CutMix alone to Baseline"
     both_ways = {
@@ -170,16 +164,16 @@ def _of_ablation(study: str) -> list[Claim]:
         f"{added} makes heads local": (s1.ONLY_CUTMIX, s1.BASELINE, -1),
     }
     none = {
-        "AutoAugment alone has no effect on locality": (s1.ONLY_AUTOAUGMENT, s1.ONLY_CUTMIX, s1.BASELINE, -1),
+        f"{colour} alone has no effect on locality": (s1.only(colour), s1.ONLY_CUTMIX, s1.BASELINE, -1),
         "Label smoothing alone has no effect on locality": (s1.ONLY_SMOOTHING, s1.ONLY_CUTMIX, s1.BASELINE, -1),
-        "Removing AutoAugment from Modern leaves it local": (s1.WITHOUT_AUTOAUGMENT, s1.WITHOUT_CUTMIX, s1.MODERN, 1),
+        f"Removing {colour} from Modern leaves it local": (s1.without(colour), s1.WITHOUT_CUTMIX, s1.MODERN, 1),
         "Removing label smoothing from Modern leaves it local": (s1.WITHOUT_SMOOTHING, s1.WITHOUT_CUTMIX, s1.MODERN, 1),
     }
     gap = "CutMix parts the conditions: the most local head of all with it looks nearer than that of any without"
     focus = "The effect is not limited to one metric: the smallest entropy parts them too"
     return [
-        _groups(study, gap, "S1 abstract, §6.2, Figure 4", "min_mad"),
-        _groups(study, focus, "S1 §6.2, Table 2", "min_entropy"),
+        _groups(study, colour, gap, "S1 abstract, §6.2, Figure 4", "min_mad"),
+        _groups(study, colour, focus, "S1 §6.2, Table 2", "min_entropy"),
         *(
             _size(study, text, "S1 §6.2", condition, reference, "min_mad", sign=sign)
             for text, (condition, reference, sign) in both_ways.items()
@@ -189,23 +183,27 @@ def _of_ablation(study: str) -> list[Claim]:
             for text, (condition, key_condition, reference, sign) in none.items()
         ),
         _of_heads(PLANE),
-        _dissociation(study),
+        _dissociation(study, colour),
     ]
 
 
 def _claims() -> dict[str, tuple[Claim, ...]]:
     everywhere = [_of_heads(claim) for claim in HEAD_CLAIMS if claim.every_dataset]
     cifar100 = [_of_heads(claim) for claim in HEAD_CLAIMS]
-    return {
-        "ablation-cifar100": (
-            *_of_protocols("ablation-cifar100"),
-            *cifar100,
-            *_of_ablation("ablation-cifar100"),
-        ),
-        "protocol-cifar10": (*_of_protocols("protocol-cifar10"), *everywhere),
-        "protocol-cifar100": (*_of_protocols("protocol-cifar100"), *cifar100),
-        "protocol-tiny-imagenet": (*_of_protocols("protocol-tiny-imagenet"), *everywhere),
+    claims = {
+        name: [*_of_protocols(name), *cifar100, *_of_ablation(name)]
+        for name in ("ablation-cifar100", "ablation-fitted-cifar100")
     }
+    # The paper's ablation is on CIFAR-100: here its claims are put to data that it has not seen.
+    for name, colour in (("ablation-cifar10", s1.AUTOAUGMENT), ("ablation-tiny-imagenet", s1.COLORJITTER)):
+        claims[name] = [*_of_protocols(name), *everywhere, *map(_elsewhere, _of_ablation(name, colour))]
+    for name, of_heads in (("cifar10", everywhere), ("cifar100", cifar100), ("tiny-imagenet", everywhere)):
+        claims[f"protocol-{name}"] = [*_of_protocols(f"protocol-{name}"), *of_heads]
+    return {name: tuple(each) for name, each in claims.items()}
+
+
+def _elsewhere(claim: Claim) -> Claim:
+    return dataclasses.replace(claim, source=f"{claim.source}, there on CIFAR-100")
 
 
 CLAIMS: Mapping[str, tuple[Claim, ...]] = _claims()

@@ -1,5 +1,6 @@
 """Which condition of a study plays which part: nothing on, everything on, only the key factor on, all but it on."""
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -7,7 +8,11 @@ from nearsight.errors import InputError
 from nearsight.report.study.paper import PUBLISHED
 from nearsight.study.results import StudyResults
 
-FACTOR_NAMES = {"cutmix": "CutMix", "autoaugment": "AutoAugment", "smoothing": "label smoothing"}
+FACTOR_NAMES = {
+    **{"cutmix": "CutMix", "autoaugment": "AutoAugment", "colorjitter": "ColorJitter", "smoothing": "label smoothing"},
+    **{"lr": "learning rate", "weight_decay": "weight decay", "init": "initialisation"},
+    "position_std": "positions' deviation",
+}
 """How figures and tables spell a factor; others are spelt as in the study."""
 OFF = ("off", "0", "0.0")
 """Labels of a level at which a factor is not there."""
@@ -84,6 +89,22 @@ def base_and_full(results: StudyResults) -> list[str]:
     if not labels:
         raise InputError("it compares the condition with all factors on and that with none, and neither has a run yet")
     return labels
+
+
+def with_attention(results: StudyResults) -> StudyResults:
+    """The part of the results that has heads: a convolutional network has none to measure."""
+    has = results.runs["min_mad"].notna()
+    kept, left = results.runs[has], results.runs[~has]
+    factors = {
+        name: tuple(level for level in levels if level in set(kept[name]) or level not in set(left[name]))
+        for name, levels in results.factors.items()
+    }
+    return dataclasses.replace(
+        results,
+        runs=kept,
+        factors={name: levels for name, levels in factors.items() if len(levels) > 1},
+        planned=tuple(label for label in results.planned if label not in set(left["condition"])),
+    )
 
 
 def num_seeds(results: StudyResults, condition: str) -> int:

@@ -46,7 +46,7 @@ def profiles(results: StudyResults) -> Drawing:
             for index, label in enumerate(labels):
                 numbers = profile(results, label, metric, over_images=one_seed)
                 for layer in layers:
-                    _draw_layer(panel, numbers[numbers["layer"] == layer], index, layers, f"{metric}-{label}-{layer}")
+                    draw_layer(panel, numbers[numbers["layer"] == layer], index, layers, f"{metric}-{label}-{layer}")
             light_grid(panel)
             panel.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True, min_n_ticks=1))
             panel.set_xlabel(f"heads of a layer, by {'distance' if metric == 'mad' else metric}")
@@ -55,7 +55,7 @@ def profiles(results: StudyResults) -> Drawing:
         largest = max(profile(results, label, "mad", over_images=one_seed)["high"].max() for label in labels)
         panels[0].set_ylim(-0.02 * largest, 1.05 * largest)
         panels[1].set_ylim(-0.02, 1.03)
-        _add_legend(figure, labels, layers)
+        add_layer_legend(figure, labels, layers)
     seeds = seeds_in_words(num_seeds(results, label) for label in labels)
     bands = (
         "Lines: 1 seed; bands: ± one standard deviation over images."
@@ -90,7 +90,7 @@ def profile(results: StudyResults, condition: str, metric: str, *, over_images: 
     return table.reset_index()
 
 
-def _draw_layer(panel: Axes, numbers: pd.DataFrame, index: int, layers: Sequence[int], name: str) -> None:
+def draw_layer(panel: Axes, numbers: pd.DataFrame, index: int, layers: Sequence[int], name: str) -> None:
     if numbers.empty:
         return
     layer = int(numbers["layer"].iloc[0])
@@ -117,7 +117,7 @@ def _line(index: int, layer: int, layers: Sequence[int]) -> dict[str, Any]:
     }
 
 
-def _add_legend(figure: Figure, labels: Sequence[str], layers: Sequence[int]) -> None:
+def add_layer_legend(figure: Figure, labels: Sequence[str], layers: Sequence[int]) -> None:
     """A column per layer, a row per condition."""
     handles, names = [], []
     for layer in layers:

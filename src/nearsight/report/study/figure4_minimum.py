@@ -28,6 +28,7 @@ from nearsight.study.results import StudyResults
 from nearsight.study.statistics import MeanInterval, mean_interval
 
 LABEL_LIMIT = 34
+MOST_LEVELS = 4
 # Of a row's height: ours above its middle, the paper's below, so that neither hides the other.
 ABOVE, BELOW = -0.13, 0.22
 HOLLOW: dict[str, Any] = {"markerfacecolor": "none", "markeredgecolor": INK, "markeredgewidth": 0.9, "markersize": 6}
@@ -83,7 +84,8 @@ def _published(results: StudyResults) -> dict[str, float]:
 def _styles(results: StudyResults) -> tuple[dict[str, ModelStyle], dict[str, ModelStyle]]:
     """A look per condition, by its level of the key factor, and the same looks by their names in the legend."""
     key = key_factor(results)
-    if key is None:
+    # Of one factor with many levels the rows say enough.
+    if key is None or (len(results.factors) == 1 and len(results.factors[key]) > MOST_LEVELS):
         return {str(label): model_style(0) for label in results.runs["condition"]}, {}
     levels = results.factors[key]
     # The last level comes first: circles are with the factor, triangles without, as in the paper.

@@ -18,6 +18,8 @@ LINE, SPACE, LETTER = 0.155, 0.08, 0.059
 # The width of a legend's line and the space around it.
 HANDLE = 0.75
 FOOTNOTE_SIZE = 8.0
+# Levels of a factor that a note names; more are in the tables.
+MOST_LEVELS = 4
 
 
 def seeds_in_words(counts: Iterable[int]) -> str:
@@ -41,7 +43,11 @@ def missing_notes(results: StudyResults) -> list[str]:
     """Conditions without a complete run, and seeds that some conditions have and others lack."""
     published = PUBLISHED.get(results.name)
     runs = results.runs
-    if published is not None:
+    if results.planned:
+        absent = [label for label in results.planned if label not in set(runs["condition"])]
+    elif not results.factors:
+        absent = []
+    elif published is not None:
         absent = [label for label in published.conditions if label not in set(runs["condition"])]
     else:
         done = set(runs[list(results.factors)].itertuples(index=False, name=None))
@@ -62,7 +68,8 @@ def assumed_notes(results: StudyResults) -> list[str]:
         return []
     words = []
     for name in results.assumed:
-        value = results.settings.get(name, " or ".join(results.factors.get(name, ())))
+        levels = results.factors.get(name, ())
+        value = results.settings.get(name, " or ".join(levels) if len(levels) <= MOST_LEVELS else "")
         words.append(f"{name} = {value}" if value != "" else name)
     return [f"*Assumed* (the paper does not report them): {', '.join(words)}."]
 

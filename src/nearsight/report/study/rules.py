@@ -34,7 +34,8 @@ class Verdict(StrEnum):
 class Finding:
     """What our runs say about a claim."""
 
-    verdict: Verdict
+    verdict: str
+    """A `Verdict` on a claim of a paper; to a question of our own, the answer in a few words."""
     ours: str
     """Our numbers, with their interval, in words."""
     value: float
@@ -95,15 +96,17 @@ def judge_no_effect(ours: MeanInterval, key: MeanInterval, *, key_sign: int) -> 
 GROUPS = (
     "*Two groups.* Reproduced: a clean gap; every run with CutMix is at or below the paper's bound for them and every "
     f"run without at or above the other, give or take {share(SIZE_TOLERANCE)} of the bound. In direction: a clean gap, "
-    "with CutMix below, at other values. Not reproduced: the groups overlap, or CutMix is above."
+    "with CutMix below, at other values, or where the paper gives no bounds. Not reproduced: the groups overlap, or "
+    "CutMix is above."
 )
 
 
-def judge_groups(found: Separation, bounds: tuple[float, float], *, n: int) -> Finding:
-    """`bounds`: the paper's largest value with the factor, and its smallest without."""
+def judge_groups(found: Separation, bounds: tuple[float, float] | None, *, n: int) -> Finding:
+    """`bounds`: the paper's largest value with the factor, and its smallest without; None where it gives none."""
     below = found.clean and found.difference < 0
     within = (
-        found.highest_with <= bounds[0] * (1 + SIZE_TOLERANCE) + ROUNDING
+        bounds is not None
+        and found.highest_with <= bounds[0] * (1 + SIZE_TOLERANCE) + ROUNDING
         and found.lowest_without >= bounds[1] * (1 - SIZE_TOLERANCE) - ROUNDING
     )
     verdict = Verdict.IN_DIRECTION if below else Verdict.NOT_REPRODUCED
@@ -135,9 +138,9 @@ def judge_every_seed(strict: Sequence[bool], weak: Sequence[bool], words: str) -
 
 DISSOCIATION = (
     "*Dissociation.* Reproduced: both raise accuracy (95 % intervals above 0), by amounts that differ by at most "
-    f"{share(COMPARABLE)} of the larger; CutMix lowers min MAD (interval below 0), AutoAugment changes it by at most "
+    f"{share(COMPARABLE)} of the larger; CutMix lowers min MAD (interval below 0), the other changes it by at most "
     f"{share(NO_EFFECT)} as much. In direction: by their means both raise accuracy; CutMix lowers min MAD "
-    f"(interval below 0), AutoAugment changes it by at most {share(CLEARLY_LESS)} as much. Not "
+    f"(interval below 0), the other changes it by at most {share(CLEARLY_LESS)} as much. Not "
     "reproduced: otherwise. With one seed only the means are compared."
 )
 

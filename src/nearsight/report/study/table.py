@@ -1,5 +1,6 @@
 """A table of a study: raw numbers for machines, the same readable for people, and what has to be said under it."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,9 +26,7 @@ class Table:
     notes: tuple[str, ...]
 
     def markdown(self) -> str:
-        rows = [list(self.shown.columns), ["---"] * self.shown.shape[1], *self.shown.to_numpy().tolist()]
-        lines = ["| " + " | ".join(str(cell).replace("|", "\\|") for cell in row) + " |" for row in rows]
-        body = lines if len(self.shown) else ["None."]
+        body = markdown_rows(records(self.shown)) if len(self.shown) else ["None."]
         return "\n".join([f"# {self.title}", "", *body, "", *(f"- {note}" for note in self.notes)]) + "\n"
 
     def write(self, folder: Path) -> tuple[Path, Path]:
@@ -40,6 +39,12 @@ class Table:
 def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
     """The rows, by the names of the columns."""
     return [dict(zip(map(str, frame.columns), row, strict=True)) for row in frame.itertuples(index=False, name=None)]
+
+
+def markdown_rows(rows: Sequence[Mapping[str, object]]) -> list[str]:
+    """The lines of a Markdown table; all rows have the same columns."""
+    cells: list[list[object]] = [list(rows[0]), ["---"] * len(rows[0]), *(list(row.values()) for row in rows)]
+    return ["| " + " | ".join(str(cell).replace("|", "\\|") for cell in row) + " |" for row in cells]
 
 
 def share(value: float) -> str:

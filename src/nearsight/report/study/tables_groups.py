@@ -6,11 +6,13 @@ import pandas as pd
 
 from nearsight.errors import InputError
 from nearsight.report.study.conditions import FACTOR_NAMES, key_factor, level_in_words, ordered_conditions
-from nearsight.report.study.table import Table, mean_and_ends, probability, records, rounded, span
+from nearsight.report.study.table import MISSING, Table, mean_and_ends, probability, records, rounded, span
 from nearsight.study.results import StudyResults
 from nearsight.study.statistics import Separation, correlations, dissociations, separation
 from nearsight.study.statistics.dissociation import ACCURACY_MARGIN, LOCALITY_MARGIN, SAME_ACCURACY, SAME_LOCALITY
 
+# Rows of a table for people; machines get all.
+MOST_ROWS = 30
 RESPONSES = {"min_mad": "min MAD", "min_entropy": "min entropy"}
 
 
@@ -38,7 +40,8 @@ def separation_table(results: StudyResults) -> Table | None:
                     "difference of means": rounded(free.difference, signed=True),
                     "p": probability(free.p),
                     "p, within seeds": probability(seeds.p),
-                    "p, within pairs": probability(pairs.p),
+                    # A fraction has no pairs that differ in one factor alone.
+                    "p, within pairs": probability(pairs.p) if pairs.num_dealings > 1 else MISSING,
                     "chance of complete separation": probability(free.p_complete),
                 }
             )
@@ -100,12 +103,13 @@ def _pairs_table(results: StudyResults, pairs: pd.DataFrame) -> Table:
         name="dissociation",
         title=f"{results.name}: accuracy without locality, locality without accuracy",
         numbers=pairs.assign(accuracy_margin=ACCURACY_MARGIN, locality_margin=LOCALITY_MARGIN, scale=results.scale),
-        shown=pd.DataFrame(shown),
+        shown=pd.DataFrame(shown[:MOST_ROWS]),
         notes=(
             "Differences are second minus first, taken within seeds, with half the 95 % interval. Close: a mean "
             f"difference of at most {ACCURACY_MARGIN:g} in test accuracy (a fraction), of at most {LOCALITY_MARGIN:g} "
             "in min MAD. With few seeds that is no proof of equality: the intervals say how far they may be apart.",
-            f"Pairs compared: {len(pairs)}; all of them are in the CSV file beside this one.",
+            f"Pairs compared: {len(pairs)}; all of them are in the CSV file beside this one."
+            + (f" Shown: the first {MOST_ROWS} of {len(shown)}." if len(shown) > MOST_ROWS else ""),
         ),
     )
 
@@ -128,7 +132,7 @@ def _correlation_table(results: StudyResults, key: str) -> Table:
             "Spearman": [rounded(value, 2) for value in table["spearman"]],
             "p, Spearman": [probability(value) for value in table["spearman_p"]],
         }
-    )
+    )[table["n"].to_numpy() > 2]
     return Table(
         name="correlation",
         title=f"{results.name}: test accuracy against min MAD over runs",

@@ -1,11 +1,14 @@
-"""All files of a study's report."""
+"""All files of a study's report: what every study has, and what is registered under its name."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from nearsight.errors import InputError
 from nearsight.files import write_text
 from nearsight.report.figures import save_figure
+from nearsight.report.study.animation import Animation, save_animation
+from nearsight.report.study.conditions import with_attention
 from nearsight.report.study.drawing import Drawing
 from nearsight.report.study.figure1_profiles import profiles
 from nearsight.report.study.figure2_plane import plane
@@ -13,6 +16,7 @@ from nearsight.report.study.figure3_heatmaps import maps
 from nearsight.report.study.figure4_minimum import minimum
 from nearsight.report.study.figure5_conditions import key_conditions
 from nearsight.report.study.notes import assumed_notes, missing_notes, scale_notes
+from nearsight.report.study.registry import parts_of
 from nearsight.report.study.tables import study_tables
 from nearsight.report.study.verdict import judge_claims, verdict_markdown, verdict_table
 from nearsight.study.results import StudyResults
@@ -27,7 +31,7 @@ FIGURES: dict[str, Callable[[StudyResults], Drawing]] = {
 
 
 def write_study_report(results: StudyResults, folder: Path) -> tuple[Path, ...]:
-    """Write tables/, figures/ and, where the paper has such a study, verdict.md; the files written.
+    """Write tables/, figures/ and, where the study judges claims or answers questions, verdict.md; the files written.
 
     An incomplete study gives what it can: what is missing is named in the tables and in figures/captions.md. Every file
     is replaced whole, and the same results give the same bytes.
@@ -49,14 +53,40 @@ def write_study_report(results: StudyResults, folder: Path) -> tuple[Path, ...]:
 def _write_figures(results: StudyResults, folder: Path) -> list[Path]:
     written: list[Path] = []
     captions = [f"# {results.name}: the figures", ""]
-    for name, draw in FIGURES.items():
+    own = parts_of(results.name)
+    for name, write in {
+        **{name: partial(_write_figure, partial(_of_heads, draw)) for name, draw in FIGURES.items()},
+        **{name: partial(_write_figure, draw) for name, draw in own.figures.items()},
+        **{name: partial(_write_animation, draw) for name, draw in own.animations.items()},
+    }.items():
         try:
-            drawing = draw(results)
+            paths, caption = write(results, folder, name)
         except InputError as reason:
             captions.append(f"- **{name}**: not drawn; {reason}.")
             continue
-        written += save_figure(drawing.figure, folder, name)
-        captions.append(f"- **{name}**: {drawing.caption}")
+        written += paths
+        captions.append(f"- **{name}**: {caption}")
     notes = [*scale_notes(results), *missing_notes(results), *assumed_notes(results)]
     write_text(folder / "captions.md", "\n".join([*captions, *(f"- {note}" for note in notes)]) + "\n")
     return [*written, folder / "captions.md"]
+
+
+def _of_heads(draw: Callable[[StudyResults], Drawing], results: StudyResults) -> Drawing:
+    measured = with_attention(results)
+    if measured.runs.empty:
+        raise InputError("it is about heads, and no network of the study has attention")
+    return draw(measured)
+
+
+def _write_figure(
+    draw: Callable[[StudyResults], Drawing], results: StudyResults, folder: Path, name: str
+) -> tuple[list[Path], str]:
+    drawing = draw(results)
+    return [*save_figure(drawing.figure, folder, name)], drawing.caption
+
+
+def _write_animation(
+    draw: Callable[[StudyResults], Animation], results: StudyResults, folder: Path, name: str
+) -> tuple[list[Path], str]:
+    animation = draw(results)
+    return [save_animation(animation, folder, name)], animation.caption

@@ -1,0 +1,1 @@
+"""Locality over training time: when it comes, where, and whether accuracy leads or follows."""

@@ -1,0 +1,178 @@
+"""The course of `emergence-cifar100` as a table, and the answers it gives."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+
+from nearsight.errors import InputError
+from nearsight.report.study.claim import Claim
+from nearsight.report.study.emergence.course import GLOBAL_AGAIN, LASTING, LOCAL, Course, conditions_of, courses
+from nearsight.report.study.paper import BASELINE, MODERN, ONLY_CUTMIX
+from nearsight.report.study.questions import NO, UNDECIDED, YES
+from nearsight.report.study.rules import Finding
+from nearsight.report.study.table import MISSING, Table, rounded, with_interval
+from nearsight.study.results import StudyResults
+from nearsight.study.statistics import mean_interval
+
+WITH_CUTMIX = (ONLY_CUTMIX, MODERN)
+NEVER = "never"
+
+
+def course_table(results: StudyResults) -> Table:
+    """A row per run: its first local head, its half-way epochs, its heads that turned back."""
+    rows, shown = [], []
+    for course in courses(results):
+        first = course.first_local()
+        became, again = course.turned()
+        locality, accuracy = course.locality_half(), course.accuracy_half()
+        rows.append(
+            {
+                **{"condition": course.condition, "seed": course.seed, "threshold": LOCAL, "scale": results.scale},
+                **{"first_epoch": first[0] if first else None, "first_layer": first[1] if first else None},
+                **{"smallest_at_start": course.smallest[0], "smallest_at_end": course.smallest[-1]},
+                **{"num_local_at_end": course.num_local(), "num_ever_local": became, "num_global_again": again},
+                **{"locality_half_epoch": locality, "accuracy_half_epoch": accuracy, "lag": locality - accuracy},
+            }
+        )
+        shown.append(
+            {
+                "condition": course.condition,
+                "seed": str(course.seed),
+                "first local head": f"epoch {first[0]}, L{first[1] + 1}" if first else NEVER,
+                "smallest MAD, start to end": f"{rounded(course.smallest[0])} to {rounded(course.smallest[-1])}",
+                "local heads at the end": str(course.num_local()),
+                "ever local, global again": f"{became}, {again}",
+                "half way: MAD, accuracy": f"{_epoch(locality)}, {_epoch(accuracy)}",
+                "lag, epochs": rounded(locality - accuracy, 1, signed=True),
+            }
+        )
+    numbers = pd.DataFrame(rows)
+    return Table(
+        name="emergence",
+        title=f"{results.name}: when heads become local",
+        numbers=numbers.astype({"first_epoch": "Int64", "first_layer": "Int64"}),
+        shown=pd.DataFrame(shown),
+        notes=(
+            f"Local: a distance below {rounded(LOCAL)}, the paper's smallest without CutMix, {LASTING} measurements "
+            f"in a row; global again: at least {rounded(GLOBAL_AGAIN)} for as many. Epoch 0 are the initial weights.",
+            "Half way: the epoch at which the smallest distance, or the validation accuracy, has made half of its "
+            "change from start to end (accuracy from 0). Lag: the former minus the latter; positive: accuracy leads.",
+        ),
+    )
+
+
+def _epoch(value: float) -> str:
+    return MISSING if np.isnan(value) else f"epoch {rounded(value, 1)}"
+
+
+def _of(results: StudyResults, *conditions: str) -> list[Course]:
+    found = [course for course in courses(results) if course.condition in conditions]
+    absent = [label for label in conditions if label not in conditions_of(found)]
+    if absent:
+        raise InputError(f"no run of {', '.join(absent)} was measured while it trained")
+    return found
+
+
+def _range(values: Sequence[int]) -> str:
+    low, high = min(values), max(values)
+    return str(low) if low == high else f"{low} to {high}"
+
+
+def _num_seeds(found: Sequence[Course]) -> int:
+    return len({course.seed for course in found})
+
+
+WHERE = (
+    "*First local head.* The answer is the range, over all runs with CutMix, of the epoch at which a first head is "
+    f"local (below {rounded(LOCAL)} for {LASTING} measurements in a row), and its layers; never, where no run has one."
+)
+ONLY_WITH = (
+    "*In every run.* Yes: every run with CutMix has a local head at some time, and no run of Baseline has one. No: no "
+    "run with CutMix has one, or every run of Baseline does. Undecided: otherwise."
+)
+LEADS = (
+    "*Who leads.* The lag is the epoch at which the smallest distance is half way minus that of validation accuracy. "
+    "Accuracy leads: the lag is above 1 epoch in every run with CutMix. Locality leads: below −1 in every one. "
+    "Undecided: otherwise, as where a run's heads do not become more local at all."
+)
+TURNS = (
+    "*Turning back.* Yes: some head of some run was local, and later, for "
+    f"{LASTING} measurements in a row, at {rounded(GLOBAL_AGAIN)} or more. No: none did. Undecided: none was local."
+)
+
+
+def _judge_only_with(results: StudyResults) -> Finding:
+    with_it, base = _of(results, *WITH_CUTMIX), _of(results, BASELINE)
+    has, lacks = ([course.first_local() is not None for course in some] for some in (with_it, base))
+    words = f"{sum(has)} of {len(has)} runs with CutMix, {sum(lacks)} of {len(lacks)} of Baseline"
+    answer = YES if all(has) and not any(lacks) else NO if not any(has) or all(lacks) else UNDECIDED
+    return Finding(verdict=answer, ours=words, value=float(np.mean(has)), n=_num_seeds(with_it))
+
+
+def _judge_first(results: StudyResults) -> Finding:
+    found = _of(results, *WITH_CUTMIX)
+    firsts = {f"{course.condition} {course.seed}": course.first_local() for course in found}
+    known = [first for first in firsts.values() if first is not None]
+    words = "; ".join(
+        f"{name}: {NEVER if first is None else f'epoch {first[0]}, L{first[1] + 1}'}" for name, first in firsts.items()
+    )
+    answer, value = NEVER, float("nan")
+    if known:
+        layers = ", ".join(f"L{layer + 1}" for layer in sorted({layer for _, layer in known}))
+        answer = f"epoch {_range([epoch for epoch, _ in known])}, {layers}"
+        value = float(np.mean([epoch for epoch, _ in known]))
+    return Finding(verdict=answer, ours=words, value=value, n=_num_seeds(found))
+
+
+def _judge_lead(results: StudyResults) -> Finding:
+    found = _of(results, *WITH_CUTMIX)
+    lags = [course.locality_half() - course.accuracy_half() for course in found]
+    known = [lag for lag in lags if not np.isnan(lag)]
+    interval = mean_interval(known)
+    words = f"lag {with_interval(interval, digits=1, signed=True)} epochs, in {len(known)} of {len(lags)} runs"
+    answer = UNDECIDED
+    if all(lag > 1 for lag in lags):
+        answer = "accuracy leads"
+    elif all(lag < -1 for lag in lags):
+        answer = "locality leads"
+    return Finding(
+        verdict=answer, ours=words, value=interval.mean, low=interval.low, high=interval.high, n=_num_seeds(found)
+    )
+
+
+def _judge_turns(results: StudyResults) -> Finding:
+    found = courses(results)
+    counts = [course.turned() for course in found]
+    became, again = (sum(count[place] for count in counts) for place in (0, 1))
+    words = f"{again} of {became} heads that were ever local, in {len(found)} runs"
+    answer = YES if again else NO if became else UNDECIDED
+    return Finding(verdict=answer, ours=words, value=float(again), n=_num_seeds(found))
+
+
+EMERGENCE_QUESTIONS = (
+    Claim(
+        text="Do local heads appear with CutMix, and only with it?",
+        source="S1 §7, limitations",
+        rule=ONLY_WITH,
+        judge=_judge_only_with,
+    ),
+    Claim(
+        text="When does the first local head appear, and in which layer?",
+        source="S1 §7, future work iv",
+        rule=WHERE,
+        judge=_judge_first,
+    ),
+    Claim(
+        text="Does accuracy lead locality, or follow it?",
+        source="S1 §7, future work iv",
+        rule=LEADS,
+        judge=_judge_lead,
+    ),
+    Claim(
+        text="Does a local head ever become global again?",
+        source="S1 §7, limitations",
+        rule=TURNS,
+        judge=_judge_turns,
+    ),
+)

@@ -1,0 +1,135 @@
+"""One page for a reader with ten minutes, from the committed results alone: no number in it is typed by hand."""
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from nearsight.errors import InputError
+from nearsight.files import write_text
+from nearsight.report.figures import save_figure
+from nearsight.report.study.findings_sections import SECTIONS, Section
+from nearsight.report.study.notes import seeds_in_words
+from nearsight.report.study.registry import parts_of
+from nearsight.report.study.table import markdown_rows
+from nearsight.report.study.verdict import Judgement, judge_claims
+from nearsight.study.results import StudyResults
+
+TITLE = "# Findings: what the protocol study left open"
+ABOUT = (
+    "What S1 (*Inducing Spatial Locality in Vision Transformers through the Training Protocol*, arXiv 2605.16390) "
+    "claims and what it leaves open, put to the test with seeds and intervals. Every number on this page is computed "
+    "from the tables under `results/`, every verdict by a rule that the study's `verdict.md` states; what was tried "
+    "besides, failures included, is in the [log](log.md). MAD is the mean attention distance of a head, as a fraction "
+    "of the grid's diagonal; ± is half a 95 % interval."
+)
+
+
+def write_findings(results: Path, page: Path) -> tuple[Path, ...]:
+    """Write the page, and beside it, in images/, the figures that no study has alone; the files written."""
+    studies = read_studies(results)
+    written: list[Path] = []
+    for section in _sections(studies):
+        if section.draw is not None:
+            name, draw = section.draw
+            try:
+                drawing = draw(studies)
+            except InputError:
+                continue
+            written += save_figure(drawing.figure, page.parent / "images", name)
+    write_text(page, findings_markdown(results, page))
+    return (page, *written)
+
+
+def findings_markdown(results: Path, page: Path) -> str:
+    """The text of the page; `page` is where it will stand, for its links."""
+    studies = read_studies(results)
+    lines = [TITLE, "", ABOUT, ""]
+    for number, section in enumerate(_sections(studies), start=1):
+        lines += [f"## {number}. {section.title}", "", f"**The claim.** {section.claim}", ""]
+        lines += _answers(section, studies)
+        lines += [line for name, tell in section.words.items() if name in studies for line in (tell(studies[name]), "")]
+        lines += _figures(section, studies, results, page)
+        lines += [f"**What would change our mind.** {section.change_our_mind}", ""]
+        lines += [*_runs(section, studies, results, page), ""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def read_studies(results: Path) -> dict[str, StudyResults]:
+    """The studies of the page that have results at full scale, by name."""
+    names = dict.fromkeys(name for section in SECTIONS for name in section.answers)
+    found = {name: StudyResults.read(results / name) for name in names if (results / name / "study.json").exists()}
+    full = {name: study for name, study in found.items() if study.scale == "full" and len(study.runs)}
+    if not full:
+        raise InputError(f"{results} has no results of {', '.join(names)}; run one of them first")
+    return full
+
+
+def _sections(studies: Mapping[str, StudyResults]) -> list[Section]:
+    return [section for section in SECTIONS if any(name in studies for name in section.answers)]
+
+
+def _answers(section: Section, studies: Mapping[str, StudyResults]) -> list[str]:
+    rows = []
+    for name, beginnings in section.answers.items():
+        if name in studies:
+            of_paper = parts_of(name).paper is not None
+            rows += [
+                {
+                    "study": name,
+                    "claim or question": judgement.claim.text,
+                    "paper": judgement.claim.paper if of_paper else "",
+                    "ours": judgement.finding.ours,
+                    "verdict": f"**{judgement.finding.verdict}**",
+                }
+                for judgement in _chosen(judge_claims(studies[name]), beginnings)
+            ]
+    # A column that says the same in every row, or nothing, is not worth its place.
+    idle = {"study"} if len({row["study"] for row in rows}) == 1 else set()
+    idle |= set() if any(row["paper"] for row in rows) else {"paper"}
+    return [*markdown_rows([{name: cell for name, cell in row.items() if name not in idle} for row in rows]), ""]
+
+
+def _chosen(judgements: Iterable[Judgement], beginnings: tuple[str, ...]) -> list[Judgement]:
+    return [judgement for judgement in judgements if judgement.claim.text.startswith(beginnings)]
+
+
+def _figures(section: Section, studies: Mapping[str, StudyResults], results: Path, page: Path) -> list[str]:
+    if section.draw is not None:
+        name, draw = section.draw
+        try:
+            caption = draw(studies).caption
+        except InputError:
+            return []
+        return [f"![{section.title}](images/{name}.png)", "", f"*{caption}*", ""]
+    present = [(study, name) for study, name in section.figures if study in studies]
+    images = [results / study / "figures" / name for study, name in present]
+    return [line for image in images for line in (f"![{section.title}]({_link(image, page)})", "")]
+
+
+def _runs(section: Section, studies: Mapping[str, StudyResults], results: Path, page: Path) -> list[str]:
+    """What the section rests on: runs, seeds, images, and minutes where they are known."""
+    told = []
+    for name in section.answers:
+        if name not in studies:
+            continue
+        runs = studies[name].runs
+        seeds = seeds_in_words(runs.groupby("condition")["seed"].nunique())
+        link = f"[{name}]({_link(results / name / 'verdict.md', page)})"
+        told.append(f"{link}: {len(runs)} runs, {seeds} per condition{_cost(results / name / 'provenance.json')}")
+    return [f"*{'; '.join(told)}.*"]
+
+
+def _cost(path: Path) -> str:
+    try:
+        told = json.loads(path.read_text(encoding="utf-8"))
+        machines = ", ".join(dict.fromkeys(each.get("gpu", each["device"]) for each in told["hardware"]))
+        return f", {told['images'] / 1e6:.0f} M images in {told['device_seconds'] / 60:.0f} minutes on {machines}"
+    except FileNotFoundError:
+        return ""
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"{path} is damaged: {error}") from error
+
+
+def _link(target: Path, page: Path) -> str:
+    return Path(os.path.relpath(target, page.parent)).as_posix()

@@ -1,0 +1,109 @@
+"""The sections of the findings: which answers stand there, beside which figure, and what would overturn them."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from nearsight.report.study.drawing import Drawing
+from nearsight.report.study.figure1_datasets import profiles_of_datasets
+from nearsight.report.study.table import rounded
+from nearsight.report.study.unreported.effects import PAPERS_BOUND, what_moves_it
+from nearsight.study.results import StudyResults
+
+ALL = ("",)
+"""Every claim of a study."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    title: str
+    """The question."""
+    claim: str
+    """What is at stake, and who says so."""
+    answers: Mapping[str, tuple[str, ...]]
+    """Study → how the texts of the claims that are shown begin."""
+    figures: tuple[tuple[str, str], ...] = ()
+    """Study and file name of its figures."""
+    draw: tuple[str, Callable[[Mapping[str, StudyResults]], Drawing]] | None = None
+    """Name and function of a figure of several studies, where none of them has it."""
+    words: Mapping[str, Callable[[StudyResults], str]] = field(default_factory=dict)
+    """Study → a sentence with numbers."""
+    change_our_mind: str
+
+
+SECTIONS = (
+    Section(
+        title="Is it CutMix?",
+        claim="S1 trains a small ViT on CIFAR-100 under eight protocols, once each, and finds that attention becomes "
+        "local in the four that have CutMix and in no other.",
+        answers={
+            "ablation-cifar100": (
+                "CutMix parts the conditions",
+                "Adding CutMix alone",
+                "Removing CutMix",
+                "AutoAugment alone",
+                "Label smoothing alone",
+                "CutMix and AutoAugment alone",
+            )
+        },
+        figures=(("ablation-cifar100", "figure-4-minimum-mad.png"),),
+        change_our_mind="A seed in which a condition without CutMix has a head as local as those with it; or a gap "
+        "that closes when training is longer or settings are others.",
+    ),
+    Section(
+        title="On other data sets?",
+        claim="S1 shows that the Modern protocol makes early layers local on three data sets, and takes it apart on "
+        "one. It asks for the others.",
+        answers={
+            "protocol-cifar10": (
+                "The Modern protocol raises",
+                "Under the Modern protocol",
+                "The Modern protocol gives",
+            ),
+            "protocol-cifar100": ("The Modern protocol raises", "Under the Modern protocol the most local head looks"),
+            "protocol-tiny-imagenet": (
+                "The Modern protocol raises",
+                "Under the Modern protocol",
+                "The Modern protocol gives",
+            ),
+            "ablation-cifar10": ("CutMix parts the conditions", "AutoAugment alone", "Label smoothing alone"),
+            "ablation-tiny-imagenet": ("CutMix parts the conditions", "ColorJitter alone", "Label smoothing alone"),
+        },
+        draw=("findings-datasets", profiles_of_datasets),
+        change_our_mind="A data set on which CutMix leaves attention as global as it was, at the same number of seeds.",
+    ),
+    Section(
+        title="Which settings give the paper's numbers?",
+        claim=f"In S1 every model with CutMix has a head with a distance of {rounded(PAPERS_BOUND)} or less. How near "
+        "heads come may hang on what S1 does not report: learning rate, weight decay, initialisation, CutMix's "
+        "probability.",
+        answers={"unreported-cifar100": ALL, "ablation-fitted-cifar100": ("CutMix parts the conditions",)},
+        figures=(("unreported-cifar100", "settings-beside-the-paper.png"),),
+        words={"unreported-cifar100": what_moves_it},
+        change_our_mind="The authors' settings, or a setting outside these levels that brings accuracies and distances "
+        "to theirs at once.",
+    ),
+    Section(
+        title="Is it the cut, the mix, or the label?",
+        claim="S1 explains CutMix by the need to classify from a part of the image, and leaves open whether the "
+        "rectangular cut or the mixing of images does it.",
+        answers={"mixing-cifar100": ALL},
+        figures=(("mixing-cifar100", "mixing-contrasts.png"),),
+        change_our_mind="More seeds that move a contrast across a bound of the rule, or the same contrasts turning out "
+        "otherwise on another data set.",
+    ),
+    Section(
+        title="When do heads become local?",
+        claim="S1 looks at trained models only, and asks at which epoch the pattern appears.",
+        answers={"emergence-cifar100": ALL},
+        figures=(("emergence-cifar100", "emergence-course.png"), ("emergence-cifar100", "emergence-heads.gif")),
+        change_our_mind="Another schedule under which locality comes first, or seeds whose local heads do not last.",
+    ),
+    Section(
+        title="Does a larger model need more data, or more CutMix?",
+        claim="Raghu et al. (2021) found that large ViTs do not learn to attend locally without very much data. S1 "
+        "trains one size.",
+        answers={"size-cifar100": ALL},
+        figures=(("size-cifar100", "distance-by-size.png"),),
+        change_our_mind="Larger models than these, or more seeds, that turn the sign of an interaction.",
+    ),
+)

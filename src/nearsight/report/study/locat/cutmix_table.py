@@ -1,0 +1,106 @@
+"""What CutMix does in each model, what GAug does with and without CutMix, and the interaction between the two."""
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from itertools import product
+
+import pandas as pd
+
+from nearsight.errors import InputError
+from nearsight.report.study.locat.cutmix import RESPONSES, WAYS, Response, cutmix_runs, spelt
+from nearsight.report.study.locat.interaction import Effect, beside
+from nearsight.report.study.notes import missing_notes
+from nearsight.report.study.table import MISSING, Table
+from nearsight.study.results import StudyResults
+from nearsight.study.statistics import mean_interval
+
+
+@dataclass(frozen=True, kw_only=True)
+class FoundEffect:
+    factor: str
+    where: str
+    response: Response
+    effect: Effect
+    p: float = float("nan")
+
+
+def cutmix_table(results: StudyResults) -> Table:
+    """A row per factor and place, a column per response."""
+    runs = cutmix_runs(results)
+    found = [
+        effect
+        for factor, other in WAYS
+        for response in RESPONSES
+        for effect in (
+            *_in_each_model(runs, results.factors, factor, response),
+            *_over_models(runs, results.factors, factor, other, response),
+        )
+    ]
+    if not found:
+        raise InputError("no two runs of one seed differ in CutMix or GAug alone")
+    shown: dict[tuple[str, str], dict[str, str]] = {}
+    for each in found:
+        named = {"effect of": spelt(each.factor), "where": each.where, "n": str(each.effect.n)}
+        told = {each.response.title: each.response.tell(each.effect)}
+        shown.setdefault((each.factor, each.where), named).update(told)
+    rows = [
+        {
+            **{"factor": each.factor, "where": each.where, "response": each.response.column, "scale": results.scale},
+            **{**asdict(each.effect), "p": each.p},
+        }
+        for each in found
+    ]
+    return Table(
+        name="cutmix-beside-locat",
+        title=f"{results.name}: CutMix beside LocAt",
+        numbers=pd.DataFrame(rows),
+        shown=pd.DataFrame(list(shown.values())).fillna(MISSING),
+        notes=(
+            "± is half the 95 % interval. Of one model: differences within seeds, n of them (Student's t; with one "
+            "seed there is no interval). Over models: ordinary least squares with seeds as replicates, from n runs. "
+            "Change: what the other factor changes in the effect, the interaction.",
+            "Relative: the change of the smallest distance in per cent, with the ends of its interval; that of the "
+            "last row is the ratio of two such changes. No distance is below 0, so where little of it is left less "
+            "can be taken off: the relative change allows for that.",
+            *missing_notes(results),
+        ),
+    )
+
+
+def _in_each_model(
+    runs: pd.DataFrame, factors: dict[str, tuple[str, ...]], factor: str, response: Response
+) -> Iterator[FoundEffect]:
+    """The factor's effect at every combination of the others, within seeds."""
+    others = [name for name in factors if name != factor]
+    for combination in product(*(factors[name] for name in others)):
+        levels = dict(zip(others, combination, strict=True))
+        here = runs[(runs[others] == pd.Series(levels)).all(axis=1)]
+        values = here.pivot_table(index="seed", columns=factor, values=response.column)
+        values = values.reindex(columns=list(factors[factor])).dropna()
+        if values.empty:
+            continue
+        interval = mean_interval(values.iloc[:, -1] - values.iloc[:, 0])
+        on = [spelt(name) for name, level in levels.items() if level != factors[name][0]]
+        yield FoundEffect(
+            factor=factor,
+            where=f"with {' and '.join(on)}" if on else "alone",
+            response=response,
+            effect=Effect(value=interval.mean, low=interval.low, high=interval.high, n=interval.n),
+        )
+
+
+def _over_models(
+    runs: pd.DataFrame, factors: dict[str, tuple[str, ...]], factor: str, other: str, response: Response
+) -> Iterator[FoundEffect]:
+    """The effect without the other factor and with it, and the change; nothing where the runs cannot tell."""
+    try:
+        found = beside(runs, factors, response.column, factor=factor, other=other)
+    except InputError:
+        return
+    name = spelt(other)
+    for where, effect, p in (
+        (f"all models without {name}", found.without, float("nan")),
+        (f"all models with {name}", found.with_other, float("nan")),
+        (f"change by {name}", found.change, found.p),
+    ):
+        yield FoundEffect(factor=factor, where=where, response=response, effect=effect, p=p)

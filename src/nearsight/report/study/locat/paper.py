@@ -1,0 +1,103 @@
+"""The accuracies S2 published, as data, to stand beside ours.
+
+S2 is "Locality-Attending Vision Transformer" (ICLR 2026, arXiv 2603.04892). Its models are ViTs of patch 16 at 224
+pixels, Tiny to Base, with one number each and no spread; ours is S1's compact ViT at 32 or 64 pixels. So what can be
+compared is which way a difference goes, not how large it is. Its numbers of segmentation are left out: no study here
+measures it. Accuracies are fractions, as in all data of this package.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import pandas as pd
+
+PAPER = "S2 (arXiv 2603.04892)"
+# The conditions of the studies, in the words of their recipes.
+VIT, GAUG, PRR, LOCAT = "ViT", "ViT + GAug", "ViT + PRR", "LocAt"
+VIT_WITHOUT_POSITIONS, LOCAT_WITHOUT_POSITIONS, GAP = "ViT - PE", "LocAt - PE", "ViT + GAP"
+LAPLACE, INVERSE = "Laplace kernel", "Inverse distance"
+FROM_INPUT, ISOTROPIC = "Width from input", "Isotropic width"
+FIXED = ("Fixed width 1", "Fixed width 2", "Fixed width 4")
+NO_SCALE, AUTO_SCALE = "No scale", "Auto scale"
+CORE = (VIT, GAUG, PRR, LOCAT)
+KERNELS = (LAPLACE, INVERSE)
+WIDTHS = (FROM_INPUT, ISOTROPIC, *FIXED)
+SCALES = (NO_SCALE, AUTO_SCALE)
+OTHER_LOCATS = (LOCAT_WITHOUT_POSITIONS, *KERNELS, *WIDTHS, *SCALES)
+"""LocAt made in another way: their differences are to LocAt, too."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublishedTable:
+    source: str
+    dataset: str
+    accuracy: Mapping[str, Mapping[str, float]]
+    """Size of the model → condition → test accuracy."""
+
+    def frame(self) -> pd.DataFrame:
+        """A row per size, a column per condition: as our runs, which have a row per seed."""
+        return pd.DataFrame.from_dict({size: dict(row) for size, row in self.accuracy.items()}, orient="index")
+
+    def has(self, *conditions: str) -> bool:
+        return all(label in row for label in conditions for row in self.accuracy.values())
+
+
+TABLE_3_CIFAR100 = PublishedTable(
+    source="Table 3",
+    dataset="CIFAR-100 at 224 pixels",
+    accuracy={
+        "Tiny": {VIT: 0.7384, LOCAT: 0.8043},
+        "Small": {VIT: 0.7633, LOCAT: 0.8113},
+        "Base": {VIT: 0.7690, LOCAT: 0.8220},
+    },
+)
+TABLE_3_MINI_IMAGENET = PublishedTable(
+    source="Table 3",
+    dataset="mini-ImageNet",
+    accuracy={
+        "Tiny": {VIT: 0.7494, LOCAT: 0.7847},
+        "Small": {VIT: 0.7898, LOCAT: 0.8430},
+        "Base": {VIT: 0.7991, LOCAT: 0.8486},
+    },
+)
+TABLE_5 = PublishedTable(
+    source="Table 5",
+    dataset="ImageNet-1K",
+    accuracy={
+        "Tiny": {
+            **{VIT: 0.7239, GAUG: 0.7316, PRR: 0.7371, LOCAT: 0.7394},
+            **{VIT_WITHOUT_POSITIONS: 0.6936, LOCAT_WITHOUT_POSITIONS: 0.7310, GAP: 0.7250},
+        },
+        "Base": {
+            **{VIT: 0.8099, GAUG: 0.8200, PRR: 0.8219, LOCAT: 0.8231},
+            **{VIT_WITHOUT_POSITIONS: 0.7939, LOCAT_WITHOUT_POSITIONS: 0.8217, GAP: 0.8184},
+        },
+    },
+)
+TABLE_7 = PublishedTable(
+    source="Table 7",
+    # Inferred: LocAt's accuracies are those of Table 3 on mini-ImageNet, and so is ViT's here.
+    dataset="mini-ImageNet",
+    accuracy={
+        size: {
+            **{label: TABLE_3_MINI_IMAGENET.accuracy[size][label] for label in (VIT, LOCAT)},
+            **{FROM_INPUT: from_input, ISOTROPIC: isotropic, NO_SCALE: no_scale, AUTO_SCALE: auto_scale},
+            # In the order of the table. Which widths they are of is lost, so they only serve together.
+            **dict(zip(FIXED, fixed, strict=True)),
+        }
+        for size, from_input, isotropic, fixed, no_scale, auto_scale in (
+            ("Tiny", 0.7910, 0.7871, (0.7520, 0.7641, 0.7553), 0.7626, 0.7848),
+            ("Base", 0.8518, 0.8466, (0.8281, 0.8265, 0.8242), 0.8307, 0.8454),
+        )
+    },
+)
+TABLE_8 = PublishedTable(
+    source="Table 8",
+    dataset="ImageNet-1K",
+    accuracy={
+        "Tiny": {VIT: 0.7239, LOCAT: 0.7394, INVERSE: 0.7400, LAPLACE: 0.7401},
+        "Base": {VIT: 0.8099, LOCAT: 0.8231, INVERSE: 0.8194, LAPLACE: 0.8224},
+    },
+)
+ABLATIONS = (TABLE_5, TABLE_8, TABLE_7)
+"""The tables that have the conditions of the studies, each at most in one beside ViT and LocAt."""

@@ -1,0 +1,1 @@
+"""Is it the cut, the mix, or the label?"""

@@ -1,0 +1,31 @@
+"""The contrasts of `mixing-cifar100` as a figure."""
+
+from nearsight.errors import InputError
+from nearsight.report.study.drawing import Drawing
+from nearsight.report.study.forest import Row, forest
+from nearsight.report.study.mixing.contrasts import CONTRASTS, WHOLE, fit_of
+from nearsight.report.study.notes import add_footnote, scale_notes, seeds_in_words
+from nearsight.study.results import StudyResults
+
+
+def contrasts(results: StudyResults) -> Drawing:
+    """What each part of CutMix does to the most local head, under what CutMix does in all."""
+    fit = fit_of(results)
+    rows = []
+    for contrast in (WHOLE, *CONTRASTS):
+        try:
+            estimate = fit.estimate(contrast.weights)
+        except InputError:
+            continue
+        rows.append(Row(label=contrast.name, estimate=estimate, is_reference=contrast is WHOLE))
+    if not rows:
+        raise InputError("no two conditions that it compares have a run yet")
+    figure = forest(rows, "change of the smallest mean attention distance (left: more local)")
+    seeds = seeds_in_words(results.runs.groupby("condition")["seed"].nunique())
+    told = f"{seeds[0].upper()}{seeds[1:]} per condition; bars: 95 % intervals, one noise for all conditions."
+    add_footnote(figure, [told, *scale_notes(results)])
+    return Drawing(
+        figure=figure,
+        caption="What each part of CutMix changes in the distance of the most local head: the cut, the other image and "
+        f"its label add up to CutMix itself (first row). {told}",
+    )

@@ -1,0 +1,28 @@
+"""What the report of one study has besides the tables and figures that all have."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from nearsight.report.study.animation import Animation
+from nearsight.report.study.claim import Claim
+from nearsight.report.study.drawing import Drawing
+from nearsight.report.study.table import Table
+from nearsight.study.results import StudyResults
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyParts:
+    """The claims that a study judges, and its own tables and figures.
+
+    Tables, figures and animations are functions of the results. One that the runs there are cannot give raises an
+    `InputError`, which says why.
+    """
+
+    paper: str | None = None
+    """Whose claims they are, as in S1 (arXiv 2605.16390); None: they are questions of our own."""
+    claims: tuple[Claim, ...] = ()
+    tables: Sequence[Callable[[StudyResults], Table]] = ()
+    figures: Mapping[str, Callable[[StudyResults], Drawing]] = field(default_factory=dict)
+    """By the name of their files."""
+    animations: Mapping[str, Callable[[StudyResults], Animation]] = field(default_factory=dict)
+    """Likewise."""

@@ -1,0 +1,24 @@
+"""Where a study's name finds its claims, tables and figures.
+
+A family of studies has a module with a mapping of study names to `StudyParts`; it is one line here.
+"""
+
+from collections.abc import Mapping
+
+from nearsight.report.study.claims import CLAIMS
+from nearsight.report.study.locat.parts import LOCAT_PARTS
+from nearsight.report.study.open_questions import OPEN_QUESTIONS
+from nearsight.report.study.paper import PAPER
+from nearsight.report.study.parts import StudyParts
+
+PARTS: Mapping[str, StudyParts] = {
+    **{name: StudyParts(paper=PAPER, claims=claims) for name, claims in CLAIMS.items()},
+    **OPEN_QUESTIONS,
+    **LOCAT_PARTS,
+}
+"""By the name of the study."""
+
+
+def parts_of(study: str) -> StudyParts:
+    """Those of a study by its name; none where it has none of its own."""
+    return PARTS.get(study, StudyParts())

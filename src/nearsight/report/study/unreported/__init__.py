@@ -1,0 +1,1 @@
+"""Which of the unreported settings moves the numbers, and which fits the paper best."""

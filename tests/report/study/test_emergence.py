@@ -1,0 +1,129 @@
+"""When heads become local: the epochs, layers, leads and returns that were planted are found, and shown."""
+
+import dataclasses
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from made_up_results import made_up
+from PIL import Image
+
+from nearsight.recipes.emergence import emergence_cifar100
+from nearsight.report.study.animation import LAST_FRAME, save_animation
+from nearsight.report.study.emergence.course import LASTING, LOCAL, Course, courses, half_way
+from nearsight.report.study.emergence.figures import layers_by_epoch, layers_over_epochs, over_epochs
+from nearsight.report.study.emergence.film import MOST_FRAMES, chosen, heads_in_motion
+from nearsight.report.study.emergence.tables import course_table
+from nearsight.report.study.verdict import judge_claims
+from nearsight.study import Cell, StudyResults
+
+EPOCHS = 20
+FALLS = {"Baseline": math.inf, "+CutMix": 8, "Modern": 5}
+
+
+def course(cell: Cell, epoch: int) -> dict[str, float]:
+    """The first head falls from 0.4 to 0.1 at an epoch; accuracy is half way at epoch 2."""
+    is_local = epoch >= FALLS[cell.condition] + cell.seed
+    return {"min_mad": 0.1 if is_local else 0.4 - 0.001 * epoch, "val_acc": min(epoch / 4, 1.0) * 0.6}
+
+
+@pytest.fixture(scope="module")
+def results() -> StudyResults:
+    return made_up(emergence_cifar100(), lambda _: {"early_mad": 0.5, "max_mad": 0.6}, epochs=EPOCHS, course=course)
+
+
+def test_the_line_is_the_papers_and_half_of_uniform_attention() -> None:
+    assert LOCAL == 0.210
+    assert pytest.approx(0.417848 / 2, abs=0.002) == LOCAL
+
+
+def test_the_first_local_head(results: StudyResults) -> None:
+    firsts = {(run.condition, run.seed): run.first_local() for run in courses(results)}
+    assert firsts == {
+        **{("Baseline", seed): None for seed in (0, 1)},
+        **{("+CutMix", seed): (8 + seed, 0) for seed in (0, 1)},
+        **{("Modern", seed): (5 + seed, 0) for seed in (0, 1)},
+    }
+    table = course_table(results)
+    shown = table.shown.set_index(["condition", "seed"])["first local head"]
+    assert shown["+CutMix", "1"] == "epoch 9, L1"
+    assert shown["Baseline", "0"] == "never"
+
+
+def test_the_answers(results: StudyResults) -> None:
+    given = [judgement.finding for judgement in judge_claims(results)]
+    assert [finding.verdict for finding in given] == ["yes", "epoch 5 to 9, L1", "accuracy leads", "no"]
+    # Half of the way from 0.4 to 0.1, on a straight line through the epoch of the fall; accuracy at epoch 2.
+    lags = []
+    for fall in (8, 9, 5, 6):
+        before = 0.4 - 0.001 * (fall - 1)
+        lags.append(fall - 1 + (before - 0.25) / (before - 0.1) - 2)
+    assert given[2].value == pytest.approx(np.mean(lags))
+
+
+def run_of(mad: list[float]) -> Course:
+    """One layer of two heads, of which one stays at 0.4."""
+    mad_ELH = np.stack([np.array(mad), np.full(len(mad), 0.4)], axis=-1)[:, None]
+    (made, *_) = courses(made_up(emergence_cifar100(), lambda _: {}, epochs=2, course=lambda *_: {"val_acc": 0.5}))
+    return dataclasses.replace(made, epochs_E=np.arange(len(mad), dtype=float), mad_ELH=mad_ELH)
+
+
+@pytest.mark.parametrize(
+    ("mad", "turned"),
+    [
+        ([0.4, *[0.1] * LASTING, *[0.1] * LASTING], (1, 0)),
+        ([0.4, *[0.1] * LASTING, *[0.4] * LASTING], (1, 1)),
+        ([0.4, *[0.1] * LASTING, *[LOCAL + 0.01] * LASTING], (1, 0)),  # just across the line is not global again
+        ([0.4, *[0.1] * (LASTING - 1), *[0.4] * LASTING], (0, 0)),  # a flicker
+        ([0.4, *[0.1] * LASTING, *[0.4] * (LASTING - 1), 0.1], (1, 0)),
+    ],
+)
+def test_turning_back(mad: list[float], turned: tuple[int, int]) -> None:
+    assert run_of(mad).turned() == turned
+
+
+def test_half_way() -> None:
+    epochs = np.arange(6.0)
+    assert half_way(epochs, epochs**2) == pytest.approx(3 + (12.5 - 9) / 7)
+    assert half_way(epochs, -(epochs**2)) == pytest.approx(3 + (12.5 - 9) / 7)
+    assert math.isnan(half_way(epochs, np.ones(6)))
+    assert math.isnan(run_of([0.3, 0.35, 0.4, 0.45]).locality_half())
+
+
+def test_runs_without_a_course_are_not_judged(results: StudyResults) -> None:
+    without = dataclasses.replace(results, course=results.course.iloc[:0])
+    for judgement in judge_claims(without):
+        assert judgement.finding.verdict == "not tested"
+        assert "measured while it trained" in judgement.finding.ours
+
+
+def test_figures_show_every_run(results: StudyResults) -> None:
+    lines = {line.get_gid() for axes in over_epochs(results).figure.axes for line in axes.lines}
+    assert {f"smallest-{label}-{seed}" for label in FALLS for seed in (0, 1)} <= lines
+    (left, _) = over_epochs(results).figure.axes
+    (drawn,) = (line for line in left.lines if line.get_gid() == "smallest-Modern-0")
+    run = next(run for run in courses(results) if (run.condition, run.seed) == ("Modern", 0))
+    assert np.array_equal(drawn.get_ydata(), run.smallest)
+    layers = {line.get_gid() for axes in layers_over_epochs(results).figure.axes for line in axes.lines}
+    assert {f"+CutMix-{layer}" for layer in range(8)} <= layers
+    meshes = [mesh for axes in layers_by_epoch(results).figure.axes for mesh in axes.collections]
+    mean = np.mean([run.by_layer for run in courses(results) if run.condition == "Baseline"], axis=0)
+    assert np.allclose(meshes[0].get_array(), mean.T)
+
+
+def test_the_film_is_short_small_and_the_same_twice(results: StudyResults, tmp_path: Path) -> None:
+    short = dataclasses.replace(results, course=results.course[results.course["epoch"] < 3])
+    first, second = (save_animation(heads_in_motion(short), tmp_path, name) for name in ("a", "b"))
+    assert first.read_bytes() == second.read_bytes()
+    with Image.open(first) as film:
+        assert film.n_frames == 3
+        film.seek(2)
+        assert film.info["duration"] == LAST_FRAME
+    assert first.stat().st_size * MOST_FRAMES / 3 < 2e6
+    every = list(range(151))
+    kept = chosen(every)
+    assert len(kept) <= MOST_FRAMES
+    assert (kept[0], kept[-1]) == (0, 150)
+    assert sum(epoch < 50 for epoch in kept) > sum(epoch >= 100 for epoch in kept)
+    assert kept == sorted(set(kept))

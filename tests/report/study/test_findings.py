@@ -1,0 +1,112 @@
+"""The findings: every number comes from the results, and the page that is committed is the one they give."""
+
+import json
+from pathlib import Path
+
+import pytest
+from made_up_results import made_up, noise
+
+from nearsight.errors import InputError
+from nearsight.recipes import find_study, mixing, unreported
+from nearsight.report.study import write_findings
+from nearsight.report.study.figure1_datasets import profiles_of_datasets
+from nearsight.report.study.findings import findings_markdown, read_studies
+from nearsight.report.study.findings_sections import SECTIONS
+from nearsight.report.study.registry import PARTS
+from nearsight.report.study.verdict import judge_claims
+from nearsight.study import Cell, Study
+
+ROOT = Path(__file__).parents[3]
+
+
+def respond(cell: Cell) -> dict[str, float]:
+    local = "CutMix" in cell.condition or cell.condition == "Modern"
+    mad = 0.2 if local else 0.33
+    return {"min_mad": mad + noise(cell, 0.01), "early_mad": mad + 0.05, "test_acc": 0.5 + 0.1 * local}
+
+
+def commit(study: Study, folder: Path, *, scale: str = "full") -> None:
+    """What is kept of a study: tables, a description and where it ran."""
+    made_up(study, respond, scale=scale).write_tables(folder / study.name)
+    (folder / study.name / "study.json").write_text(json.dumps({**study.to_json(), "scale": scale}))
+    told = {"images": 78.4e6, "device_seconds": 600.0, "hardware": [{"device": "cuda", "gpu": "A GPU"}]}
+    (folder / study.name / "provenance.json").write_text(json.dumps(told))
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("results")
+    for study in (mixing.mixing_cifar100(), unreported.unreported_cifar100(), find_study("protocol-cifar10")(seeds=2)):
+        commit(study, folder)
+    return folder
+
+
+def test_the_page_has_what_the_results_say(results: Path) -> None:
+    text = findings_markdown(results, results.parent / "docs" / "findings.md")
+    studies = read_studies(results)
+    assert set(studies) == {"mixing-cifar100", "unreported-cifar100", "protocol-cifar10"}
+    for name in ("mixing-cifar100", "unreported-cifar100"):
+        for judgement in judge_claims(studies[name]):
+            assert f"| {judgement.claim.text} | {judgement.finding.ours} | **{judgement.finding.verdict}** |" in text
+    assert "The Modern protocol raises test accuracy | 78.46 to 84.84 %: +6.38 points |" in text
+    assert "26 runs, 2 seeds per condition, 78 M images in 10 minutes on A GPU" in text
+    assert f"(../{results.name}/mixing-cifar100/figures/mixing-contrasts.png)" in text
+    assert "What moves the smallest distance" in text
+
+
+def test_studies_without_results_are_left_out(results: Path) -> None:
+    text = findings_markdown(results, results / "findings.md")
+    assert text.count("\n## ") == 3
+    assert "emergence" not in text
+    assert "not run" not in text
+    assert "size-cifar100" not in text
+    for number in (1, 2, 3):
+        assert f"## {number}. " in text
+    assert text.count("**What would change our mind.**") == 3
+
+
+def test_small_scale_is_no_finding(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="has no results of ablation-cifar100"):
+        findings_markdown(tmp_path, tmp_path / "findings.md")
+    commit(find_study("protocol-cifar10")(seeds=1), tmp_path, scale="small")
+    with pytest.raises(InputError, match="run one of them first"):
+        read_studies(tmp_path)
+
+
+def test_page_and_figure_are_written_together(results: Path, tmp_path: Path) -> None:
+    page = tmp_path / "docs" / "findings.md"
+    written = write_findings(results, page)
+    assert page.read_text(encoding="utf-8") == findings_markdown(results, page)
+    assert {path.name for path in written} == {"findings.md", "findings-datasets.png", "findings-datasets.svg"}
+    assert "![On other data sets?](images/findings-datasets.png)" in page.read_text(encoding="utf-8")
+
+
+def test_a_panel_per_data_set() -> None:
+    names = ("protocol-cifar100", "ablation-cifar10", "protocol-cifar10", "mixing-cifar100")
+    studies = {name: made_up(find_study(name)(seeds=2), respond) for name in names}
+    drawing = profiles_of_datasets(studies)
+    assert [axes.get_title(loc="left") for axes in drawing.figure.axes] == ["CIFAR-10", "CIFAR-100"]
+    assert "CIFAR-10, CIFAR-100" in drawing.caption
+    # The ablation stands in where a data set has no other study, and not where it has.
+    alone = profiles_of_datasets({"ablation-cifar10": studies["ablation-cifar10"]})
+    assert len(alone.figure.axes) == 1
+    with pytest.raises(InputError, match="no data set has a run of both protocols"):
+        profiles_of_datasets({"mixing-cifar100": studies["mixing-cifar100"]})
+
+
+def test_sections_ask_for_claims_and_figures_that_exist() -> None:
+    for section in SECTIONS:
+        for name, beginnings in section.answers.items():
+            texts = [claim.text for claim in PARTS[name].claims]
+            for beginning in beginnings:
+                assert any(text.startswith(beginning) for text in texts), (name, beginning)
+        for study, name in section.figures:
+            parts = PARTS[study]
+            stem, kind = name.rsplit(".", 1)
+            assert stem in (parts.figures if kind == "png" else parts.animations) or stem.startswith("figure-4")
+
+
+@pytest.mark.skipif(not (ROOT / "docs" / "findings.md").exists(), reason="no results were committed yet")
+def test_the_committed_page_is_what_the_committed_results_give() -> None:
+    page = ROOT / "docs" / "findings.md"
+    assert page.read_text(encoding="utf-8") == findings_markdown(ROOT / "results", page)
