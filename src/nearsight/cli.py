@@ -13,6 +13,7 @@ COMMANDS = {
     "measure": "how far and how selectively each head of a model looks",
     "train": "train a model from a recipe",
     "study": "which part of a recipe makes attention local, and how sure that is",
+    "probe": "what the features of a frozen model are worth",
     "data": "which data sets are here, getting one, and whether it is intact",
     "bench": "this project and its peers on the same work",
 }

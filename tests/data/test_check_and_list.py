@@ -7,6 +7,7 @@ import pytest
 from small_files import write_cifar10_binary, write_cifar100_binary, write_tree
 
 from nearsight.data import DATASETS, CheckReport, check_dataset, list_datasets, load_dataset
+from nearsight.data.segmentation import SEGMENTATION_SETS
 from nearsight.errors import InputError
 
 
@@ -72,7 +73,7 @@ def test_the_list(data_dir: Path) -> None:
     write_tree(data_dir / "imagenette2-160")
     load_dataset("imagenette", data_dir=data_dir)
     rows = {row.name: row for row in list_datasets(data_dir)}
-    assert set(rows) == set(DATASETS) - {"image-folder"}
+    assert set(rows) == (set(DATASETS) - {"image-folder"}) | set(SEGMENTATION_SETS)
     assert rows["shapes"].state == "built in"
     assert (rows["cifar100"].state, rows["cifar100"].folder) == ("present", data_dir / "cifar-100-binary")
     assert (rows["cifar10"].state, rows["svhn"].state) == ("damaged", "absent")

@@ -93,7 +93,7 @@ def test_a_wrong_word_is_answered_in_one_line(
         (["--model.name", "compact_vt"], "did you mean 'compact_vit'?"),
         (
             ["--model.name", "resnet18"],
-            "'resnet18' is not a known model of this kind; known: compact_jumbo_vit, compact_vit",
+            "'resnet18' is not a known model of this kind; did you mean 'compact_resnet18'?",
         ),
     ],
 )

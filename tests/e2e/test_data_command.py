@@ -8,6 +8,7 @@ import pytest
 from nearsight.bench.augment import AugmentRow
 from nearsight.cli import main
 from nearsight.data import DATASETS
+from nearsight.data.segmentation import SEGMENTATION_SETS
 
 
 def test_list_says_what_is_where(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -20,7 +21,7 @@ def test_list_says_what_is_where(tmp_path: Path, capsys: pytest.CaptureFixture[s
     states = {row["name"]: row["state"] for row in rows}
     assert states["shapes"] == "built in"
     assert states["cifar100"] == "absent"
-    assert set(states) <= set(DATASETS)
+    assert set(states) <= set(DATASETS) | set(SEGMENTATION_SETS)
 
 
 def test_check_the_built_in_set(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""`nearsight bench {train,measure,gaug,augment}`: this project and its peers on the same work, in one process."""
+"""`nearsight bench {train,measure,gaug,augment,retrieve}`: this project and its peers on the same work."""
 
 import dataclasses
 import json
@@ -12,6 +12,8 @@ from nearsight.bench.gaug import bench_gaug
 from nearsight.bench.gaug import table as gaug_table
 from nearsight.bench.measure import bench_measure
 from nearsight.bench.measure import table as measure_table
+from nearsight.bench.retrieve import bench_retrieve
+from nearsight.bench.retrieve import table as retrieve_table
 from nearsight.bench.train import bench_train
 from nearsight.bench.train import table as train_table
 from nearsight.commands.options import find_device, parse
@@ -86,8 +88,28 @@ class GaugOptions:
     """Print one machine-readable object instead of text."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class RetrieveBenchOptions:
+    """Exact search of the nearest patches: ours against FAISS's flat index and against the matrix products alone."""
+
+    device: str = "auto"
+    """Where to compute: auto (a GPU if there is one), cpu, cuda, cuda:1."""
+    memory_size: int | None = None
+    """Patches in the memory; 4000000 on a GPU and 1000000 elsewhere."""
+    num_channels: int = 768
+    """Channels of each."""
+    num_queries: int | None = None
+    """Patches that look for their nearest; 16384 on a GPU and 512 elsewhere."""
+    k: int = 30
+    """Neighbours of each."""
+    num_turns: int = 3
+    """Times that each way is measured."""
+    json: bool = False
+    """Print one machine-readable object instead of text."""
+
+
 def main(arguments: Sequence[str]) -> int:
-    benches = {"train": _train, "measure": _measure, "gaug": _gaug, "augment": _augment}
+    benches = {"train": _train, "measure": _measure, "gaug": _gaug, "augment": _augment, "retrieve": _retrieve}
     if not arguments or arguments[0] in ("-h", "--help"):
         print(f"usage: nearsight bench {{{','.join(benches)}}} [OPTIONS]")
         return 0 if arguments else 2
@@ -144,6 +166,19 @@ def _gaug(arguments: list[str]) -> int:
         model=options.model,
     )
     return _shown(rows, gaug_table(rows), as_json=options.json)
+
+
+def _retrieve(arguments: list[str]) -> int:
+    options = parse(RetrieveBenchOptions, arguments, prog="nearsight bench retrieve")
+    rows = bench_retrieve(
+        device=str(find_device(options.device)),
+        memory_size=options.memory_size,
+        num_channels=options.num_channels,
+        num_queries=options.num_queries,
+        k=options.k,
+        num_turns=options.num_turns,
+    )
+    return _shown(rows, retrieve_table(rows), as_json=options.json)
 
 
 def _shown(rows: Sequence[Any], text: str, *, as_json: bool) -> int:

@@ -2,9 +2,9 @@
 
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
@@ -13,6 +13,11 @@ from torch import Tensor
 from nearsight.train import HistoryRow, Listener, RunConfig, RunFolder
 
 SECONDS_BETWEEN_LINES = 10.0
+
+
+def most_local_head(result: Mapping[str, Any]) -> str:
+    """How far it looks, in the words for people, from what result.json says."""
+    return "no heads to measure" if result["min_mad"] is None else f"most local head {result['min_mad']:.3f}"
 
 
 class MeasuringProgress:

@@ -1,24 +1,21 @@
 """What `nearsight measure` measures: models, each with its images, opened and tried before any is measured."""
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 import torch
 import tyro
 from timm.data import resolve_data_config
 from torch import nn
 
+from nearsight.commands.opening import check_named, distinct_labels, open_run, open_source, run_image_size
 from nearsight.commands.options import Common
 from nearsight.commands.pictures import Images, Pictures, PreparedImages, RunImages, find_pictures
 from nearsight.data import DATASETS
-from nearsight.errors import InputError
 from nearsight.lens.measuring import Precision
-from nearsight.models import load_model, load_source
-from nearsight.models.sources import has_published_weights, try_forward
 from nearsight.train import RunFolder, load_data
 from nearsight.train.heads import MEASURING_BATCH
 
@@ -74,7 +71,7 @@ class Subject:
 
 def open_subjects(request: Request, device: torch.device) -> list[Subject]:
     """Every model that was named, with its images. Whatever can be wrong with them is found here."""
-    _check_weights(request)
+    check_named(request.models, pretrained=request.pretrained, checkpoint=request.checkpoint)
     runs = [text for text in request.models if Path(text).is_dir()]
     pictures: Pictures | None = None
     if request.images is not None or len(runs) < len(request.models):
@@ -83,11 +80,8 @@ def open_subjects(request: Request, device: torch.device) -> list[Subject]:
         _open_run(text, request, pictures, device) if text in runs else _open_model(text, request, pictures, device)
         for text in request.models
     ]
-    labels = [subject.label for subject in subjects]
-    # Runs of one name in different folders, say.
-    return [
-        replace(subject, label=subject.text) if labels.count(subject.label) > 1 else subject for subject in subjects
-    ]
+    labels = distinct_labels([subject.label for subject in subjects], request.models)
+    return [replace(subject, label=label) for subject, label in zip(subjects, labels, strict=True)]
 
 
 def short_name(text: str) -> str:
@@ -99,29 +93,10 @@ def short_name(text: str) -> str:
     return re.sub(r"[^\w.-]+", "-", text).strip("-.")[:80] or "model"
 
 
-def _check_weights(request: Request) -> None:
-    """Of several models, those that leave the choice follow --pretrained; one at least must."""
-    texts = request.models
-    for text in texts:
-        if texts.count(text) > 1:
-            raise InputError(f"{text} is named twice; name each model once")
-    if request.checkpoint is not None and len(texts) > 1:
-        raise InputError("--checkpoint is for one model, but several are named; measure that one on its own")
-    if request.pretrained and all(Path(text).is_dir() for text in texts):
-        raise InputError("--pretrained is for models of timm and torchvision; a run has its own weights")
-
-
 def _open_run(text: str, request: Request, pictures: Pictures | None, device: torch.device) -> Subject:
-    folder = RunFolder(Path(text))
-    if _is_of_transformers(folder.path):
-        raise InputError(f"{text} is not a run but a model of transformers; write hf:{text}")
+    folder, model = open_run(text, checkpoint=request.checkpoint, image_size=request.image_size)
     config = folder.read_config()
-    for option, value in (("--checkpoint", request.checkpoint), ("--image-size", request.image_size)):
-        if value is not None:
-            raise InputError(f"{option} does not go with {text}: a run has its own weights and image size")
-    model = load_model(folder.model)
-    folder.read_provenance()  # without it a run is not complete
-    image_size = cast("Any", model.patch_embed).img_size
+    image_size = run_image_size(config)
     images: Images
     if request.images is None:
         dataset = load_data(config.data, request.data_dir)
@@ -145,30 +120,17 @@ def _open_run(text: str, request: Request, pictures: Pictures | None, device: to
     )
 
 
-def _is_of_transformers(folder: Path) -> bool:
-    try:
-        return "model_type" in json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError, TypeError):  # whatever is wrong with it, reading it as a run says so
-        return False
-
-
 def _open_model(text: str, request: Request, pictures: Pictures | None, device: torch.device) -> Subject:
     assert pictures is not None
-    if ":" not in text and ("/" in text or text.startswith(".")):
-        raise InputError(
-            f"{text} is not a folder, so there is no run to measure there; models of the hub are written hf:org/name"
-        )
-    only_one = len(request.models) == 1
-    with torch.random.fork_rng(devices=()):
-        torch.manual_seed(request.seed)
-        sourced = load_source(
-            text,
-            # In a comparison it is for the models that leave the choice; for a single one without, it is refused.
-            pretrained=request.pretrained and (only_one or has_published_weights(text)),
-            checkpoint=request.checkpoint,
-            image_size=request.image_size,
-        )
-    try_forward(sourced, device)
+    sourced = open_source(
+        text,
+        only_one=len(request.models) == 1,
+        pretrained=request.pretrained,
+        checkpoint=request.checkpoint,
+        seed=request.seed,
+        device=device,
+        image_size=request.image_size,
+    )
     images = PreparedImages(pictures, sourced.data_config)
     config = {
         "model": text,

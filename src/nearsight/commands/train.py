@@ -10,7 +10,7 @@ import tyro
 
 from nearsight.augment import AUGMENTATIONS
 from nearsight.commands.options import Common, parse
-from nearsight.commands.progress import TrainingProgress
+from nearsight.commands.progress import TrainingProgress, most_local_head
 from nearsight.commands.signals import stoppable
 from nearsight.configuration import field_docs
 from nearsight.errors import InputError
@@ -62,7 +62,8 @@ def _train(config: RunConfig, out: Path, options: Any, stop: Stop) -> int:
     else:
         print(
             f"{folder.path}: test accuracy {result['test_acc']:.2%} (best epoch {result['best_epoch']} of "
-            f"{result['epochs']}), most local head {result['min_mad']:.3f}; nearsight measure {folder.path} draws it"
+            f"{result['epochs']}), {most_local_head(result)}"
+            + ("" if result["min_mad"] is None else f"; nearsight measure {folder.path} draws it")
         )
     return 0
 

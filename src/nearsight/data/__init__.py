@@ -1,9 +1,10 @@
 """Where images come from: one file per data set family, splits, and batches that live on the device."""
 
-from nearsight.data.check import CheckReport, Finding, check_dataset
+from nearsight.data.check import check_dataset
 from nearsight.data.dataset import Dataset, ImageSet
 from nearsight.data.device import DeviceImages
 from nearsight.data.fetch import fetch_dataset
+from nearsight.data.findings import CheckReport, Finding
 from nearsight.data.image_folder import folder_images
 from nearsight.data.listing import ListedDataset, list_datasets
 from nearsight.data.loading import load_dataset

@@ -1,6 +1,5 @@
 """Behind `nearsight data check`: whether a data set on disk is what its makers published."""
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -8,45 +7,12 @@ import torch
 from nearsight.data.cache import open_cached, verify_cache
 from nearsight.data.checksums import published_checksums
 from nearsight.data.dataset import ImageSet
+from nearsight.data.findings import CheckReport, Finding, count_finding
 from nearsight.data.loading import dataset_spec, find_source, load_dataset
 from nearsight.data.locations import data_folder
+from nearsight.data.segmentation import SEGMENTATION_SETS, check_segmentation
 from nearsight.data.source import DatasetSpec
 from nearsight.errors import InputError
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One thing that was checked."""
-
-    what: str
-    """The thing."""
-    ok: bool
-    """Whether it is as it should be."""
-    detail: str
-    """What was found, and what was expected if that differs."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class CheckReport:
-    """Everything that was checked about a data set."""
-
-    name: str
-    """The data set."""
-    folder: Path | None
-    """Where it is; None when it needs no files."""
-    layout: str
-    """Which layout was found there."""
-    findings: tuple[Finding, ...]
-    """In the order of the checks."""
-
-    @property
-    def ok(self) -> bool:
-        return all(finding.ok for finding in self.findings)
-
-
-def _count(what: str, found: int, expected: int | None) -> Finding:
-    ok = expected in (None, found)
-    return Finding(what, ok, f"{found:,}" if ok else f"{found:,}, but {expected:,} are published")
 
 
 def _balance(part: str, images: ImageSet, num_classes: int, spec: DatasetSpec) -> Finding:
@@ -63,6 +29,8 @@ def check_dataset(name: str, data_dir: Path | None = None) -> CheckReport:
 
     All findings are collected: a report that stops at the first damaged file would have to be asked for many times.
     """
+    if name in SEGMENTATION_SETS:
+        return check_segmentation(name, data_dir)
     spec = dataset_spec(name)
     if spec.find is None:
         dataset = load_dataset(name)
@@ -93,9 +61,9 @@ def check_dataset(name: str, data_dir: Path | None = None) -> CheckReport:
         findings.append(Finding("image cache", intact, "sha256 is right" if intact else "sha256 is wrong; remove it"))
     train, test = parts
     findings += [
-        _count("classes", len(classes), spec.num_classes),
-        _count("training images", len(train), spec.num_train),
-        _count("test images", len(test), spec.num_test),
+        count_finding("classes", len(classes), spec.num_classes),
+        count_finding("training images", len(train), spec.num_train),
+        count_finding("test images", len(test), spec.num_test),
         _balance("training", train, len(classes), spec),
         _balance("test", test, len(classes), spec),
     ]

@@ -6,6 +6,7 @@ from pathlib import Path
 from nearsight.data.cache import cache_file
 from nearsight.data.locations import data_folder
 from nearsight.data.registry import DATASETS
+from nearsight.data.segmentation import SEGMENTATION_SETS
 from nearsight.errors import InputError
 
 
@@ -48,8 +49,22 @@ def _listed(name: str, folder: Path) -> ListedDataset:
     )
 
 
+def _listed_masks(name: str, folder: Path) -> ListedDataset:
+    about = SEGMENTATION_SETS[name].about
+    try:
+        source = SEGMENTATION_SETS[name].find(folder)
+    except InputError as error:
+        return ListedDataset(name=name, about=about, state="damaged", folder=folder, detail=str(error), decoded=False)
+    if source is None:
+        way = f"put it into {folder}"
+        return ListedDataset(name=name, about=about, state="absent", folder=None, detail=way, decoded=False)
+    detail = f"masks, {source.layout}"
+    return ListedDataset(name=name, about=about, state="present", folder=source.folder, detail=detail, decoded=False)
+
+
 def list_datasets(data_dir: Path | None = None) -> tuple[ListedDataset, ...]:
-    """Every data set of the registry, in its order."""
+    """Every data set: those with a class for each image, then those with masks, in the order of their registries."""
     folder = data_folder(data_dir)
     # `image-folder` is whatever the caller says the data folder is, so it cannot be present or absent.
-    return tuple(_listed(name, folder) for name in DATASETS if name != "image-folder")
+    labelled = (_listed(name, folder) for name in DATASETS if name != "image-folder")
+    return (*labelled, *(_listed_masks(name, folder) for name in SEGMENTATION_SETS))

@@ -8,6 +8,7 @@ from nearsight.data.checksums import check_published
 from nearsight.data.dataset import Dataset, ImageSet, content_fingerprint
 from nearsight.data.locations import data_folder
 from nearsight.data.registry import DATASETS
+from nearsight.data.segmentation.registry import SEGMENTATION_SETS
 from nearsight.data.source import DatasetSpec, Source
 from nearsight.data.splits import balanced_subset
 from nearsight.errors import InputError, check_at_least, unknown_name
@@ -16,6 +17,11 @@ from nearsight.files import canonical_hash
 
 def dataset_spec(name: str) -> DatasetSpec:
     """The registry line of a name."""
+    if name in SEGMENTATION_SETS:
+        raise InputError(
+            f"{name} has masks, not a class for each image: it is for nearsight probe segment and retrieve, and its "
+            "makers' files have to be put into the data folder"
+        )
     if name not in DATASETS:
         raise unknown_name("data set", name, DATASETS)
     return DATASETS[name]

@@ -1,0 +1,158 @@
+"""`nearsight probe segment MODEL … --data NAME`: a segmentation head on the frozen features of one or more models."""
+
+import dataclasses
+import functools
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, get_type_hints
+
+import pandas as pd
+import tyro
+
+from nearsight.commands.frozen import open_frozen
+from nearsight.commands.options import Common, parse
+from nearsight.commands.segment_progress import SegmentProgress
+from nearsight.commands.signals import stoppable
+from nearsight.commands.subjects import short_name
+from nearsight.configuration import field_docs
+from nearsight.data.segmentation import SEGMENTATION_SETS, SegmentationSet, load_segmentation
+from nearsight.errors import InputError
+from nearsight.files import check_output_folder, output_folder, write_text
+from nearsight.probe.frozen import FrozenModel
+from nearsight.probe.segmentation.config import REFERENCE_SIZE, SegmentConfig, default_settings
+from nearsight.probe.segmentation.evaluation import Prediction
+from nearsight.probe.segmentation.folder import SegmentFolder
+from nearsight.probe.segmentation.probing import probe_segmentation
+from nearsight.probe.segmentation.sizes import size_step
+from nearsight.report import save_figure
+from nearsight.report.figures.segmentation import segmentation_pictures
+from nearsight.train import Stop
+
+_MOST_CLASSES_SHOWN = 30
+_DESCRIPTION = """Train a segmentation head on the frozen features of models, and test it on whole images.
+
+Writes result.json, per_class.csv, history.csv, the head, and pictures of predictions beside the truth; several models
+have a folder each and a table together. Stopped or killed, it continues when the same command is given again.
+
+Settings that are not given are those of S2 for the data set, scaled down for models of images below 224 pixels."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SegmentRequest(Common):
+    """The options that are not the probe's own settings."""
+
+    models: Annotated[
+        tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="MODEL [MODEL ...]", help_behavior_hint="")
+    ]
+    """A run folder, a timm name, hf:org/name or hf:FOLDER, torchvision:NAME, package.module:function."""
+    data: str = "voc-small"
+    """A data set with masks: ade20k, pascal-context, coco-stuff, voc2012, camvid, voc-small."""
+    pretrained: bool = False
+    """Load the published weights of models of timm and torchvision; they are random otherwise."""
+    checkpoint: Path | None = None
+    """File with your own weights of the model: safetensors, or a state dict that torch.save wrote."""
+    checkpoint_every: int = 500
+    """Iterations between checkpoints; a kill costs those since the last, SIGINT and SIGTERM none."""
+    out: Path | None = None
+    """Where to write; runs/segment-DATA-MODEL by default."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    options = parse(_options(), arguments, prog="nearsight probe segment", description=_DESCRIPTION)
+    if not options.models:
+        raise InputError(
+            "no model is named; write nearsight probe segment MODEL, and see nearsight probe segment --help"
+        )
+    out = options.out or Path("runs") / f"segment-{options.data}-{'-and-'.join(map(short_name, options.models))}"[:120]
+    check_output_folder(out)
+    dataset = load_segmentation(options.data, options.data_dir)
+    return stoppable(lambda stop: _probe_all(options, dataset, out, stop))
+
+
+def _options() -> type[Any]:
+    """The request and every setting of the probe. Where data set and model have a say, None leaves it to them."""
+    hints, docs = get_type_hints(SegmentConfig), field_docs(SegmentConfig)
+    usual = {name: default_settings(name, image_size=REFERENCE_SIZE, step=1) for name in SEGMENTATION_SETS}
+    settings: list[tuple[str, Any, Any]] = []
+    for field in dataclasses.fields(SegmentConfig):
+        kind, default = hints[field.name], field.default
+        own = {name: values[field.name] for name, values in usual.items() if field.name in values}
+        if own:
+            others = [f"{name}: {value}" for name, value in own.items() if value != default]
+            hint = f"({'; '.join([f'default: {default}', *others])})"
+            argument, kind, default = tyro.conf.arg(help=docs[field.name], help_behavior_hint=hint), kind | None, None
+        else:
+            argument = tyro.conf.arg(help=docs[field.name])
+        settings.append((field.name, Annotated[kind, argument], dataclasses.field(default=default)))
+    return dataclasses.make_dataclass("SegmentOptions", settings, bases=(SegmentRequest,), frozen=True, kw_only=True)
+
+
+def _config(options: Any, frozen: FrozenModel, dataset: SegmentationSet) -> SegmentConfig:
+    settings = default_settings(dataset.name, image_size=max(frozen.preparation.size), step=size_step(frozen.model))
+    given = {field.name: getattr(options, field.name) for field in dataclasses.fields(SegmentConfig)}
+    return SegmentConfig(**{**settings, **{name: value for name, value in given.items() if value is not None}})
+
+
+def _probe_all(options: Any, dataset: SegmentationSet, out: Path, stop: Stop) -> int:
+    device = options.torch_device
+    frozen = open_frozen(
+        options.models,
+        pretrained=options.pretrained,
+        checkpoint=options.checkpoint,
+        seed=options.seed,
+        device=device,
+    )
+    configs = [_config(options, one, dataset) for one in frozen]
+    several = len(frozen) > 1
+    folders = []
+    for one, config, text in zip(frozen, configs, options.models, strict=True):
+        path = out / short_name(text) if several else out
+        with SegmentProgress(one.label) as progress:
+            folder = probe_segmentation(
+                one,
+                dataset,
+                config,
+                path,
+                device=device,
+                listener=progress,
+                stop=stop,
+                checkpoint_every=options.checkpoint_every,
+                show=functools.partial(_draw, dataset, one.label, path / "figures"),
+            )
+        folders.append(folder)
+    if several:
+        write_text(out / "table.csv", pd.DataFrame([folder.read_result() for folder in folders]).to_csv(index=False))
+    if options.json:
+        print(json.dumps([{"folder": str(folder.path), **folder.read_result()} for folder in folders]))
+    else:
+        print("\n".join(line for folder in folders for line in _as_text(folder)))
+    return 0
+
+
+def _draw(dataset: SegmentationSet, label: str, folder: Path, predictions: Sequence[Prediction]) -> None:
+    pictures = [
+        (one.image_CHW.permute(1, 2, 0).numpy(), one.truth_HW.numpy(), one.prediction_HW.cpu().numpy())
+        for one in predictions
+    ]
+    figure = segmentation_pictures(
+        pictures, dataset.class_names, ignore_index=dataset.ignore_index, label=f"{label} on {dataset.name}, frozen"
+    )
+    save_figure(figure, output_folder(folder), "predictions")
+
+
+def _as_text(folder: SegmentFolder) -> list[str]:
+    result, classes = folder.read_result(), folder.read_per_class()
+    lines = [
+        f"{result['model']} on {result['data']}: mIoU {result['miou']:.2%}, pixel accuracy "
+        f"{result['pixel_accuracy']:.2%} (one class everywhere: mIoU {result['miou_of_one_class']:.2%})"
+    ]
+    if len(classes) <= _MOST_CLASSES_SHOWN:
+        width = max(map(len, classes["name"]))
+        lines += [
+            f"  {name:<{width}}  " + ("not there" if pd.isna(iou) else f"{iou:6.2%}")
+            for name, iou in zip(classes["name"], classes["iou"], strict=True)
+        ]
+    if result["classes_tested_but_not_trained"]:
+        lines.append(f"Tested, but never seen in training: {', '.join(result['classes_tested_but_not_trained'])}")
+    return [*lines, f"Tables and pictures: {folder.path}"]

@@ -1,0 +1,110 @@
+"""What the probes of classification share: the data set, and the features of its images."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from torch import Tensor
+
+from nearsight.commands.probing import ProbeRequest, describe
+from nearsight.commands.progress import MeasuringProgress
+from nearsight.data import Dataset, ImageSet, load_dataset
+from nearsight.errors import InputError
+from nearsight.probe import FeatureKey, FeatureSpec, cached_features, weights_hash
+from nearsight.probe.crops import cropped_features
+from nearsight.probe.features import Tokens
+from nearsight.probe.frozen import FrozenModel
+from nearsight.probe.intermediates import Place
+from nearsight.train import RunFolder, load_data
+
+EMBEDDED = "shapes"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassRequest(ProbeRequest):
+    """The options of probes that classify images."""
+
+    data: str | None = None
+    """A data set (see nearsight data list); by default that of the runs, or the embedded one."""
+    place: Place | None = None
+    """Features as the block returns them, after the final norm, or refined; by default what the classifier reads."""
+    tokens: Literal["cls", "mean", "cls+mean"] | None = None
+    """CLS, the mean of the patches, or both; by default CLS where there is one."""
+    crop_pct: float = 1.0
+    """Share of a resized image's side that is cut out of its centre (DINO: 0.875); not for images of the right size."""
+    cache_dir: Path | None = None
+    """Folder that keeps the features; by default in the user's cache folder."""
+
+    @property
+    def spec(self) -> FeatureSpec:
+        tokens: Tokens | None = self.tokens
+        return FeatureSpec(block=self.block, place=self.place, tokens=tokens)
+
+    def load(self) -> Dataset:
+        runs = [RunFolder(Path(text)).read_config().data for text in self.models if Path(text).is_dir()]
+        if self.data is None and runs:
+            if len(set(runs)) > 1 or len(runs) < len(self.models):
+                raise InputError("the models were not all trained on one data set; say with --data on which to probe")
+            if self.num_train is None and self.num_test is None:
+                return load_data(runs[0], self.data_dir)
+        name = self.data or (runs[0].name if runs else EMBEDDED)
+        return load_dataset(name, data_dir=self.data_dir, num_train=self.num_train, num_test=self.num_test)
+
+    def described(self, dataset: Dataset) -> dict[str, Any]:
+        return {
+            "name": dataset.name,
+            "fingerprint": dataset.fingerprint,
+            "num_train": len(dataset.train),
+            "num_test": len(dataset.test),
+            "num_classes": dataset.num_classes,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Probed:
+    """The features of one model."""
+
+    train_NC: Tensor
+    test_NC: Tensor
+    crops: Callable[[Tensor, int], Tensor] | None
+    """(positions of training images, epoch) → features of random crops, where they are wanted."""
+    described: dict[str, Any]
+
+
+@contextmanager
+def probed(
+    request: ClassRequest, frozen: FrozenModel, dataset: Dataset, *, random_crops: bool = False
+) -> Iterator[Probed]:
+    """The features of a model for both parts of a data set, from the cache or into it."""
+    preparation = replace(frozen.preparation, crop_pct=request.crop_pct)
+    device, weights = request.torch_device, weights_hash(frozen.model)
+    with request.reading(frozen, request.spec) as reader:
+        batch_size = request.images_at_once(reader, frozen)
+
+        def features(part: str, images: ImageSet) -> Tensor:
+            key = FeatureKey(
+                model=weights, data=dataset.fingerprint, part=part, spec=reader.spec, preparation=preparation
+            )
+            with MeasuringProgress(f"{frozen.label}, {part} features", len(images)) as progress:
+                return cached_features(
+                    key,
+                    reader,
+                    lambda begin, end: preparation(images.images_NCHW[begin:end], device),
+                    len(images),
+                    folder=request.cache_dir,
+                    batch_size=batch_size,
+                    watch=progress.counted,
+                )
+
+        yield Probed(
+            train_NC=features("train", dataset.train),
+            test_NC=features("test", dataset.test),
+            crops=cropped_features(
+                reader, dataset.train, preparation, seed=request.seed, batch_size=batch_size, device=device
+            )
+            if random_crops
+            else None,
+            described=describe(frozen, reader),
+        )

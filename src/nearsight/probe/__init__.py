@@ -1,0 +1,33 @@
+"""What the features of a frozen model are worth: k-NN, linear, segmentation, dense retrieval."""
+
+from nearsight.probe.cache import FeatureKey, cached_features, weights_hash
+from nearsight.probe.features import FeatureReader, FeatureSpec, read_features, reading
+from nearsight.probe.knn import knn_accuracy, knn_scores
+from nearsight.probe.linear import LinearConfig, LinearResult, linear_probe
+from nearsight.probe.memory import PatchMemory, build_memory
+from nearsight.probe.preparation import Preparation
+from nearsight.probe.retrieve import RetrievalResult, Retriever, retrieve
+from nearsight.probe.search import ExactIndex, FaissIndex
+
+__all__ = [
+    "ExactIndex",
+    "FaissIndex",
+    "FeatureKey",
+    "FeatureReader",
+    "FeatureSpec",
+    "LinearConfig",
+    "LinearResult",
+    "PatchMemory",
+    "Preparation",
+    "RetrievalResult",
+    "Retriever",
+    "build_memory",
+    "cached_features",
+    "knn_accuracy",
+    "knn_scores",
+    "linear_probe",
+    "read_features",
+    "reading",
+    "retrieve",
+    "weights_hash",
+]

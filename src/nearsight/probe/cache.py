@@ -1,0 +1,198 @@
+"""Features on disk: computed once, mapped into memory ever after, found by what they were made from.
+
+A folder per set of features, named by the hash of everything they depend on: the model's weights, the images' content,
+their preparation, and which features they are. In it:
+
+record.json     what they were made from, in full
+features.npy    the array, at its full size from the beginning on
+chunks.json     the checksum of each chunk that is written; a chunk that has none, or another, is computed (again)
+
+So a process that is killed loses one chunk, and a damaged chunk heals. A hash does not see everything (the number of
+heads changes what a model computes, but no weight); so the first image's features are always computed and compared.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.lib.format import open_memmap
+from torch import Tensor, nn
+
+from nearsight.data.locations import user_cache_folder
+from nearsight.errors import InputError
+from nearsight.files import canonical_hash, output_folder, write_json
+from nearsight.probe.features import FeatureReader, FeatureSpec, Watch, unwatched
+from nearsight.probe.preparation import Preparation
+
+VERSION = 1
+"""Raise it whenever the same key would stand for other numbers."""
+CHUNK_BYTES = 32 * 2**20
+_TOLERANCE = 2e-3
+"""In deviations of the features: other devices, batch sizes and libraries round differently, but not by that much."""
+
+
+def weights_hash(model: nn.Module) -> str:
+    """The sha256 of a model's class and of all its weights and buffers by name."""
+    digest = hashlib.sha256(type(model).__qualname__.encode())
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(f"{name}:{tensor.dtype}:{list(tensor.shape)};".encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeatureKey:
+    """What a set of features depends on."""
+
+    model: str
+    """`weights_hash` of the model."""
+    data: str
+    """Fingerprint of the data set."""
+    part: str
+    """Which part of it: train or test."""
+    spec: FeatureSpec
+    """Resolved, as `FeatureReader.spec` is."""
+    preparation: Preparation
+
+    def described(self) -> dict[str, Any]:
+        return {"version": VERSION, **json.loads(json.dumps(asdict(self)))}
+
+    @property
+    def identity(self) -> str:
+        return canonical_hash(self.described())
+
+
+def default_folder() -> Path:
+    return user_cache_folder() / "features"
+
+
+def cached_features(
+    key: FeatureKey,
+    reader: FeatureReader,
+    images: Callable[[int, int], Tensor],
+    num_images: int,
+    *,
+    folder: Path | None = None,
+    batch_size: int = 64,
+    watch: Watch = unwatched,
+) -> Tensor:
+    """The features of images 0 to `num_images`, float32, mapped from a file; what is missing there is computed.
+
+    Args:
+        images: gives the prepared images from one position up to another.
+        folder: that holds a folder per key; by default in the user's cache.
+        watch: sees the batches of new features go by, to show progress.
+    """
+    if reader.spec != key.spec:
+        raise InputError(f"the key is of {key.spec}, but the reader reads {reader.spec}")
+    place = output_folder((folder or default_folder()) / key.identity)
+    with _locked(place):
+        _check_record(place / "record.json", key.described())
+        first = reader(images(0, 1)).cpu().numpy()
+        array = _open_array(place, (num_images, *first.shape[1:]))
+        chunks = _Chunks(place / "chunks.json", array)
+        if chunks.intact(0) and not np.allclose(array[:1], first, rtol=0, atol=_TOLERANCE * first.std()):
+            raise InputError(
+                f"the features in {place} are those of another model, although its weights are the same; "
+                "remove that folder"
+            )
+        _fill(chunks, reader, images, batch_size, watch)
+    # Copy-on-write: torch wants memory it may write to, and the file must not change.
+    return torch.from_numpy(np.load(place / "features.npy", mmap_mode="c"))
+
+
+def _check_record(path: Path, described: Mapping[str, Any]) -> None:
+    if not path.exists():
+        write_json(path, described)
+        return
+    try:
+        held = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path} is damaged: {error}; remove its folder") from error
+    differing = [name for name in described if not isinstance(held, dict) or held.get(name) != described[name]]
+    if differing:
+        raise InputError(
+            f"{path.parent} holds the features of another {' and '.join(differing)} than these; remove that folder"
+        )
+
+
+@contextlib.contextmanager
+def _locked(place: Path) -> Iterator[None]:
+    """One process at a time; the lock of one that was killed goes with it."""
+    with (place / "lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise InputError(f"another process is writing the features in {place}; wait until it is done") from error
+        yield
+
+
+def _open_array(place: Path, shape: tuple[int, ...]) -> np.memmap[Any, np.dtype[np.float32]]:
+    path = place / "features.npy"
+    if path.exists():
+        with contextlib.suppress(ValueError, OSError):  # a file that was cut short is made anew
+            array = open_memmap(path, mode="r+")
+            if array.shape == shape and array.dtype == np.float32:
+                return array
+    (place / "chunks.json").unlink(missing_ok=True)
+    try:
+        return open_memmap(path, mode="w+", dtype=np.float32, shape=shape)
+    except OSError as error:
+        raise InputError(f"{path} cannot be written: {error.strerror}; make room, or choose another folder") from error
+
+
+class _Chunks:
+    """Which rows of the array are written."""
+
+    def __init__(self, path: Path, array: np.memmap[Any, np.dtype[np.float32]]) -> None:
+        self._path, self.array = path, array
+        self.rows = max(1, CHUNK_BYTES // max(1, array[:1].nbytes))
+        self._sums: dict[str, int] = {}
+        with contextlib.suppress(OSError, ValueError):
+            held = json.loads(path.read_text(encoding="utf-8"))
+            if isinstance(held, dict) and held.pop("rows", None) == self.rows:
+                self._sums = held
+
+    def __len__(self) -> int:
+        return len(range(0, len(self.array), self.rows))
+
+    def span(self, number: int) -> tuple[int, int]:
+        return number * self.rows, min((number + 1) * self.rows, len(self.array))
+
+    def _sum(self, number: int) -> int:
+        begin, end = self.span(number)
+        return zlib.crc32(np.ascontiguousarray(self.array[begin:end]).data)
+
+    def intact(self, number: int) -> bool:
+        return str(number) in self._sums and self._sums[str(number)] == self._sum(number)
+
+    def close(self, number: int) -> None:
+        """The rows are written: first they reach the disk, then the note that they did."""
+        self.array.flush()
+        self._sums[str(number)] = self._sum(number)
+        write_json(self._path, {"rows": self.rows, **self._sums})
+
+
+def _fill(
+    chunks: _Chunks, reader: FeatureReader, images: Callable[[int, int], Tensor], batch_size: int, watch: Watch
+) -> None:
+    missing = [number for number in range(len(chunks)) if not chunks.intact(number)]
+    spans = [
+        (number, begin, min(begin + batch_size, end))
+        for number in missing
+        for first, end in [chunks.span(number)]
+        for begin in range(first, end, batch_size)
+    ]
+    batches = (reader(images(begin, end)).cpu() for _, begin, end in spans)
+    for (number, begin, end), features in zip(spans, watch(batches), strict=True):
+        chunks.array[begin:end] = features.numpy()
+        if end == chunks.span(number)[1]:
+            chunks.close(number)

@@ -1,0 +1,18 @@
+"""A model whose features are probed."""
+
+from dataclasses import dataclass
+
+from torch import nn
+
+from nearsight.probe.preparation import Preparation
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrozenModel:
+    """A model, and how its images are prepared."""
+
+    label: str
+    """Its name for people."""
+    model: nn.Module
+    preparation: Preparation
+    """Of its images: which size it was made for, and how their channels are normalised."""

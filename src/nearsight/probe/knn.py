@@ -1,0 +1,77 @@
+"""Weighted k-NN classification of frozen features (Wu et al. 2018; Caron et al. 2021, DINO).
+
+The k nearest training images by cosine vote for their classes with weights exp(similarity / T).
+
+Shape suffixes: N training features, Q queries, C channels, c classes, k neighbours.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from nearsight.errors import InputError, check_at_least
+from nearsight.probe.classes import check_classes_seen
+from nearsight.probe.search import ExactIndex, Index, check_enough
+
+DEFAULT_KS = (10, 20, 100, 200)
+DEFAULT_TEMPERATURE = 0.07
+_QUERIES_AT_ONCE = 4096
+
+
+def knn_scores(
+    index: Index,
+    train_labels_N: Tensor,
+    queries_QC: Tensor,
+    *,
+    num_classes: int,
+    ks: Sequence[int] = DEFAULT_KS,
+    temperature: float = DEFAULT_TEMPERATURE,
+) -> dict[int, Tensor]:
+    """k → the share of the votes that each class has, [Q, c]. One search gives those of every k."""
+    _check(ks, temperature)
+    check_enough(len(train_labels_N), max(ks), "training samples")
+    similarity_Qk, neighbour_Qk = index.search(queries_QC, max(ks))
+    label_Qk = train_labels_N.to(neighbour_Qk.device)[neighbour_Qk]
+    # Relative to the nearest, so that no exponential overflows; shares do not change by that.
+    vote_Qk = torch.exp((similarity_Qk - similarity_Qk[:, :1]) / temperature)
+    scores = {}
+    for k in ks:
+        votes_Qc = vote_Qk.new_zeros(len(vote_Qk), num_classes).scatter_add_(1, label_Qk[:, :k], vote_Qk[:, :k])
+        scores[k] = votes_Qc / votes_Qc.sum(1, keepdim=True)
+    return scores
+
+
+def knn_accuracy(
+    train_NC: Tensor,
+    train_labels_N: Tensor,
+    test_QC: Tensor,
+    test_labels_Q: Tensor,
+    *,
+    num_classes: int,
+    ks: Sequence[int] = DEFAULT_KS,
+    temperature: float = DEFAULT_TEMPERATURE,
+    device: torch.device | str = "cpu",
+) -> dict[int, float]:
+    """k → share of the test features whose class gets the most votes."""
+    _check(ks, temperature)
+    check_enough(len(train_labels_N), max(ks), "training samples")
+    check_classes_seen(train_labels_N, test_labels_Q)
+    index = ExactIndex(train_NC.to(device))
+    correct = dict.fromkeys(ks, 0)
+    for part_qC, labels_q in zip(test_QC.split(_QUERIES_AT_ONCE), test_labels_Q.split(_QUERIES_AT_ONCE), strict=True):
+        scores = knn_scores(
+            index, train_labels_N, part_qC.to(device), num_classes=num_classes, ks=ks, temperature=temperature
+        )
+        for k in ks:
+            correct[k] += int((scores[k].argmax(1).cpu() == labels_q.cpu()).sum())
+    return {k: count / len(test_labels_Q) for k, count in correct.items()}
+
+
+def _check(ks: Sequence[int], temperature: float) -> None:
+    if not ks:
+        raise InputError("k-NN needs at least one k; write --ks 20, say")
+    for k in ks:
+        check_at_least("k", k, 1)
+    if not temperature > 0:
+        raise InputError(f"the temperature is {temperature}, but must be greater than 0")

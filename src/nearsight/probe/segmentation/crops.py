@@ -1,0 +1,169 @@
+"""Training crops: random scale, place, mirroring and colours, each a function of (seed, step, place in the batch).
+
+So a crop is the same whatever thread makes it, after a resumption, and on any device. What is random, and how much, is
+as in mmsegmentation's pipelines for ADE20K (RandomResize, RandomCrop, RandomFlip, PhotoMetricDistortion).
+
+Shape suffixes: B crops, C channels, H rows, W columns.
+"""
+
+import itertools
+import os
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+from torchvision.transforms import v2
+
+from nearsight.data.segmentation import IGNORED, MaskedImages
+from nearsight.probe.segmentation.config import SegmentConfig
+from nearsight.randomness import permutation, uniform
+
+_TRIES = 11
+"""Places that are drawn for a crop: the first, and ten more where one class has too much of it."""
+_COLOUR_DRAWS = 9
+_BATCHES_AHEAD = 3
+# Strengths of mmsegmentation, whose hue of ±18 is of 180 steps. It permutes no channels.
+_DISTORTION = v2.RandomPhotometricDistort(hue=(-0.1, 0.1))
+
+_Labels = NDArray[np.uint8]
+_Window = tuple[int, int, int, int]
+"""Left, top, right and bottom."""
+
+
+class _Coming(NamedTuple):
+    """A batch that threads are at."""
+
+    crops: Sequence[Future[tuple[Tensor, Tensor]]]
+    draws: Sequence[Sequence[float]]
+
+
+class TrainingCrops:
+    """Batches of crops by step."""
+
+    def __init__(self, images: MaskedImages, config: SegmentConfig, *, fill: tuple[float, ...]) -> None:
+        """`fill`: colour from 0 to 1 of what lies outside an image that is smaller than the crop."""
+        self._images, self._config = images, config
+        self._fill = tuple(round(255 * channel) for channel in fill)
+        self._seed = torch.tensor(config.seed)
+        # An order of all images for an epoch is asked for once a crop.
+        self._order = lru_cache(maxsize=2)(self._new_order)
+
+    def batches(self, first_step: int, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
+        """(images [B, 3, H, W] uint8, masks [B, H, W] int64) of the steps from this one on, made in threads ahead."""
+        steps = iter(range(first_step, self._config.iterations))
+        waiting: deque[_Coming] = deque()
+        with ThreadPoolExecutor(os.cpu_count()) as threads:  # Pillow works without the interpreter lock
+            try:
+                waiting.extend(self._begin(step, threads) for step in itertools.islice(steps, _BATCHES_AHEAD))
+                while waiting:
+                    waiting.extend(self._begin(step, threads) for step in itertools.islice(steps, 1))
+                    yield self._finished(waiting.popleft(), device)
+            finally:
+                threads.shutdown(cancel_futures=True)
+
+    def _begin(self, step: int, threads: ThreadPoolExecutor) -> _Coming:
+        draws = self.draws(step).tolist()
+        crops = [threads.submit(self.crop, self.index(step, slot), own) for slot, own in enumerate(draws)]
+        return _Coming(crops, draws)
+
+    def _finished(self, coming: _Coming, device: torch.device) -> tuple[Tensor, Tensor]:
+        images, masks = zip(*(crop.result() for crop in coming.crops), strict=True)
+        images_BCHW, masks_BHW = torch.stack(images).to(device), torch.stack(masks).to(device, torch.int64)
+        if self._config.photometric:
+            pairs = zip(images_BCHW, coming.draws, strict=True)
+            images_BCHW = torch.stack([distorted(image_CHW, draws) for image_CHW, draws in pairs])
+        return images_BCHW, masks_BHW
+
+    def index(self, step: int, slot: int) -> int:
+        """Which image the crop at this place of a step's batch is of: all images in turn, in a new order each time."""
+        epoch, place = divmod(step * self._config.batch_size + slot, len(self._images))
+        return self._order(epoch)[place]
+
+    def _new_order(self, epoch: int) -> list[int]:
+        seed_1, number = self._seed.unsqueeze(0), torch.tensor(epoch)
+        order: list[int] = permutation(seed_1, "segmentation order", number, len(self._images))[0].tolist()
+        return order
+
+    def draws(self, step: int) -> Tensor:
+        """The random numbers of a step's crops, [B, n]: colours, scale, mirroring, then two for each place to try."""
+        slots = torch.arange(self._config.batch_size)
+        return uniform(self._seed, "segmentation crops", torch.tensor(step), slots, _COLOUR_DRAWS + 2 + 2 * _TRIES)
+
+    def crop(self, index: int, draws: Sequence[float]) -> tuple[Tensor, Tensor]:
+        """(image [3, H, W] uint8, mask [H, W] uint8) of the crop's size, without the change of colours."""
+        scale, mirror, *places = draws[_COLOUR_DRAWS:]
+        image_CHW, mask_HW = self._images[index]
+        image = Image.fromarray(image_CHW.permute(1, 2, 0).numpy())
+        size = self._scaled(image.size, scale)
+        for down, right in zip(places[::2], places[1::2], strict=True):
+            window = self._window(size, down, right)
+            labels_HW = _cut_mask(mask_HW.numpy(), size, window)
+            if self._is_mixed(labels_HW):
+                break
+        pixels_HWC = np.asarray(_cut_image(image, size, window))
+        if mirror < self._config.flip:
+            pixels_HWC, labels_HW = pixels_HWC[:, ::-1], labels_HW[:, ::-1]
+        side, (rows, columns) = self._config.crop, labels_HW.shape
+        filled_HWC = np.empty((side, side, 3), dtype=np.uint8)
+        filled_HWC[:] = self._fill
+        filled_HWC[:rows, :columns] = pixels_HWC
+        mask_of_crop = np.full((side, side), IGNORED, dtype=np.uint8)
+        mask_of_crop[:rows, :columns] = labels_HW
+        return torch.from_numpy(filled_HWC.transpose(2, 0, 1).copy()), torch.from_numpy(mask_of_crop)
+
+    def _scaled(self, size: tuple[int, int], draw: float) -> tuple[int, int]:
+        """(columns, rows) of the whole image after the random scale."""
+        config = self._config
+        factor = config.smallest_scale + draw * (config.largest_scale - config.smallest_scale)
+        factor *= min(config.longest / max(size), config.shortest / min(size))
+        return max(1, round(size[0] * factor)), max(1, round(size[1] * factor))
+
+    def _window(self, size: tuple[int, int], down: float, right: float) -> _Window:
+        """Where the crop is in the scaled image."""
+        columns, rows = (min(self._config.crop, side) for side in size)
+        left, top = int(right * (size[0] - columns + 1)), int(down * (size[1] - rows + 1))
+        return left, top, left + columns, top + rows
+
+    def _is_mixed(self, labels_HW: _Labels) -> bool:
+        counts = np.bincount(labels_HW.ravel(), minlength=IGNORED + 1)[:IGNORED]
+        return bool(np.count_nonzero(counts) > 1 and counts.max() < self._config.largest_share * counts.sum())
+
+
+def _cut_image(image: Image.Image, size: tuple[int, int], window: _Window) -> Image.Image:
+    """A window of the image at another size; only that window is computed."""
+    across, down = image.width / size[0], image.height / size[1]
+    left, top, right, bottom = window
+    # The last digit of a product may lie outside the image, which Pillow refuses.
+    box = left * across, top * down, min(right * across, image.width), min(bottom * down, image.height)
+    return image.resize((right - left, bottom - top), Image.Resampling.BILINEAR, box=box)
+
+
+def _cut_mask(labels_HW: _Labels, size: tuple[int, int], window: _Window) -> _Labels:
+    """The same window of its mask: each pixel gets the label at its centre."""
+    left, top, right, bottom = window
+    rows = ((np.arange(top, bottom) + 0.5) * labels_HW.shape[0] / size[1]).astype(np.int64)
+    columns = ((np.arange(left, right) + 0.5) * labels_HW.shape[1] / size[0]).astype(np.int64)
+    cut_HW: _Labels = labels_HW[rows[:, None], columns]
+    return cut_HW
+
+
+def distorted(image_CHW: Tensor, draws: Sequence[float]) -> Tensor:
+    """An image with other brightness, contrast, saturation and hue, each with probability ½.
+
+    The changes and their order are torchvision's, the draws ours.
+    """
+    names = ("brightness", "contrast", "saturation", "hue")
+    params: dict[str, float | bool | None] = {}
+    for name, applied, draw in zip(names, draws[0:8:2], draws[1:8:2], strict=True):
+        least, most = getattr(_DISTORTION, name)
+        params[f"{name}_factor"] = least + draw * (most - least) if applied < _DISTORTION.p else None
+    params |= {"contrast_before": draws[8] < 0.5, "channel_permutation": None}
+    changed: Tensor = _DISTORTION.transform(image_CHW, params)
+    return changed

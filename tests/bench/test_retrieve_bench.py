@@ -1,0 +1,27 @@
+"""The retrieval benchmark: every way finds the same, and the table says what it says."""
+
+import pytest
+
+from nearsight.bench.retrieve import bench_retrieve, main, table
+from nearsight.errors import InputError
+
+
+def test_ways_agree_and_ratios_are_consistent():
+    pytest.importorskip("faiss")
+    rows = bench_retrieve(device="cpu", memory_size=3000, num_channels=16, num_queries=20, k=5, num_turns=1)
+    by_way = {row.way: row for row in rows}
+    assert set(by_way) == {"nearsight", "faiss", "products"}
+    assert by_way["nearsight"].agrees == 1.0
+    assert by_way["faiss"].ratio == 1.0
+    assert by_way["nearsight"].ratio == pytest.approx(by_way["nearsight"].seconds / by_way["faiss"].seconds)
+    assert by_way["products"].share_of_products == 1.0
+    for row in rows:
+        assert row.teraflops == pytest.approx(2 * 3000 * 20 * 16 / row.seconds / 1e12)
+    assert len(table(rows).splitlines()) == 2 + len(rows)
+
+
+def test_it_runs_as_a_module_and_refuses_nonsense(capsys):
+    main(["--device", "cpu", "--memory-size", "500", "--num-channels", "8", "--num-queries", "4", "--num-turns", "1"])
+    assert "nearsight" in capsys.readouterr().out
+    with pytest.raises(InputError, match="num_turns"):
+        bench_retrieve(device="cpu", memory_size=500, num_turns=0)

@@ -1,0 +1,65 @@
+"""Exact search against a float64 sort of all similarities, and against FAISS where it is installed."""
+
+import pytest
+import torch
+
+from nearsight.errors import InputError
+from nearsight.probe import search
+from nearsight.probe.search import ExactIndex, FaissIndex, largest
+
+
+def brute_force(queries, memory, k):
+    queries, memory = (x.double() / x.double().norm(dim=1, keepdim=True) for x in (queries, memory))
+    return torch.sort(queries @ memory.T, dim=1, descending=True)
+
+
+@pytest.mark.parametrize(("num_memory", "k", "piece_bytes"), [(5000, 30, 4 * 37 * 700), (4099, 7, None), (40, 40, 4)])
+def test_exact_search_finds_what_a_full_sort_finds(num_memory, k, piece_bytes):
+    generator = torch.Generator().manual_seed(num_memory)
+    memory, queries = (torch.randn(num, 24, generator=generator) for num in (num_memory, 37))
+    similarity, position = ExactIndex(memory, piece_bytes=piece_bytes).search(queries, k)
+    value, order = brute_force(queries, memory, k)
+    torch.testing.assert_close(similarity.double(), value[:, :k], atol=2e-6, rtol=0)
+    # Where two similarities differ by more than float32 can confuse, their order is the true one.
+    clear = (
+        ((value[:, :k] - value[:, 1 : k + 1]).abs() > 1e-5) if k < num_memory else torch.ones(37, k, dtype=torch.bool)
+    )
+    clear[:, 1:] &= (value[:, :k] - torch.roll(value[:, :k], 1, 1)).abs()[:, 1:] > 1e-5
+    assert clear.double().mean() > 0.9
+    assert torch.equal(position[clear], order[:, :k][clear])
+
+
+def test_the_largest_of_a_row_are_those_of_topk():
+    generator = torch.Generator().manual_seed(3)
+    values = torch.randn(11, 64 * 90 + 17, generator=generator)
+    values[0, -17:] = 9 + torch.rand(17, generator=generator)  # in the columns that fill no group
+    values[1, ::90] += 20  # all of one group
+    found, columns = largest(values, 20)
+    expected = values.topk(20, dim=1)
+    assert torch.equal(found, expected.values)
+    assert torch.equal(values.gather(1, columns), found)
+
+
+def test_no_more_than_a_piece_of_the_similarities_exists(monkeypatch):
+    sizes = []
+    monkeypatch.setattr(search, "largest", lambda values, k: sizes.append(values.nbytes) or largest(values, k))
+    ExactIndex(torch.randn(3000, 8), piece_bytes=40_000).search(torch.randn(50, 8), 5)
+    assert max(sizes) <= 40_000
+    assert sum(sizes) == 4 * 3000 * 50
+
+
+def test_faiss_finds_the_same():
+    pytest.importorskip("faiss")
+    generator = torch.Generator().manual_seed(0)
+    memory, queries = (torch.randn(num, 16, generator=generator) for num in (3000, 20))
+    ours, theirs = (index(memory).search(queries, 5) for index in (ExactIndex, FaissIndex))
+    torch.testing.assert_close(ours[0], theirs[0], atol=2e-6, rtol=0)
+    assert torch.equal(ours[1], theirs[1])
+
+
+def test_too_few_vectors_and_other_widths_are_refused():
+    index = ExactIndex(torch.randn(5, 8))
+    with pytest.raises(InputError, match="5 vectors in the memory, but 6 neighbours"):
+        index.search(torch.randn(2, 8), 6)
+    with pytest.raises(InputError, match="9 channels, but the memory has 8"):
+        index.search(torch.randn(2, 9), 3)
