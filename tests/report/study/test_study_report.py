@@ -120,7 +120,7 @@ def test_networks_without_attention_are_left_out_of_what_is_about_heads(make_stu
     mixed = dataclasses.replace(results, name="networks", runs=runs, heads=kept)
     tables = {table.name: table for table in study_tables(mixed)}
     assert list(tables["conditions"].shown["MAD, min to max"]).count("–") == 4
-    assert "Without 8 runs of networks that have no attention." in tables["effects"].notes
+    assert "Without 8 runs whose heads could not be measured." in tables["effects"].notes
     measured = with_attention(mixed)
     assert len(measured.runs) == 8
     assert set(measured.factors) == {"autoaugment", "smoothing"}

@@ -10,11 +10,16 @@ from nearsight.report.study.locat.parts import LOCAT_PARTS
 from nearsight.report.study.open_questions import OPEN_QUESTIONS
 from nearsight.report.study.paper import PAPER
 from nearsight.report.study.parts import StudyParts
+from nearsight.report.study.positions.parts import ASSOCIATION_FIGURES, ASSOCIATION_TABLES, POSITION_PARTS
 
 PARTS: Mapping[str, StudyParts] = {
-    **{name: StudyParts(paper=PAPER, claims=claims) for name, claims in CLAIMS.items()},
+    **{
+        name: StudyParts(paper=PAPER, claims=claims, tables=ASSOCIATION_TABLES, figures=ASSOCIATION_FIGURES)
+        for name, claims in CLAIMS.items()
+    },
     **OPEN_QUESTIONS,
     **LOCAT_PARTS,
+    **POSITION_PARTS,
 }
 """By the name of the study."""
 

@@ -17,7 +17,7 @@ from nearsight.study.results import StudyResults
 def study_tables(results: StudyResults) -> list[Table]:
     """What can be said with the runs there are; under every table its scale and what was assumed."""
     conditions = conditions_table(results)
-    if many := factors_of_many_levels(results):
+    if many := factors_of_many_levels(with_attention(results)):
         why = f"No table of effects: they are fitted for factors of two levels, not for {', '.join(many)}."
         conditions = dataclasses.replace(conditions, notes=(*conditions.notes, why))
     tables = [conditions, gain_table(results), *_of_locality(results)]
@@ -38,5 +38,5 @@ def _of_locality(results: StudyResults) -> list[Table]:
     separated = separation_table(measured)
     tables = [*effects_tables(measured), *([separated] if separated else []), *dissociation_tables(measured)]
     left_out = len(results.runs) - len(measured.runs)
-    notes = (f"Without {left_out} runs of networks that have no attention.",) if left_out else ()
+    notes = (f"Without {left_out} runs whose heads could not be measured.",) if left_out else ()
     return [dataclasses.replace(table, notes=(*table.notes, *notes)) for table in tables]
