@@ -6,12 +6,12 @@ READY := $(VENV)/.ready
 # A process per core, each with one thread: threads of several would wait for each other.
 BESIDE := --numprocesses auto --maxprocesses 8 --dist loadfile
 
-.PHONY: help setup demo test lint test-fast test-slow test-gpu test-wheel coverage-table format clean
+.PHONY: help setup demo test lint coverage test-slow test-gpu test-wheel coverage-table format clean
 
 help:
 	@echo "make demo        train a small ViT with and without CutMix and look at its attention (3 minutes)"
-	@echo "make test        lint, types, tests and coverage"
-	@echo "make test-fast   the tests alone, without coverage"
+	@echo "make test        lint, types and tests"
+	@echo "make coverage    the tests once more, and how much of the code they reach"
 	@echo "make test-slow   tests marked slow"
 	@echo "make test-gpu    tests that need a CUDA device"
 	@echo "make test-wheel  build the wheel, install it into an empty environment and run its demo"
@@ -35,13 +35,14 @@ lint: $(READY)
 	$(BIN)/mypy
 
 test: lint
+	OMP_NUM_THREADS=1 $(BIN)/pytest $(BESIDE) -m "not slow and not gpu"
+
+# Apart from the tests, because it makes them a third slower.
+coverage: $(READY)
 	$(BIN)/coverage erase
 	OMP_NUM_THREADS=1 $(BIN)/coverage run -m pytest $(BESIDE) -m "not slow and not gpu"
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report --fail-under=90
-
-test-fast: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/pytest -q $(BESIDE) -m "not slow and not gpu"
 
 test-slow: $(READY)
 	$(BIN)/pytest -m slow

@@ -1,7 +1,14 @@
 """What all tests share."""
 
+import sys
+from pathlib import Path
+
 import pytest
 import torch
+
+# Test modules are imported by path, so what they share has to be put where it can be found.
+sys.path.insert(0, str(Path(__file__).parent / "plugins"))
+pytest_plugins = ["interpreted_kernels"]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

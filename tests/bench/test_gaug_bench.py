@@ -1,12 +1,14 @@
 """The benchmark of attention with a bias compares ways on the same work. Speed itself is not tested."""
 
 import json
+from typing import Any
 
 import pytest
 import torch
 
 from nearsight.bench import gaug as bench
 from nearsight.commands import bench as command
+from nearsight.errors import InputError
 from nearsight.locat import Grid
 
 
@@ -58,14 +60,40 @@ def test_what_does_not_fit_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [row.milliseconds is None for row in rows] == [False, True]
     assert rows[1].ratio is None
     assert rows[1].extra_bytes is None
-    assert bench.table(rows).splitlines()[-1].split() == ["nothing", "5", "1", "dense", "-", "-", "-"]
+    assert bench.table(rows).splitlines()[-1].split() == ["nothing", "5", "1", "dense", "float32", "-", "-", "-"]
 
 
-def test_mistakes() -> None:
-    with pytest.raises(ValueError, match="200 tokens are not CLS and a square"):
-        bench.bench_gaug(device="cpu", num_tokens=(200,), batch_sizes=(1,))
-    with pytest.raises(ValueError, match="1 numbers of tokens need as many batch sizes, not 2"):
-        command.main(["gaug", "--device", "cpu", "--num-tokens", "5", "--batch-sizes", "1", "2"])
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_tokens": (200,)}, "200 tokens are not CLS and a square"),
+        ({"num_tokens": (0,)}, "0 tokens are not CLS and a square"),
+        ({"num_tokens": (5,), "batch_sizes": (1, 2)}, "1 numbers of tokens need as many batch sizes, not 2"),
+        ({"num_tokens": (5,), "batch_sizes": (0,)}, "a batch size is 0, but must be at least 1"),
+        ({"num_steps": 0}, "the number of steps is 0"),
+        ({"model": "vit_tny_patch16_224"}, "did you mean 'vit_tiny_patch16_224'"),
+        ({"model": "resnet18"}, "LocAt cannot be added to ResNet"),
+    ],
+)
+def test_mistakes(options: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are found before anything takes its time."""
+    monkeypatch.setattr(bench, "_compare", None)
+    with pytest.raises(InputError, match=message):
+        bench.bench_gaug(device="cpu", **options)
+
+
+def test_what_depends_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(bench, "_attention_ways", lambda grid, batch_size, *_: {"plain": batch_size})
+    monkeypatch.setattr(
+        bench, "_compare", lambda work, ways, num_steps, **shared: asked.append((shared, num_steps)) or []
+    )
+    for device in ("cpu", "cuda"):
+        bench.bench_gaug(device=device, model=None)
+    assert [(shared["num_tokens"], shared["batch_size"], steps) for shared, steps in asked] == [
+        *((197, 2, 1), (1025, 1, 1)),
+        *((197, 256, 10), (1025, 32, 10), (4097, 8, 10)),
+    ]
 
 
 def test_command(

@@ -20,7 +20,6 @@ from torch import Tensor, nn
 import nearsight
 from nearsight import add_locat
 from nearsight.errors import InputError
-from nearsight.locat import load_official
 
 
 def local_model(family: str = "vit", **options: Any) -> Any:
@@ -65,7 +64,7 @@ def test_the_same_object_with_the_same_weights(family: str) -> None:
         ("vit_base_patch16_224", {"width": 5.0, "scale": "none"}, 0),
         ("vit_base_patch16_224", {"width": "input"}, 12 * (769 * 24 + 65)),
         ("vit_base_patch16_224", {"gaug": False}, 0),
-        ("vit_base_patch16_224", {"blocks": (0, 3)}, 2 * 195),
+        ("vit_base_patch16_224", {"blocks": (0, 3, 0)}, 2 * 195),
         ("swin_tiny_patch4_window7_224", {}, 12 * 3 * 33),
     ],
 )
@@ -223,6 +222,7 @@ def test_two_processes_train_as_one(tmp_path: Path) -> None:
         ("vit_tiny_patch16_224", {}, {"resolution": "cubic"}, "not a known resolution"),
         ("vit_tiny_patch16_224", {}, {"width": "key"}, "width is 'key'"),
         ("vit_tiny_patch16_224", {}, {"width": 0.0}, "above 0"),
+        ("vit_tiny_patch16_224", {}, {"initial_grid": (14, 0)}, "a side of initial_grid is 0"),
     ],
 )
 def test_refused(name: str, options: dict[str, Any], locat: dict[str, Any], message: str) -> None:
@@ -280,36 +280,3 @@ def test_masks_go_to_the_logits() -> None:
     hidden = torch.ones(26, 26, dtype=torch.bool)
     hidden[0, 1:] = False  # CLS sees itself alone
     torch.testing.assert_close(model(batch, attn_mask=hidden)[0], model(batch[1:], attn_mask=hidden)[0])
-
-
-@pytest.mark.parametrize("wrapped", ["plain", "ema", "parallel", "dino"])
-def test_official_checkpoints(wrapped: str) -> None:
-    """With the names that the authors' code gives, and what their training scripts put around them."""
-    model = local_model("vit")
-    theirs = {
-        **{name: value for name, value in model.state_dict().items() if ".gaug." not in name},
-        **{
-            f"blocks.{i}.attn.gaug.{head}.{part}": getattr(getattr(block.attn.gaug, head), part).detach()
-            for i, block in enumerate(model.blocks)
-            for head in ("log_var", "log_alpha")
-            for part in ("weight", "bias")
-        },
-    }
-    other = {name: torch.zeros_like(value) for name, value in theirs.items()}
-    stored = {
-        "plain": theirs,
-        "ema": {"epoch": 3, "arch": "locatvit_tiny", "state_dict": other, "state_dict_ema": theirs},
-        "parallel": {"state_dict": {f"module.{name}": value for name, value in theirs.items()}},
-        "dino": {
-            "student": {f"module.backbone.{name}": value for name, value in other.items()},
-            "teacher": {f"backbone.{name}": value for name, value in theirs.items()},
-        },
-    }[wrapped]
-    again = add_locat(plain_model("vit"))
-    again.load_state_dict(load_official(stored))
-    assert torch.equal(again(images_for()), model(images_for()))
-
-
-def test_other_checkpoints_are_no_official_ones() -> None:
-    with pytest.raises(InputError, match="not of a model with LocAt"):
-        load_official({"state_dict": plain_model("vit").state_dict()})

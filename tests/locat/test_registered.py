@@ -1,6 +1,7 @@
 """Names: every one of them builds, and every row of S2's tables in docs/locat.md is what it says."""
 
 import ast
+import itertools
 import re
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from torch import nn
 
 import nearsight
 from nearsight.errors import InputError
-from nearsight.locat import BACKBONES, add_locat
+from nearsight.locat import BACKBONES, GaussianConfig, GaussianHeads, add_locat
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "locat.md"
 _ROW = re.compile(r"\| (\d) \| (.+?) \| `(.+?)` \| ([\d,]+) \| `(.+?)` \| ([\d,]+) \|")
@@ -58,14 +59,37 @@ def test_a_row_has_the_parameters_it_says(row: str, call: str, number: int) -> N
         assert abs(number / 1e6 - MILLIONS[method]["_base_" in name]) < 0.6
 
 
+ADDED = {
+    **{backbone: 12 * 3 * 65 for backbone in BACKBONES if backbone.startswith("vit_")},
+    "swin_tiny_patch4_window7_224": 12 * 3 * 33,
+    "swin_base_patch4_window7_224": 24 * 3 * 33,
+    "jumbo_vit_tiny_patch16_224": 12 * 3 * 65 + 2 * 192,
+    "jumbo_vit_base_patch16_224": 12 * 3 * 65 + 2 * 768,
+    "compact_vit": 8 * 3 * 25,
+    "compact_jumbo_vit": 8 * 3 * 25 + 2 * 192,
+}
+"""Parameters: three outputs of a head's queries and of 1 in every block; Jumbo gets a norm of its patches, too."""
+
+
+def test_the_document_has_all_names() -> None:
+    before_the_tables, _ = DOCUMENT.read_text(encoding="utf-8").split("## Every row")
+    written = set()
+    for short in re.findall(r"`((?:locat_|\[locat_\]).+?)`", before_the_tables):
+        parts = [part.split(",") for part in re.split("[{}]", short.replace("[locat_]", "{,locat_}"))]
+        written |= {"".join(choice) for choice in itertools.product(*parts)}
+    jumbos = {backbone for backbone in BACKBONES if "jumbo" in backbone}
+    assert written == {f"locat_{backbone}" for backbone in BACKBONES} | jumbos
+
+
 @pytest.mark.parametrize("backbone", BACKBONES)
 def test_a_name_is_the_backbone_with_locat(backbone: str) -> None:
     with torch.device("meta"):
         model, plain = timm.create_model(f"locat_{backbone}"), timm.create_model(backbone)
     names = dict(plain.named_parameters())
-    new = [name for name, _ in model.named_parameters() if name not in names]
+    new = {name: parameter for name, parameter in model.named_parameters() if name not in names}
     assert all(".attn.gaug." in name for name in new if not name.startswith("norm.patches."))
-    assert names.keys() <= dict(model.named_parameters()).keys()
+    assert sum(parameter.numel() for parameter in new.values()) == ADDED[backbone]
+    assert num_parameters(model) - num_parameters(plain) == ADDED[backbone]
     assert model.pretrained_cfg["architecture"] == f"locat_{backbone}"
     assert model.pretrained_cfg["mean"] == plain.pretrained_cfg["mean"]
 
@@ -104,6 +128,7 @@ def test_names_and_flags_go_together(name: str, flags: dict[str, Any]) -> None:
 @pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "compact_jumbo_vit"])
 def test_a_name_does_what_add_locat_does(name: str) -> None:
     options: dict[str, Any] = {"kernel": "laplace", "width": 2.0, "scale": "auto"}
+    options |= {"resolution": "squared", "blocks": [1], "initial_grid": (3, 5)}
     settings = {"depth": 2, "num_classes": 3}
     torch.manual_seed(0)
     named = timm.create_model(f"locat_{name}", **settings, **options).eval()
@@ -114,6 +139,35 @@ def test_a_name_does_what_add_locat_does(name: str) -> None:
     named.load_state_dict(plain.state_dict())
     images = torch.randn(2, *named.pretrained_cfg["input_size"])
     torch.testing.assert_close(named(images), add_locat(plain, **options).eval()(images))
+
+
+@pytest.mark.parametrize("backbone", BACKBONES)
+def test_every_option_and_image_size_goes_with_every_name(backbone: str) -> None:
+    """Those of `add_locat`, and the backbone's own, of images that it was not made for, on all grids."""
+    options = {"kernel": "inverse", "width": "input", "isotropic": True, "scale": "none", "resolution": "squared"}
+    if "swin" in backbone:
+        settings: dict[str, Any] = {"strict_img_size": False, "depths": (2, 1, 1, 1)}
+    else:
+        settings = {"dynamic_img_size": True, "depth": 2}
+    settings |= {"img_size": 112, "num_classes": 7, "blocks": [1], "initial_grid": (3, 5)}
+    with torch.device("meta"):
+        model = nearsight.create_model(f"locat_{backbone}", **settings, **options)
+        heads = {name: part for name, part in model.named_modules() if isinstance(part, GaussianHeads)}
+        assert list(heads) == ["layers.0.blocks.1.attn.gaug" if "swin" in backbone else "blocks.1.attn.gaug"]
+        (gaug,) = heads.values()
+        assert gaug.config == GaussianConfig(**options)
+        assert gaug.grid_size == (3, 5)
+        patch_height, patch_width = model.patch_embed.patch_size
+        assert model.patch_embed.grid_size == (112 // patch_height, 112 // patch_width)
+        assert model(torch.zeros(1, 3, 112, 112)).shape == (1, 7)
+        assert model(torch.zeros(1, 3, 224, 336)).shape == (1, 7)
+
+
+def test_options_that_add_locat_refuses() -> None:
+    with pytest.raises(InputError, match="no block 9 in CompactViT"):
+        timm.create_model("locat_compact_vit", blocks=[9])
+    with pytest.raises(InputError, match="'cubed' is not a known resolution"):
+        timm.create_model("locat_compact_vit", resolution="cubed")
 
 
 @torch.no_grad()

@@ -171,6 +171,12 @@ def test_another_classifier() -> None:
         model.reset_classifier(7, "avg")
 
 
+def test_all_of_it_is_where_and_what_it_is_asked_to_be() -> None:
+    model = timm.create_model("compact_jumbo_vit", patch_norm=True, dtype=torch.float64, device="meta", **SMALL)
+    model.reset_classifier(7)
+    assert {(parameter.dtype, parameter.device.type) for parameter in model.parameters()} == {(torch.float64, "meta")}
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

@@ -15,22 +15,23 @@ its own gradients, beside four to six operations per pair that are there anyway.
 """
 
 import argparse
+import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import timm
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from nearsight.bench.memory import PeakMemory
-from nearsight.errors import InputError
+from nearsight.errors import InputError, check_at_least
 from nearsight.locat import Grid, add_locat
 from nearsight.locat.attend import attend
 from nearsight.locat.bias import bias_between_tokens
+from nearsight.models import create_model
 
 _NUM_TURNS = 5
 Step = Callable[[], object]
@@ -59,24 +60,27 @@ class GaugRow:
 def bench_gaug(
     *,
     device: str,
-    num_tokens: Sequence[int] = (197, 1025, 4097),
+    num_tokens: Sequence[int] | None = None,
     batch_sizes: Sequence[int] | None = None,
     num_heads: int = 12,
     head_size: int = 64,
-    num_steps: int = 10,
+    num_steps: int | None = None,
     model: str | None = "vit_base_patch16_224",
     model_batch_size: int | None = None,
 ) -> list[GaugRow]:
     """Rows for square grids of patches and CLS, and for the model unless it is None.
 
-    bfloat16 on CUDA, float32 elsewhere. `num_steps` is the length of a turn; each way has five.
+    bfloat16 on CUDA, float32 elsewhere. What is left out depends on the device, too: a CPU gets 197 and 1,025 tokens,
+    a GPU 4,097 as well, and both as many images as make a step of some milliseconds or seconds. `num_steps` is the
+    length of a turn, of which each way has five.
     """
     on_gpu = torch.device(device).type == "cuda"
-    sizes = batch_sizes or ((256, 32, 8) if on_gpu else (2, 1, 1))
-    if len(sizes) != len(num_tokens):
-        raise InputError(f"{len(num_tokens)} numbers of tokens need as many batch sizes, not {len(sizes)}")
+    num_tokens = num_tokens or ((197, 1025, 4097) if on_gpu else (197, 1025))
+    batch_sizes = batch_sizes or [_default_batch_size(tokens, on_gpu=on_gpu) for tokens in num_tokens]
+    num_steps = (10 if on_gpu else 1) if num_steps is None else num_steps
+    _check(num_tokens, batch_sizes, num_steps, model)
     rows = []
-    for tokens, batch_size in zip(num_tokens, sizes, strict=True):
+    for tokens, batch_size in zip(num_tokens, batch_sizes, strict=True):
         ways = _attention_ways(_grid_of(tokens), batch_size, num_heads, head_size, device)
         dtype = "bfloat16" if on_gpu else "float32"
         rows += _compare(
@@ -91,8 +95,28 @@ def bench_gaug(
     return rows
 
 
+def _default_batch_size(num_tokens: int, *, on_gpu: bool) -> int:
+    if not on_gpu:
+        return 2 if num_tokens < 1000 else 1
+    return 256 if num_tokens < 1000 else 32 if num_tokens < 4000 else 8
+
+
+def _check(num_tokens: Sequence[int], batch_sizes: Sequence[int], num_steps: int, model: str | None) -> None:
+    """All that a user may have got wrong, before anything takes its time."""
+    if len(batch_sizes) != len(num_tokens):
+        raise InputError(f"{len(num_tokens)} numbers of tokens need as many batch sizes, not {len(batch_sizes)}")
+    for tokens in num_tokens:
+        _grid_of(tokens)
+    for batch_size in batch_sizes:
+        check_at_least("a batch size", batch_size, 1)
+    check_at_least("the number of steps", num_steps, 1)
+    if model is not None:
+        with torch.device("meta"):
+            add_locat(create_model(model))
+
+
 def _grid_of(num_tokens: int) -> Grid:
-    side = round((num_tokens - 1) ** 0.5)
+    side = math.isqrt(max(0, num_tokens - 1))
     if side < 1 or 1 + side * side != num_tokens:
         raise InputError(f"{num_tokens} tokens are not CLS and a square of patches: take 197, 1025 or 4097, say")
     return Grid(side, side, 1)
@@ -147,9 +171,9 @@ def _model_ways(name: str, batch_size: int, device: str) -> tuple[dict[str, Step
 
         return step
 
-    plain: Any = timm.create_model(name)
-    local = add_locat(timm.create_model(name))
-    num_tokens = plain.patch_embed.num_patches + plain.num_prefix_tokens
+    plain: Any = create_model(name)
+    local = add_locat(create_model(name))
+    num_tokens = plain.patch_embed.num_patches + getattr(plain, "num_prefix_tokens", 0)
     return {"plain": training_step(plain), "nearsight": training_step(local)}, num_tokens
 
 
@@ -205,7 +229,8 @@ def _timed(step: Step, num_steps: int, device: str) -> float:
 
 def table(rows: Sequence[GaugRow]) -> str:
     def cells(*values: str) -> str:
-        return f"{values[0]:<24}{values[1]:>7}{values[2]:>5}  {values[3]:<12}" + "".join(f"{x:>10}" for x in values[4:])
+        work, num_tokens, batch_size, way, dtype, *numbers = values
+        return f"{work:<24}{num_tokens:>7}{batch_size:>5}  {way:<11}{dtype:<10}" + "".join(f"{x:>10}" for x in numbers)
 
     lines = [
         cells(
@@ -213,22 +238,23 @@ def table(rows: Sequence[GaugRow]) -> str:
             str(row.num_tokens),
             str(row.batch_size),
             row.way,
+            row.dtype,
             "-" if row.milliseconds is None else f"{row.milliseconds:,.2f}",
             "-" if row.ratio is None else f"{row.ratio:.2f}",
             "-" if row.extra_bytes is None else f"{row.extra_bytes / 1e6:,.0f}",
         )
         for row in rows
     ]
-    title = f"forward and backward, {rows[0].dtype}, {rows[0].device}"
-    return "\n".join([title, cells("work", "tokens", "B", "way", "ms", "ratio", "extra MB"), *lines])
+    title = f"forward and backward on {rows[0].device}; models: a whole training step"
+    return "\n".join([title, cells("work", "tokens", "B", "way", "dtype", "ms", "ratio", "extra MB"), *lines])
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="attention with the Gaussian bias against plain and dense")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--num-tokens", type=int, nargs="*", default=[197, 1025, 4097])
+    parser.add_argument("--num-tokens", type=int, nargs="*", default=None)
     parser.add_argument("--batch-sizes", type=int, nargs="*", default=None)
-    parser.add_argument("--num-steps", type=int, default=10)
+    parser.add_argument("--num-steps", type=int, default=None)
     given = parser.parse_args(arguments)
     rows = bench_gaug(
         device=given.device,

@@ -76,12 +76,12 @@ class GaugOptions:
 
     device: str = "auto"
     """Where to compute: auto (a GPU if there is one), cpu, cuda, cuda:1."""
-    num_tokens: tuple[int, ...] = (197, 1025, 4097)
-    """Tokens per image: CLS, and a square of patches."""
+    num_tokens: tuple[int, ...] | None = None
+    """Tokens per image: CLS, and a square of patches; 197 1025 4097 on a GPU and 197 1025 elsewhere."""
     batch_sizes: tuple[int, ...] | None = None
-    """Images per batch, one number for each number of tokens; 256 32 8 on a GPU and 2 1 1 elsewhere."""
-    num_steps: int = 10
-    """Steps of a turn; each way has five."""
+    """Images per batch, one number for each number of tokens; 256 32 8 on a GPU and 2 1 elsewhere."""
+    num_steps: int | None = None
+    """Steps that are timed at a time, five times for each way; 10 on a GPU and 1 elsewhere."""
     model: str | None = "vit_base_patch16_224"
     """A ViT of timm's whose training step is timed with and without LocAt; None for no such rows."""
     json: bool = False

@@ -9,7 +9,7 @@ from timm.models.swin_transformer import SwinTransformer
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
-from nearsight.errors import InputError
+from nearsight.errors import InputError, check_at_least
 from nearsight.locat.attention import LOCAL_CLASSES
 from nearsight.locat.bias import Kernel
 from nearsight.locat.gaussian import GaussianConfig, GaussianHeads, Resolution, Scale
@@ -57,6 +57,8 @@ def add_locat(
         initial_grid: the grid (Swin: window) that the widths were learned on; by default that of the model now.
     """
     config = GaussianConfig(kernel=kernel, width=width, isotropic=isotropic, scale=scale, resolution=resolution)
+    for side in initial_grid or ():
+        check_at_least("a side of initial_grid", side, 1)
     _check_model(model)
     attentions = _attentions(model, blocks) if gaug else []
     if prr:
@@ -77,39 +79,37 @@ def _check_model(model: nn.Module) -> None:
 
 def _attentions(model: Any, blocks: Iterable[int] | None) -> list[nn.Module]:
     """Of the chosen blocks; some have two."""
-    all_blocks = _blocks(model)
-    by_block = [
-        [module for module in block.modules() if isinstance(module, tuple(LOCAL_CLASSES))] for block in all_blocks
-    ]
-    for block, found in zip(all_blocks, by_block, strict=True):
-        if not found:
-            raise InputError(
-                f"LocAt cannot be added to {type(model).__name__} with blocks of {type(block).__name__}"
-                f"{_attention_named(block)}: only timm's ordinary attentions are known"
-            )
-    chosen = range(len(by_block)) if blocks is None else list(blocks)
+    name = type(model).__name__
+    if getattr(model, "patch_drop", None) is not None and not isinstance(model.patch_drop, nn.Identity):
+        raise InputError(
+            f"LocAt cannot be added to {name} with patch_drop_rate: without some of its patches an image is no grid"
+        )
+    by_block = [_attentions_of_block(block, name) for block in _blocks(model)]
+    chosen = range(len(by_block)) if blocks is None else sorted(set(blocks))
     for number in chosen:
         if number not in range(len(by_block)):
-            raise InputError(f"there is no block {number} in {type(model).__name__}: it has 0 to {len(by_block) - 1}")
+            raise InputError(f"there is no block {number} in {name}: it has 0 to {len(by_block) - 1}")
     attentions = [attention for number in chosen for attention in by_block[number]]
     for attention in attentions:
         if isinstance(attention, tuple(LOCAL_CLASSES.values())):
-            raise InputError(f"{type(model).__name__} has a local attention already; LocAt is added once")
+            raise InputError(f"{name} has a local attention already; LocAt is added once")
         if type(attention) not in LOCAL_CLASSES:
             raise InputError(
                 f"LocAt cannot be added to {type(attention).__name__}, which is no attention of timm's own"
             )
-    if getattr(model, "patch_drop", None) is not None and not isinstance(model.patch_drop, nn.Identity):
-        raise InputError(
-            f"LocAt cannot be added to {type(model).__name__} with patch_drop_rate: without some of its patches an "
-            "image is no grid"
-        )
     return attentions
 
 
-def _attention_named(block: Any) -> str:
-    attention = getattr(block, "attn", None)
-    return "" if attention is None else f" and {type(attention).__name__}"
+def _attentions_of_block(block: nn.Module, model_name: str) -> list[nn.Module]:
+    found = [module for module in block.modules() if isinstance(module, tuple(LOCAL_CLASSES))]
+    if not found:
+        attention = getattr(block, "attn", None)
+        named = "" if attention is None else f" and {type(attention).__name__}"
+        raise InputError(
+            f"LocAt cannot be added to {model_name} with blocks of {type(block).__name__}{named}: only timm's ordinary "
+            "attentions are known"
+        )
+    return found
 
 
 def _blocks(model: Any) -> list[nn.Module]:

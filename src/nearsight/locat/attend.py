@@ -53,7 +53,8 @@ def attend(
         )
         return seen
     device = query_BHNd.device.type
-    if torch.is_autocast_enabled(device):  # as `scaled_dot_product_attention` does: a norm gives float32
+    # As `scaled_dot_product_attention` does: a norm gives float32. Shapes alone ("meta") know no autocast.
+    if device != "meta" and torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
         query_BHNd, key_BHNd, value_BHNd = (tokens.to(dtype) for tokens in tensors[:3])
         tensors = (query_BHNd, key_BHNd, value_BHNd, precision_BHP2, strength_BHP)

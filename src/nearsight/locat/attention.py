@@ -99,8 +99,8 @@ class LocalAttention(_LocalTokens, Attention):  # type: ignore[misc]  # timm car
         return self._attended(x, None, attn_mask, is_causal)
 
 
-class LocalAttentionRope(_LocalTokens, AttentionRope):  # type: ignore[misc]
-    """That of `Eva` with rotated queries and keys."""
+class _LocalRotatedTokens(_LocalTokens):
+    """Those whose queries and keys may be rotated."""
 
     def forward(
         self, x: Tensor, rope: Tensor | None = None, attn_mask: Tensor | None = None, is_causal: bool = False
@@ -108,13 +108,12 @@ class LocalAttentionRope(_LocalTokens, AttentionRope):  # type: ignore[misc]
         return self._attended(x, rope, attn_mask, is_causal)
 
 
-class LocalEvaAttention(_LocalTokens, EvaAttention):  # type: ignore[misc]
+class LocalAttentionRope(_LocalRotatedTokens, AttentionRope):  # type: ignore[misc]
+    """That of `Eva`, as RoPE-ViTs have it."""
+
+
+class LocalEvaAttention(_LocalRotatedTokens, EvaAttention):  # type: ignore[misc]
     """That of `Eva` whose keys have no offsets."""
-
-    def forward(
-        self, x: Tensor, rope: Tensor | None = None, attn_mask: Tensor | None = None, is_causal: bool = False
-    ) -> Tensor:
-        return self._attended(x, rope, attn_mask, is_causal)
 
     def _project(self: Any, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         if self.qkv is None or self.q_bias is None:

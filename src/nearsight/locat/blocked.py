@@ -39,7 +39,7 @@ def gaussian_attention(
 
     `mask` is added to the logits, or where it is False no attention is paid; it expands to [B, H, N, N].
     """
-    num_tokens, prefix = grid.num_tokens, grid.num_prefix
+    num_tokens = grid.num_tokens
     bytes_per_query = query_BHNd.shape[:2].numel() * num_tokens * precision_BHP2.dtype.itemsize
     num_queries = max(1, (tile_bytes or TILE_BYTES) // max(1, bytes_per_query))
     if mask is not None:
@@ -52,30 +52,29 @@ def gaussian_attention(
         return _attention(query_BHNd, key_BHNd, value_BHNd, bias_BHNN, mask, scale, dropout_p)
 
     def of_tile(
+        mask_BHTN: Tensor | None,
         query_BHTd: Tensor,
         precision_BHT2: Tensor,
-        strength_BHT: Tensor,
+        strength_BHT1: Tensor,
         rows_TR: Tensor,
         cols_TC: Tensor,
-        mask_BHTN: Tensor | None,
     ) -> Tensor:
-        bias_BHTP = bias_between_patches(precision_BHT2, strength_BHT, (rows_TR, cols_TC), kernel)
-        bias_BHTN = F.pad(bias_BHTP, (prefix, 0))
+        bias_BHTP = bias_between_patches(precision_BHT2, strength_BHT1[..., 0], (rows_TR, cols_TC), kernel)
+        bias_BHTN = F.pad(bias_BHTP, (grid.num_prefix, 0))
         return _attention(query_BHTd, key_BHNd, value_BHNd, bias_BHTN, mask_BHTN, scale, dropout_p)
 
     # Queries that are no patches have a strength of 0.
-    precision_BHN2, strength_BHN = F.pad(precision_BHP2, (0, 0, prefix, 0)), F.pad(strength_BHP, (prefix, 0))
-    steps = (F.pad(some, (0, 0, prefix, 0)) for some in squared_steps(grid, largest_half_square, precision_BHP2))
-    parts = (query_BHNd, precision_BHN2, strength_BHN[..., None], *steps)
+    steps = squared_steps(grid, largest_half_square, precision_BHP2)
+    of_patches = (precision_BHP2, strength_BHP[..., None], *steps)
+    of_queries = (query_BHNd, *(F.pad(each, (0, 0, grid.num_prefix, 0)) for each in of_patches))
     outputs = []
     for start in range(0, num_tokens, num_queries):
-        query, precision, strength, rows, cols = (part[..., start : start + num_queries, :] for part in parts)
+        tile = [each[..., start : start + num_queries, :] for each in of_queries]
         masked = None if mask is None else mask[..., start : start + num_queries, :]
-        tile = (query, precision, strength[..., 0], rows, cols, masked)
         if torch.is_grad_enabled():
-            outputs.append(checkpoint(of_tile, *tile, use_reentrant=False, preserve_rng_state=dropout_p > 0))
+            outputs.append(checkpoint(of_tile, masked, *tile, use_reentrant=False, preserve_rng_state=dropout_p > 0))
         else:
-            outputs.append(of_tile(*tile))
+            outputs.append(of_tile(masked, *tile))
     return torch.cat(outputs, dim=2)
 
 

@@ -5,6 +5,7 @@ Options of `add_locat` are arguments, beside those of the backbone: `locat_vit_t
 """
 
 import dataclasses
+import inspect
 from typing import Any
 
 import timm
@@ -30,7 +31,7 @@ BACKBONES = (
     "compact_jumbo_vit",
 )
 """Those that have a name with LocAt; `add_locat` takes others, too."""
-_OPTIONS = ("gaug", "prr", "kernel", "width", "isotropic", "scale")
+_OPTIONS = tuple(inspect.signature(add_locat).parameters)[1:]  # all but the model
 _WITHOUT_POSITIONS = ("swin", "rope")
 """Backbones that do not add positions to their tokens."""
 

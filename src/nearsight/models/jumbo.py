@@ -61,11 +61,11 @@ class JumboBlock(Block):  # type: ignore[misc]  # timm carries no types
 class JumboNorm(nn.Module):
     """The final norm: over the joined wide token, and over each patch where something reads the patches."""
 
-    def __init__(self, dim: int, num_jumbo: int, *, with_patches: bool) -> None:
+    def __init__(self, dim: int, num_jumbo: int, *, with_patches: bool, device: Any = None, dtype: Any = None) -> None:
         super().__init__()
         self.num_jumbo = num_jumbo
-        self.jumbo = nn.LayerNorm(num_jumbo * dim)
-        self.patches = nn.LayerNorm(dim) if with_patches else nn.Identity()
+        self.jumbo = nn.LayerNorm(num_jumbo * dim, device=device, dtype=dtype)
+        self.patches = nn.LayerNorm(dim, device=device, dtype=dtype) if with_patches else nn.Identity()
 
     def forward(self, x_BND: Tensor) -> Tensor:
         wide = self.jumbo(x_BND[:, : self.num_jumbo].flatten(1)).unflatten(1, (self.num_jumbo, -1))
@@ -122,13 +122,15 @@ class JumboViT(CompactViT):
         )
         self.num_jumbo = self.num_prefix_tokens = num_jumbo
         width = num_jumbo * self.embed_dim
-        self.cls_token = nn.Parameter(nn.init.normal_(torch.empty(1, num_jumbo, self.embed_dim), std=position_std))
-        self.jumbo_mlp = Mlp(width, hidden_features=int(width * jumbo_mlp_ratio))
+        placed = {"device": kwargs.get("device"), "dtype": kwargs.get("dtype")}
+        cls_token = torch.empty(1, num_jumbo, self.embed_dim, **placed)
+        self.cls_token = nn.Parameter(nn.init.normal_(cls_token, std=position_std))
+        self.jumbo_mlp = Mlp(width, hidden_features=int(width * jumbo_mlp_ratio), **placed)
         draw_weights(self.jumbo_mlp, init)
         for block in self.blocks:
             block.share(self.jumbo_mlp)
         if global_pool != "avg":
-            self.norm = JumboNorm(self.embed_dim, num_jumbo, with_patches=patch_norm)
+            self.norm = JumboNorm(self.embed_dim, num_jumbo, with_patches=patch_norm, **placed)
             self.num_features = self.head_hidden_size = width
         if global_pool == "token":
             # Pooling then leaves all tokens to what comes after it, so that a refinement of them fits in between.
@@ -139,19 +141,19 @@ class JumboViT(CompactViT):
     def _make_head(self) -> None:
         if not self.num_classes:
             return
-        self.head = nn.Linear(self.head_hidden_size, self.num_classes)
+        place = self.jumbo_mlp.fc1.weight
+        self.head = nn.Linear(self.head_hidden_size, self.num_classes, device=place.device, dtype=place.dtype)
         nn.init.zeros_(self.head.weight)
         nn.init.constant_(self.head.bias, -math.log(self.num_classes))
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
         if global_pool:
             raise InputError(f"global_pool {global_pool!r} is chosen when a Jumbo is made: its norms depend on it")
-        place = self.jumbo_mlp.fc1.weight
         super().reset_classifier(num_classes, global_pool)
         if global_pool == "":
             self.fc_norm = nn.Identity()
         self._make_head()
-        self.head.to(place.device, place.dtype).train(self.training)
+        self.head.train(self.training)
 
 
 def _config(num_classes: int, side: int) -> dict[str, Any]:

@@ -22,36 +22,42 @@ Case, make_inputs, reference = shared["Case"], shared["make_inputs"], shared["re
 assert_near, assert_all_near, TOLERANCE = shared["assert_near"], shared["assert_all_near"], shared["TOLERANCE"]
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 
-GRIDS = [
-    *(Grid(rows, cols, 1) for rows, cols in ((3, 5), (4, 4), (8, 8), (7, 9))),
-    *(Grid(3, 5, prefix) for prefix in (0, 5, 40)),
-    *(Grid(8, 8, prefix) for prefix in (0, 5)),
-    Grid(1, 1, 0), Grid(1, 1, 1), Grid(1, 19, 1), Grid(19, 1, 2), Grid(3, 33, 1), Grid(2, 40, 3),
-]  # fmt: skip
-SOME = Grid(5, 9, 5)
-CASES = [
-    *(Case(grid, 16) for grid in GRIDS),
-    *(Case(Grid(4, 4, 1), size) for size in (1, 24, 32, 48, 64, 80, 96, 128)),
-    *(Case(SOME, size, F16) for size in (16, 24, 64, 96)),
-    Case(SOME, 16, precision=0),
-    Case(SOME, 16, precision=1e4),
+FEW, SOME = Grid(3, 5, 1), Grid(5, 9, 5)
+GRIDS = [FEW, Grid(3, 5, 0), Grid(3, 5, 40), Grid(8, 8, 0), Grid(8, 8, 1), Grid(1, 1, 0), Grid(3, 33, 1)]
+"""Less than a tile of keys; with none and with many prefix tokens; whole tiles, and those that prefix tokens add."""
+OTHER_GRIDS = [
+    *(Grid(rows, cols, 1) for rows, cols in ((4, 4), (7, 9), (1, 1), (1, 19))),
+    *(Grid(3, 5, 5), Grid(8, 8, 5), Grid(19, 1, 2), Grid(2, 40, 3)),
+]
+OTHER_CASES = [  # whose difference only a compiler sees
+    *(Case(grid, 16) for grid in OTHER_GRIDS),
+    *(Case(Grid(4, 4, 1), size) for size in (32, 48, 96)),
+    *(Case(SOME, size, F16) for size in (16, 64)),
     Case(SOME, 16, precision=1e-3),
     Case(SOME, 16, strength=0),
-    Case(SOME, 16, strength=40),
-    Case(SOME, 16, sharpness=15),
-    Case(SOME, 16, F16, sharpness=15),
-    Case(SOME, 16, largest_half_square=4.5, precision=0.1),
     Case(SOME, 16, largest_half_square=18.1, precision=0.1),
     Case(Grid(3, 9, 1), 16, F16, largest_half_square=2, precision=0.1),
 ]
+CASES = [
+    *(Case(grid, 16) for grid in GRIDS),
+    *(Case(Grid(4, 4, 1), size) for size in (1, 24, 64, 80, 128)),
+    *(Case(SOME, size, F16) for size in (24, 96)),
+    Case(FEW, 16, precision=0),
+    Case(FEW, 16, precision=1e4),
+    Case(FEW, 16, strength=40),
+    Case(FEW, 16, sharpness=15),
+    Case(FEW, 16, F16, sharpness=15),
+    Case(SOME, 16, largest_half_square=4.5, precision=0.1),
+    *(pytest.param(case, marks=pytest.mark.gpu) for case in OTHER_CASES),
+]
 TILINGS = [
-    (Grid(8, 8, 1), Tiling(queries=64, rows=2, cols=8, warps=4)),
-    (Grid(8, 8, 1), Tiling(queries=32, rows=1, cols=16, warps=4)),
-    (Grid(7, 9, 5), Tiling(queries=16, rows=16, cols=4, warps=4)),
+    (Grid(4, 8, 1), Tiling(queries=64, rows=2, cols=8, warps=4)),
+    (Grid(5, 8, 1), Tiling(queries=32, rows=1, cols=16, warps=4)),
+    (Grid(3, 9, 5), Tiling(queries=16, rows=16, cols=4, warps=4)),
     (Grid(7, 9, 5), Tiling(queries=128, rows=4, cols=32, warps=4)),
-    (Grid(3, 33, 1), Tiling(queries=64, rows=1, cols=32, warps=4)),
-    (Grid(7, 9, 5), Tiling(queries=64, rows=2, cols=16, warps=4, one_loop=True)),
-    (Grid(4, 18, 1), Tiling(queries=64, rows=2, cols=16, warps=4, one_loop=True)),
+    (Grid(2, 33, 1), Tiling(queries=64, rows=1, cols=32, warps=4)),
+    (Grid(3, 9, 5), Tiling(queries=64, rows=2, cols=16, warps=4, one_loop=True)),
+    (Grid(2, 18, 1), Tiling(queries=64, rows=2, cols=16, warps=4, one_loop=True)),
 ]
 
 
@@ -62,7 +68,8 @@ def run(inputs: Inputs, geometry: Geometry, out_grad: Tensor) -> tuple[Tensor, I
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_against_float64(case: Any, memory: Any) -> None:
-    inputs, out_grad = make_inputs(case, 1, 2, memory.normal)
+    num_heads = 2 if case.grid == FEW or memory.device.type == "cuda" else 1
+    inputs, out_grad = make_inputs(case, 1, num_heads, memory.normal)
     out, grads = run(inputs, case.geometry, out_grad)
     assert out.dtype == case.dtype
     assert [grad.dtype for grad in grads] == [case.dtype] * 3 + [F32] * 2
@@ -103,7 +110,7 @@ def test_without_strength_it_is_plain_attention(device: torch.device) -> None:
 def test_images_and_heads_are_apart(memory: Any) -> None:
     """NaN in one head of one image stays there."""
     case = Case(Grid(3, 5, 1), 16)
-    inputs, out_grad = make_inputs(case, 2, 3, memory.normal)
+    inputs, out_grad = make_inputs(case, 2, 2, memory.normal)
     expected, expected_grads = reference(inputs, case.geometry, out_grad)
     for x in inputs:
         x[1, 1] = math.nan

@@ -39,24 +39,36 @@ class Inputs(NamedTuple):
 
 
 SIZES = [
-    (1, 1, 8), (5, 3, 16), (16, 2, 24), (17, 2, 24), (33, 1, 24), (50, 1, 32), (63, 1, 24), (64, 2, 24), (65, 3, 24),
-    (66, 3, 8), (79, 1, 16), (80, 1, 48), (81, 1, 17), (101, 2, 16), (128, 1, 32), (129, 1, 64), (144, 1, 48),
+    (1, 1, 8), (16, 2, 24), (17, 1, 24), (63, 1, 32), (64, 1, 24), (65, 3, 24), (79, 1, 16), (80, 1, 48), (81, 1, 17),
+    (128, 1, 32), (129, 1, 64), (144, 1, 48),
 ]  # fmt: skip
+"""Tokens, heads, head size: for each block, whole and partial, without a tail, with part of one and with all of it."""
+OTHER_SIZES = [(5, 3, 16), (33, 1, 24), (50, 1, 32), (64, 2, 24), (66, 3, 8), (101, 2, 16)]
 SOME = [(16, 16), (17, 8), (50, 24), (65, 24), (101, 32), (129, 64)]
 TILINGS = [
     (65, F32, _Tiling(main=64, queries=16, warps=1)),
     (65, BF16, _Tiling(main=64, queries=32, warps=2)),
-    (65, BF16, _Tiling(main=64, queries=64, warps=4, registers=128)),
     (65, BF16, _Tiling(main=128, queries=64, warps=4, stages=1)),
-    (50, BF16, _Tiling(main=64, queries=64, warps=2)),
     (50, F32, _Tiling(main=64, queries=16, warps=1)),
     (129, BF16, _Tiling(main=128, queries=32, warps=4)),
 ]
+OTHER_TILINGS = [
+    (65, BF16, _Tiling(main=64, queries=64, warps=4, registers=128)),
+    (50, BF16, _Tiling(main=64, queries=64, warps=2)),
+]
+OTHER_CASES = [  # whose difference only a compiler sees
+    *(Case(*size) for size in OTHER_SIZES),
+    *(Case(tokens, 2, size, dtype) for tokens, size in SOME for dtype in (BF16, F16)),
+    *(Case(64, 2, 24, dtype, sharpness=15) for dtype in TOLERANCE),
+    *(Case(tokens, 2, 24, dtype, tiling=tiling) for tokens, dtype, tiling in OTHER_TILINGS),
+]
 CASES = [
     *(Case(*size) for size in SIZES),
-    *(Case(tokens, 2, size, dtype) for tokens, size in SOME for dtype in (BF16, F16)),
-    *(Case(tokens, 2, 24, dtype, sharpness=15) for tokens in (64, 65) for dtype in TOLERANCE),
-    *(Case(tokens, 2, 24, dtype, tiling=tiling) for tokens, dtype, tiling in TILINGS),
+    *(Case(tokens, 1, size, F16) for tokens, size in SOME),
+    *(Case(tokens, 1, size, BF16) for tokens, size in SOME[1:4:2]),
+    *(Case(65, 1, 24, dtype, sharpness=15) for dtype in TOLERANCE),
+    *(Case(tokens, 1, 24, dtype, tiling=tiling) for tokens, dtype, tiling in TILINGS),
+    *(pytest.param(case, marks=pytest.mark.gpu) for case in OTHER_CASES),
 ]
 
 
@@ -113,16 +125,14 @@ def test_against_float64(case: Case, memory: Any, monkeypatch: pytest.MonkeyPatc
     check(inputs, tolerance=TOLERANCE[case.dtype] * (case.sharpness if case.dtype == F32 else 1))
 
 
-@pytest.mark.parametrize("tokens", [5, 17])
-def test_every_cell_has_its_bias(tokens: int, memory: Any) -> None:
-    inputs = make_inputs(Case(tokens, 2, 8), 3, 2, memory.normal)
-    check(inputs, tolerance=TOLERANCE[F32])
+def test_every_cell_has_its_bias(memory: Any) -> None:
+    check(make_inputs(Case(17, 1, 8), 3, 2, memory.normal), tolerance=TOLERANCE[F32])
 
 
-@pytest.mark.parametrize("tokens", [5, 64, 65])
+@pytest.mark.parametrize("tokens", [5, 65])
 def test_images_and_heads_are_apart(tokens: int, memory: Any) -> None:
     """NaN in one head of one image stays there."""
-    inputs = make_inputs(Case(tokens, 3, 24), 1, 2, memory.normal)
+    inputs = make_inputs(Case(tokens, 2, 24), 1, 2, memory.normal)
     expected, expected_grad = reference(inputs)
     inputs.qkv_RN3Hd[0, :, :, 1] = math.nan
     for result, right in zip(run(inputs), (expected, expected_grad), strict=True):
@@ -131,7 +141,7 @@ def test_images_and_heads_are_apart(tokens: int, memory: Any) -> None:
         assert_near(result, right, TOLERANCE[F32])
 
 
-@pytest.mark.parametrize("tokens", [5, 64, 65])
+@pytest.mark.parametrize("tokens", [5, 65])
 def test_a_nan_in_a_value_reaches_all_queries_of_its_map(tokens: int, memory: Any) -> None:
     """And nothing else; the last token is in the tail where there is one."""
     inputs = make_inputs(Case(tokens, 2, 24), 1, 1, memory.normal)
@@ -147,7 +157,7 @@ def test_a_nan_in_a_value_reaches_all_queries_of_its_map(tokens: int, memory: An
 @pytest.mark.parametrize("tokens", [5, 65])
 def test_the_last_token_has_by_far_the_largest_logits(tokens: int, memory: Any) -> None:
     """60, and the others −60: weights relative to the largest of the others would overflow."""
-    inputs = make_inputs(Case(tokens, 2, 24), 1, 1, memory.normal)
+    inputs = make_inputs(Case(tokens, 1, 24), 1, 1, memory.normal)
     inputs.bias_K3Hd[:, :2] = 0
     inputs.qkv_RN3Hd[:, :, :2] = (60 / 24 / inputs.scale) ** 0.5
     inputs.qkv_RN3Hd[:, :-1, 1] *= -1

@@ -13,11 +13,11 @@ from nearsight.train.fused.chain import run_chain
 from nearsight.train.optimizer import Arrangement
 
 CASES = {
-    "MLP": ("m", (3, 3, 17, 48, 2), True),
+    "MLP": ("m", (2, 3, 17, 48, 2), True),
     "MLP without biases": ("m", (1, 2, 5, 16, 1), False),
-    "attention": ("a", (2, 2, 17, 96, 4), True),
-    "attention without biases": ("a", (1, 1, 65, 48, 2), False),
-    "two blocks": ("amam", (2, 2, 5, 32, 2), True),
+    "attention": ("a", (2, 2, 17, 48, 2), True),
+    "attention without biases": ("a", (1, 1, 65, 16, 1), False),
+    "two blocks": ("amam", (2, 1, 5, 32, 2), True),
     "out of turn": ("mma", (3, 1, 5, 16, 1), False),
 }
 """Branches; cells, images of a cell, tokens, channels, heads; whether projections have biases."""
@@ -84,5 +84,7 @@ def test_result_and_gradients(device: torch.device, near: Any, dtype: torch.dtyp
     other = torch.autograd.grad(expected, list(exact.values()), gradient.double())
     for n, (mine, wanted) in enumerate(zip(one, other, strict=True)):
         near(mine, wanted, dtype, f"gradient {n}")
+    if dtype != torch.float32:
+        return
     with torch.no_grad():
         assert torch.equal(run_chain(rows, chain, [Weights(*given) for given in weights], dtype), found)

@@ -9,8 +9,14 @@ from torch import Tensor
 from nearsight.train.fused.folding import fold, unfold_gradients
 from nearsight.train.optimizer import Arrangement
 
+SIZES = [
+    *((1, 16, 16), (2, 100, 40), (1, 64, 192)),
+    *(pytest.param(size, marks=pytest.mark.gpu) for size in ((3, 100, 40), (2, 576, 192))),
+]
+"""Cells, channels out, channels in: whole tiles and parts of them, in steps and in one."""
 
-@pytest.fixture(params=[(1, 16, 16), (3, 100, 40), (2, 576, 192)], ids=lambda size: "x".join(map(str, size)))
+
+@pytest.fixture(params=SIZES, ids=lambda size: "x".join(map(str, size)))
 def weights(request: pytest.FixtureRequest, memory: Any) -> dict[str, Tensor]:
     """Parts of a row of all parameters, as the optimizer has them."""
     cells, width_out, width_in = request.param

@@ -8,8 +8,11 @@ import torch.nn.functional as F
 
 from nearsight.train.fused.gelu import gelu_backward, gelu_forward
 
-SIZES = [(1, 1, 16), (3, 70, 48), (2, 64, 112), (2, 5, 384)]
-"""Cells, rows, hidden units."""
+SIZES = [
+    *((1, 1, 16), (2, 70, 48), (1, 64, 32)),
+    *(pytest.param(size, marks=pytest.mark.gpu) for size in ((3, 70, 48), (2, 64, 112), (2, 5, 384))),
+]
+"""Cells, rows, hidden units: part of a tile of rows, a tile and part of another, a whole one."""
 
 
 @pytest.mark.parametrize("size", SIZES, ids=lambda size: "x".join(map(str, size)))

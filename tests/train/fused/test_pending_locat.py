@@ -12,15 +12,16 @@ from nearsight.train.droppath import PathDropping
 from nearsight.train.fused.pending import fusing
 from nearsight.train.stacked import stack_weights, stacked_forward, weightless
 
-SMALL = {"img_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2, "num_classes": 5}
+SMALL = {"img_size": 8, "embed_dim": 16, "depth": 1, "num_heads": 2, "num_classes": 5}
 MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
-    "refinement": ("locat_compact_vit", {"gaug": False}, "amam"),
-    "local attention": ("locat_compact_vit", {"prr": False}, "mm"),
-    "both": ("locat_compact_vit", {}, "mm"),
-    "both, of the mean": ("locat_compact_vit", {"global_pool": "avg"}, "mm"),
-    "another kernel": ("locat_compact_vit", {"kernel": "laplace", "scale": "auto"}, "mm"),
-    "width from the input": ("locat_compact_vit", {"width": "input"}, "mm"),
-    "no positions": ("compact_vit", {"pos_embed": "none"}, "amam"),
+    "refinement": ("locat_compact_vit", {"gaug": False}, "am"),
+    "local attention": ("locat_compact_vit", {"prr": False}, "m"),
+    "both": ("locat_compact_vit", {}, "m"),
+    "both, of the mean": ("locat_compact_vit", {"global_pool": "avg"}, "m"),
+    "local attention in one block": ("locat_compact_vit", {"depth": 2, "blocks": [1]}, "amm"),
+    "another kernel": ("locat_compact_vit", {"kernel": "laplace", "scale": "auto"}, "m"),
+    "width from the input": ("locat_compact_vit", {"width": "input"}, "m"),
+    "no positions": ("compact_vit", {"pos_embed": "none"}, "am"),
     "Jumbo": ("locat_compact_jumbo_vit", {"num_jumbo": 2}, ""),
 }
 """Name, settings, and the branches that are fused."""
@@ -29,12 +30,12 @@ MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
 @pytest.mark.parametrize("which", MODELS)
 def test_models_of_s2(device: torch.device, taken: list[str], check_stack: Any, which: str) -> None:
     name, settings, expected = MODELS[which]
-    check_stack(lambda: timm.create_model(name, **SMALL, **settings), 8, device)
+    check_stack(lambda: timm.create_model(name, **SMALL | settings), 8, device)
     assert "".join(taken) == expected
 
 
 def test_dropped_paths(device: torch.device, near: Any) -> None:
-    cells = [timm.create_model("compact_vit", **SMALL) for _ in range(2)]
+    cells = [timm.create_model("compact_vit", **SMALL | {"depth": 2}) for _ in range(2)]
     skeleton = weightless(cells[0])
     zero = torch.zeros((), dtype=torch.int64)
     draws = Draws(torch.tensor([3, 4]), zero, zero, torch.arange(6).expand(2, -1))

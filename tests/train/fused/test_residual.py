@@ -11,8 +11,11 @@ from nearsight.train.fused.residual import add_branch, norm_back, normalize_stre
 from nearsight.train.fused.sums import sum_rows
 from nearsight.train.fused.tiles import is_supported_width
 
-SIZES = [(1, 1, 16), (3, 70, 48), (2, 64, 112), (2, 5, 192)]
-"""Cells, rows, channels."""
+SIZES = [
+    *((1, 1, 16), (2, 70, 48), (1, 64, 32)),
+    *(pytest.param(size, marks=pytest.mark.gpu) for size in ((3, 70, 48), (2, 64, 112), (2, 5, 192))),
+]
+"""Cells, rows, channels: part of a tile of rows, tiles and part of another, whole ones; one chunk or more."""
 
 
 @pytest.fixture(params=SIZES, ids=lambda size: "x".join(map(str, size)))
@@ -37,8 +40,14 @@ def test_normalize_stream(memory: Any, near: Any, dtype: torch.dtype, size: Any,
     near(normal.rstd_KR, rstd(rows, eps), torch.float32)
 
 
-@pytest.mark.parametrize("eps", [None, 1e-3])
-@pytest.mark.parametrize("has_bias", [True, False])
+@pytest.mark.parametrize(
+    ("has_bias", "eps"),
+    [
+        (True, 1e-3),
+        (False, None),
+        *(pytest.param(*both, marks=pytest.mark.gpu) for both in ((True, None), (False, 1e-3))),
+    ],
+)
 def test_add_branch(memory: Any, near: Any, dtype: torch.dtype, size: Any, has_bias: bool, eps: float | None) -> None:
     cells, _, width = size
     rows, branch = memory.normal(*size, mean=2), memory.normal(*size, dtype=dtype)

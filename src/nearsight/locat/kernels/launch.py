@@ -117,7 +117,7 @@ def _launch(which: Pass, matrices: list[Tensor], bumps: list[Tensor], others: li
             QUERIES=tiling.queries,
             TILE_ROWS=tiling.rows,
             TILE_COLS=tiling.cols,
-            **(loops if which != "backward_key" else {}),
+            **loops,
             CLAMPED=furthest < max(grid.rows - 1, grid.cols - 1) ** 2,
             PRODUCTS="ieee" if INTERPRETED else "tf32x3",
             num_warps=tiling.warps,
