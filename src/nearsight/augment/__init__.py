@@ -5,6 +5,7 @@ A new augmentation is one file and one line in `AUGMENTATIONS`.
 
 from nearsight.augment.autoaugment import AutoAugment
 from nearsight.augment.base import Augmentation, Batch, Cells, Stage
+from nearsight.augment.blur import GaussianBlur
 from nearsight.augment.colorjitter import ColorJitter
 from nearsight.augment.compiled import CompiledPipeline
 from nearsight.augment.crop import RandomCrop
@@ -13,12 +14,14 @@ from nearsight.augment.cutmix import CutMix
 from nearsight.augment.cutout import CutOut
 from nearsight.augment.erasing import RandomErasing
 from nearsight.augment.flip import HorizontalFlip
+from nearsight.augment.grey import RandomGrey
 from nearsight.augment.mixup import Mixup
 from nearsight.augment.mixup_or_cutmix import MixupOrCutMix
 from nearsight.augment.pipeline import Pipeline, grey_levels, normalize
 from nearsight.augment.randaugment import RandAugment
 from nearsight.augment.resizedcrop import ResizedCrop
 from nearsight.augment.smoothing import smooth_targets
+from nearsight.augment.solarize import Solarize
 from nearsight.augment.tileshuffle import TileShuffle
 from nearsight.augment.timm_randaugment import TimmRandAugment
 from nearsight.augment.trivialaugment import TrivialAugment
@@ -34,6 +37,9 @@ AUGMENTATIONS: dict[str, type[Augmentation]] = {
         TimmRandAugment,
         TrivialAugment,
         ColorJitter,
+        RandomGrey,
+        GaussianBlur,
+        Solarize,
         TileShuffle,
         CutOut,
         RandomErasing,
@@ -56,6 +62,7 @@ __all__ = [
     "CutFill",
     "CutMix",
     "CutOut",
+    "GaussianBlur",
     "HorizontalFlip",
     "Mixup",
     "MixupOrCutMix",
@@ -63,7 +70,9 @@ __all__ = [
     "RandAugment",
     "RandomCrop",
     "RandomErasing",
+    "RandomGrey",
     "ResizedCrop",
+    "Solarize",
     "Stage",
     "TileShuffle",
     "TimmRandAugment",

@@ -9,12 +9,14 @@ from typing import Annotated, Any, Literal, get_type_hints
 import tyro
 
 from nearsight.augment import AUGMENTATIONS
+from nearsight.commands import dino
 from nearsight.commands.options import Common, parse
 from nearsight.commands.progress import TrainingProgress, most_local_head
 from nearsight.commands.signals import stoppable
 from nearsight.configuration import field_docs
-from nearsight.errors import InputError
-from nearsight.recipes import RUNS, find_run
+from nearsight.errors import InputError, unknown_name
+from nearsight.recipes import RUNS
+from nearsight.recipes.dino import PRETRAININGS
 from nearsight.train import ASSUMED, PROTOCOLS, Protocol, RunConfig, Stop, train_run
 
 _CHECKPOINT_HELP = (
@@ -29,8 +31,13 @@ def main(arguments: Sequence[str]) -> int:
         return 0 if arguments else 2
     name, *rest = arguments
     if name.startswith("-"):
-        raise InputError(f"the recipe comes first: nearsight train RECIPE [OPTIONS]; recipes: {', '.join(RUNS)}")
-    recipe = find_run(name)
+        names = ", ".join([*RUNS, *PRETRAININGS])
+        raise InputError(f"the recipe comes first: nearsight train RECIPE [OPTIONS]; recipes: {names}")
+    if name in PRETRAININGS:
+        return dino.main(name, rest)
+    if name not in RUNS:
+        raise unknown_name("recipe", name, [*RUNS, *PRETRAININGS])
+    recipe = RUNS[name]
     protocol = _protocol_name(rest)
     start = recipe(protocol)
     options = parse(
@@ -69,11 +76,14 @@ def _train(config: RunConfig, out: Path, options: Any, stop: Stop) -> int:
 
 
 def _help() -> str:
-    width = max(map(len, RUNS))
-    listed = "\n".join(f"  {name:<{width}}  {(recipe.__doc__ or '').splitlines()[0]}" for name, recipe in RUNS.items())
+    texts = {name: recipe.__doc__ for name, recipe in RUNS.items()}
+    texts |= {name: recipe.__doc__ for name, recipe in PRETRAININGS.items()}
+    width = max(map(len, texts))
+    listed = "\n".join(f"  {name:<{width}}  {(text or '').splitlines()[0]}" for name, text in texts.items())
     return (
         "usage: nearsight train RECIPE [--protocol NAME] [OPTIONS]\n\n"
-        f"{listed}\n\nnearsight train RECIPE --help shows every setting of a recipe with its default.\n"
+        f"{listed}\n\n--protocol is for training with labels; dino-… recipes have one of their own.\n"
+        "nearsight train RECIPE --help shows every setting of a recipe with its default.\n"
         "A run that was stopped (SIGINT, SIGTERM) or killed continues when the same command is given again."
     )
 

@@ -18,9 +18,10 @@ def model_heads(folder: RunFolder, label: str, *, heads: pd.DataFrame | None = N
         heads=read_heads(folder.heads) if heads is None else heads,
         # Heads may have been measured all through training; the model is that of the best epoch, not of the last.
         epoch=result["best_epoch"] if heads is None else None,
-        history=read_history(folder.path / "history.csv"),
-        test_accuracy=result["test_acc"],
-        config=folder.read_config().to_json(),
+        # Pretraining without labels has a history of its own and no accuracy.
+        history=read_history(folder.path / "history.csv") if "test_acc" in result else None,
+        test_accuracy=result.get("test_acc"),
+        config=folder.read_settings(),
         provenance=folder.read_provenance(),
     )
 

@@ -122,6 +122,10 @@ class RunFolder:
         path = self.path / "config.json"
         return RunConfig.from_json(self._read_json(path), str(path))
 
+    def read_settings(self) -> dict[str, Any]:
+        """config.json as it was written, for people: pretraining has more in it than `read_config` takes."""
+        return self._read_json(self.path / "config.json")
+
     def read_result(self) -> dict[str, Any]:
         return self._read_json(self.path / "result.json")
 

@@ -1,0 +1,89 @@
+"""`nearsight train` of the recipes that pretrain by DINO, in one process or several (torchrun)."""
+
+import dataclasses
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed
+
+from nearsight.commands.dino_progress import DinoProgress
+from nearsight.commands.options import Common, parse
+from nearsight.commands.signals import stoppable
+from nearsight.recipes.dino import PRETRAININGS
+from nearsight.train import Stop
+from nearsight.train.dino import DinoConfig, pretrain
+
+
+@dataclass(frozen=True, kw_only=True)
+class DinoOptions(Common, DinoConfig):
+    """A pretraining run, and where and how it is done."""
+
+    checkpoint_every: int = 1
+    """Epochs between checkpoints; a kill costs those since the last one, SIGINT and SIGTERM cost none."""
+    out: Path | None = None
+    """Run folder; runs/… by default."""
+
+    @property
+    def config(self) -> DinoConfig:
+        return DinoConfig(**{field.name: getattr(self, field.name) for field in dataclasses.fields(DinoConfig)})
+
+
+def main(name: str, arguments: Sequence[str]) -> int:
+    recipe = PRETRAININGS[name]
+    start = recipe()
+    defaults = DinoOptions(**{field.name: getattr(start, field.name) for field in dataclasses.fields(DinoConfig)})
+    options = parse(
+        DinoOptions,
+        arguments,
+        prog=f"nearsight train {name}",
+        default=defaults,
+        description=(recipe.__doc__ or "").strip(),
+    )
+    out = options.out or Path("runs") / f"{name}-{options.config.identity}"
+    return stoppable(lambda stop: _pretrain(options, out, stop))
+
+
+def _pretrain(options: DinoOptions, out: Path, stop: Stop) -> int:
+    with _together(options.torch_device) as (device, is_first), DinoProgress(out.name, silent=not is_first) as progress:
+        folder = pretrain(
+            options.config,
+            out,
+            device=device,
+            data_dir=options.data_dir,
+            listener=progress,
+            stop=stop,
+            checkpoint_every=options.checkpoint_every,
+        )
+    if not is_first:
+        return 0
+    result = folder.run.read_result()
+    if options.json:
+        print(json.dumps({"folder": str(folder.path), **result}))
+    else:
+        print(
+            f"{folder.path}: loss {result['loss']:.3f} after {result['epochs']} epochs, "
+            f"{result['prototypes_used']:.0f} prototypes in use; "
+            f"nearsight probe knn {folder.path} says what it is worth"
+        )
+    return 0
+
+
+@contextmanager
+def _together(device: torch.device) -> Iterator[tuple[torch.device, bool]]:
+    """This process's device, and whether it is the first, among those that torchrun started, if it did."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        yield device, True
+        return
+    if device.type == "cuda":
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)
+    torch.distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    try:
+        yield device, torch.distributed.get_rank() == 0
+    finally:
+        torch.distributed.destroy_process_group()

@@ -1,0 +1,178 @@
+"""Pretraining runs from start to finish. Killed at any moment, a run continues from its last checkpoint and gives the
+numbers it would have given."""
+
+import math
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from nearsight.data import Dataset, load_dataset
+from nearsight.errors import InputError, check_at_least
+from nearsight.files import write_json
+from nearsight.models import save_model
+from nearsight.train.dino.config import DinoConfig
+from nearsight.train.dino.folder import DinoFolder, DinoRow
+from nearsight.train.dino.processes import Processes
+from nearsight.train.dino.training import DinoTraining
+from nearsight.train.provenance import provenance
+from nearsight.train.runner import TrainingError
+from nearsight.train.stopping import Stop, StoppedError
+
+COLLAPSED_BELOW = 0.01
+"""Nats that the teacher's output tells about the image, below which it says the same of all: whether it names one
+prototype for each of them or all prototypes alike."""
+
+
+class DinoListener:
+    """Told what happens while a run trains; the default listens to nothing."""
+
+    def started(self, config: DinoConfig, epochs_done: int, steps_per_epoch: int) -> None: ...
+
+    def step(self, step: int) -> None: ...
+
+    def epoch(self, config: DinoConfig, row: DinoRow) -> None: ...
+
+    def collapsed(self, row: DinoRow) -> None:
+        """The teacher says the same of all images."""
+
+
+def pretrain(
+    config: DinoConfig,
+    path: Path,
+    *,
+    device: torch.device | str = "cpu",
+    data_dir: Path | None = None,
+    listener: DinoListener | None = None,
+    stop: Stop | None = None,
+    checkpoint_every: int = 1,
+) -> DinoFolder:
+    """Pretrain in the folder `path`, or finish what is missing there.
+
+    Of several processes (torchrun) each calls this; the first writes.
+
+    Args:
+        stop: asked after every step. If a stop is wished for, the last whole epoch is put on disk and `StoppedError`
+            raised.
+        checkpoint_every: epochs between checkpoints. A kill costs the epochs since the last one.
+    """
+    check_at_least("checkpoint_every", checkpoint_every, 1)
+    folder = DinoFolder(path)
+    folder.check(config)
+    if not folder.run.is_complete:
+        dataset = load_dataset(**asdict(config.data), data_dir=data_dir)
+        run = _Run(config, folder, dataset, torch.device(device), listener or DinoListener(), stop or Stop())
+        run.train(checkpoint_every)
+    return folder
+
+
+class _Run:
+    """One run and where it is."""
+
+    def __init__(
+        self,
+        config: DinoConfig,
+        folder: DinoFolder,
+        dataset: Dataset,
+        device: torch.device,
+        listener: DinoListener,
+        stop: Stop,
+    ) -> None:
+        self._config, self._folder, self._dataset, self._device = config, folder, dataset, device
+        self._listener, self._stop, self._processes = listener, stop, Processes.joined()
+        self._training = DinoTraining(config, dataset, device, self._processes)
+        self._rows: tuple[DinoRow, ...] = ()
+        self._unsaved: dict[str, Tensor] | None = None
+        """The state after the last whole epoch, if it is not on disk: training itself goes on."""
+
+    def train(self, checkpoint_every: int) -> None:
+        self._resume()
+        self._listener.started(self._config, len(self._rows), self._training.steps_per_epoch)
+        self._log("started", epochs_done=len(self._rows), device=str(self._device))
+        try:
+            with self._stop.heeded():
+                while len(self._rows) < self._config.protocol.epochs:
+                    self._run_epoch()
+                    if len(self._rows) % checkpoint_every == 0 or len(self._rows) == self._config.protocol.epochs:
+                        self._save()
+        except Exception as error:
+            self._save()
+            if isinstance(error, StoppedError):
+                self._log("stopped", by=error.by, epochs_done=len(self._rows))
+            raise
+        if self._processes.is_first:
+            self._finish()
+
+    def _resume(self) -> None:
+        if self._processes.is_first:
+            self._folder.claim(self._config)
+        stored = self._folder.read_checkpoint(self._config)
+        if stored is None:
+            return
+        self._rows, state = stored
+        try:
+            self._training.load_state(state)
+        except (KeyError, RuntimeError) as error:
+            raise InputError(f"{self._folder.run.checkpoint} does not fit the run's model: {error}") from error
+
+    def _run_epoch(self) -> None:
+        self._heed()
+        began = time.perf_counter()
+        result = self._training.run_epoch(len(self._rows), self._on_step)
+        row = DinoRow(epoch=len(self._rows) + 1, **asdict(result), seconds=time.perf_counter() - began)
+        if not math.isfinite(row.loss):
+            self._log("diverged", epoch=row.epoch, loss=str(row.loss))
+            raise TrainingError(
+                f"the loss of {self._folder.path} became {row.loss} in epoch {row.epoch}; the last whole epoch is "
+                "kept. Try a lower --protocol.lr, or --precision fp32"
+            )
+        self._rows, self._unsaved = (*self._rows, row), self._training.state()
+        self._log("epoch", epoch=row.epoch, loss=row.loss)
+        self._listener.epoch(self._config, row)
+        if row.information < COLLAPSED_BELOW:
+            self._log("collapsed", epoch=row.epoch, information=row.information, prototypes_used=row.prototypes_used)
+            self._listener.collapsed(row)
+
+    def _on_step(self, step: int) -> None:
+        self._listener.step(step)
+        self._heed()
+
+    def _heed(self) -> None:
+        if self._processes.any(self._stop.requested, self._device):
+            raise StoppedError(self._stop.by or "another process", [len(self._rows)])
+
+    def _save(self) -> None:
+        if self._unsaved is not None and self._processes.is_first:
+            self._folder.write_checkpoint(self._rows, self._unsaved, self._config)
+        self._unsaved = None
+
+    def _log(self, event: str, **details: object) -> None:
+        if self._processes.is_first:
+            self._folder.run.log(event, **details)
+
+    def _finish(self) -> None:
+        """Write all that a complete folder has beside its history; cut short anywhere, all of this is done again."""
+        config, folder, last = self._config, self._folder, self._rows[-1]
+        weights = self._training.teacher.backbone.state_dict()
+        save_model(folder.run.model, weights, config.model, self._dataset.image_size, num_classes=0)
+        numbers = asdict(last)
+        del numbers["epoch"], numbers["seconds"]
+        result = {"identity": config.identity, "epochs": last.epoch, "best_epoch": last.epoch, **numbers}
+        write_json(folder.path / "result.json", result)
+        self._log("finished", loss=last.loss)
+        seconds = sum(row.seconds for row in self._rows)
+        num_images = last.epoch * self._training.steps_per_epoch * config.protocol.batch_size
+        write_json(
+            folder.path / "provenance.json",
+            {
+                **provenance(self._device),
+                "processes": self._processes.num,
+                "seed": config.seed,
+                "identity": config.identity,
+                "data_fingerprint": self._dataset.fingerprint,
+                "wall_seconds": seconds,
+                "images_per_second": num_images / seconds,
+            },
+        )
