@@ -9,13 +9,15 @@ from typing import Annotated
 
 import tyro
 
+from nearsight.commands import study_simulation
 from nearsight.commands.options import Common, parse
 from nearsight.commands.signals import stoppable
 from nearsight.commands.study_progress import StudyProgress
 from nearsight.commands.study_tables import described, table
 from nearsight.errors import InputError, unknown_name
-from nearsight.recipes import STUDIES, find_study
-from nearsight.study import Study, StudyFolder, run_study
+from nearsight.recipes import SIMULATIONS, STUDIES, find_study_or_simulation
+from nearsight.recipes.registry import SimulationRecipe, StudyRecipe
+from nearsight.study import Simulation, SimulationResults, Study, StudyFolder, is_simulation, run_study
 from nearsight.study.design import Scale
 from nearsight.study.running import StackBy
 from nearsight.train import Stop
@@ -77,14 +79,15 @@ def main(arguments: Sequence[str]) -> int:
 
 def _list(arguments: list[str]) -> int:
     options = parse(ListOptions, arguments, prog="nearsight study list")
+    recipes: dict[str, StudyRecipe | SimulationRecipe] = {**STUDIES, **SIMULATIONS}
     rows = [
         {"name": name, "cells": len(recipe().cells), "about": (recipe.__doc__ or "").splitlines()[0]}
-        for name, recipe in STUDIES.items()
+        for name, recipe in sorted(recipes.items())
     ]
     if options.json:
         print(json.dumps(rows, ensure_ascii=False))
         return 0
-    width = max(map(len, STUDIES))
+    width = max(map(len, recipes))
     for row in rows:
         print(f"  {row['name']:<{width}}  {row['cells']:>3} cells  {row['about']}")
     return 0
@@ -92,11 +95,16 @@ def _list(arguments: list[str]) -> int:
 
 def _run(arguments: list[str]) -> int:
     options = parse(RunOptions, arguments, prog="nearsight study run")
-    recipe = find_study(options.name)
+    recipe = find_study_or_simulation(options.name)
     study = recipe() if options.seeds is None else recipe(seeds=options.seeds)
     if options.scale == "small":
         study = study.small()
     out = options.out or _default_folder(study.name, study.scale)
+    if isinstance(study, Simulation):
+        simulation, device = study, options.torch_device
+        return stoppable(
+            lambda stop: study_simulation.run_and_report(simulation, out, device, stop, as_json=options.json)
+        )
     return stoppable(lambda stop: _run_and_report(study, out, options, stop))
 
 
@@ -135,21 +143,25 @@ def _run_and_report(study: Study, out: Path, options: RunOptions, stop: Stop) ->
 
 def _show(arguments: list[str]) -> int:
     options = parse(ShowOptions, arguments, prog="nearsight study show")
-    folder = StudyFolder(_find_folder(options.name))
-    if options.json:
-        print(json.dumps({"folder": str(folder.path), **described(folder)}, ensure_ascii=False))
+    path = _find_folder(options.name)
+    if is_simulation(path):
+        results = SimulationResults.read(path)
+        told, shown = study_simulation.described(results), study_simulation.table(results)
     else:
-        print(table(folder))
+        folder = StudyFolder(path)
+        told, shown = described(folder), table(folder)
+    print(json.dumps({"folder": str(path), **told}, ensure_ascii=False) if options.json else shown)
     return 0
 
 
 def _find_folder(name: str) -> Path:
     if Path(name).is_dir():
         return Path(name)
-    if name not in STUDIES and len(Path(name).parts) > 1:
+    if name not in {**STUDIES, **SIMULATIONS} and len(Path(name).parts) > 1:
         raise InputError(f"{name} is not a folder")
-    find_study(name)
-    places = [_default_folder(name, "full"), Path("results") / name, _default_folder(name, "small")]
+    find_study_or_simulation(name)
+    below = [path for path in sorted(Path("results").glob(f"*/{name}")) if (path / "study.json").exists()]
+    places = [_default_folder(name, "full"), Path("results") / name, *below, _default_folder(name, "small")]
     for place in places:
         if (place / "study.json").exists():
             return place

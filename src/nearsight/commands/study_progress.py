@@ -10,7 +10,7 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from nearsight.commands.progress import SECONDS_BETWEEN_LINES
+from nearsight.commands.progress import SECONDS_BETWEEN_LINES, most_local_head
 from nearsight.study import Cell, StudyListener
 from nearsight.train import HistoryRow, RunConfig, RunFolder
 
@@ -104,7 +104,7 @@ class StudyProgress(StudyListener):
         result = folder.read_result()
         self._say(
             f"{self._conditions[run]}: {result['epochs']} epochs, test accuracy {result['test_acc']:.1%}, "
-            f"most local head {result['min_mad']:.3f}; {self._cells()}"
+            f"{most_local_head(result)}; {self._cells()}"
         )
 
     def _cells(self) -> str:

@@ -32,7 +32,7 @@ def _conditions(results: StudyResults) -> list[dict[str, Any]]:
             "condition": condition,
             "n": int(numbers["test_acc"].loc[condition, "n"]),
             **{
-                response: {name: _finite(frame.loc[condition, name]) for name in ("mean", "low", "high")}
+                response: {name: finite(frame.loc[condition, name]) for name in ("mean", "low", "high")}
                 for response, frame in numbers.items()
             },
         }
@@ -40,7 +40,7 @@ def _conditions(results: StudyResults) -> list[dict[str, Any]]:
     ]
 
 
-def _finite(value: Any) -> float | None:
+def finite(value: Any) -> float | None:
     return float(value) if math.isfinite(value) else None
 
 
@@ -96,16 +96,17 @@ def _rows(conditions: list[dict[str, Any]]) -> list[str]:
 
 
 def _percent(interval: dict[str, float | None]) -> str:
-    return _with_half_width(interval, 100, 2) + " %"
+    return with_half_width(interval, 100, 2) + " %"
 
 
 def _plain(interval: dict[str, float | None]) -> str:
-    return _with_half_width(interval, 1, 3)
+    return with_half_width(interval, 1, 3)
 
 
-def _with_half_width(interval: dict[str, float | None], scale: float, digits: int) -> str:
+def with_half_width(interval: dict[str, float | None], scale: float, digits: int) -> str:
     mean, low, high = interval["mean"], interval["low"], interval["high"]
-    assert mean is not None
+    if mean is None:  # of networks without heads
+        return "–"
     if low is None or high is None:  # one run has no spread
         return f"{scale * mean:.{digits}f}"
     return f"{scale * mean:.{digits}f} ± {scale * (high - low) / 2:.{digits}f}"

@@ -1,7 +1,43 @@
 """The papers' experiments as small functions. Importing this package registers them."""
 
-from nearsight.recipes import compact, locat, protocols, vit
+from nearsight.recipes import (
+    compact,
+    emergence,
+    locat,
+    mixing,
+    permuted,
+    protocols,
+    size,
+    structure,
+    unreported,
+    vit,
+)
 from nearsight.recipes.demo import demo_runs
-from nearsight.recipes.registry import RUNS, STUDIES, find_run, find_study
+from nearsight.recipes.registry import (
+    RUNS,
+    SIMULATIONS,
+    STUDIES,
+    find_run,
+    find_study,
+    find_study_or_simulation,
+)
 
-__all__ = ["RUNS", "STUDIES", "compact", "demo_runs", "find_run", "find_study", "locat", "protocols", "vit"]
+__all__ = [
+    "RUNS",
+    "SIMULATIONS",
+    "STUDIES",
+    "compact",
+    "demo_runs",
+    "emergence",
+    "find_run",
+    "find_study",
+    "find_study_or_simulation",
+    "locat",
+    "mixing",
+    "permuted",
+    "protocols",
+    "size",
+    "structure",
+    "unreported",
+    "vit",
+]

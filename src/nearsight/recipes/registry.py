@@ -3,10 +3,10 @@
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from nearsight.errors import unknown_name
-from nearsight.study import Study
+from nearsight.study import Simulation, Study
 from nearsight.train import RunConfig
 
 RunRecipe = Callable[[str], RunConfig]
@@ -28,6 +28,20 @@ STUDIES: dict[str, StudyRecipe] = {}
 """Studies, for `nearsight study`."""
 
 
+class SimulationRecipe(Protocol):
+    """Likewise, to a simulation."""
+
+    __doc__: str | None
+
+    def __call__(self, *, seeds: int = ...) -> Simulation: ...
+
+
+SIMULATIONS: dict[str, SimulationRecipe] = {}
+"""Studies without image models, for `nearsight study`, too."""
+
+Named = TypeVar("Named", Study, Simulation)
+
+
 def run_recipe(name: str) -> Callable[[RunRecipe], RunRecipe]:
     """Register a recipe for a single run under `name`."""
 
@@ -43,16 +57,30 @@ def recipe(name: str) -> Callable[[StudyRecipe], StudyRecipe]:
     """Register a recipe for a study under `name`, which becomes the study's own."""
 
     def register(make: StudyRecipe) -> StudyRecipe:
-        assert name not in STUDIES, name
-
-        @functools.wraps(make)
-        def named(**seeds: int) -> Study:
-            return dataclasses.replace(make(**seeds), name=name)
-
-        STUDIES[name] = named
-        return named
+        assert name not in {**STUDIES, **SIMULATIONS}, name
+        STUDIES[name] = _naming(make, name)
+        return STUDIES[name]
 
     return register
+
+
+def simulation(name: str) -> Callable[[SimulationRecipe], SimulationRecipe]:
+    """Register a recipe for a simulation under `name`, which becomes the simulation's own."""
+
+    def register(make: SimulationRecipe) -> SimulationRecipe:
+        assert name not in {**STUDIES, **SIMULATIONS}, name
+        SIMULATIONS[name] = _naming(make, name)
+        return SIMULATIONS[name]
+
+    return register
+
+
+def _naming(make: Callable[..., Named], name: str) -> Callable[..., Named]:
+    @functools.wraps(make)
+    def named(**seeds: int) -> Named:
+        return dataclasses.replace(make(**seeds), name=name)
+
+    return named
 
 
 def find_run(name: str) -> RunRecipe:
@@ -64,4 +92,12 @@ def find_run(name: str) -> RunRecipe:
 def find_study(name: str) -> StudyRecipe:
     if name not in STUDIES:
         raise unknown_name("study", name, STUDIES)
+    return STUDIES[name]
+
+
+def find_study_or_simulation(name: str) -> StudyRecipe | SimulationRecipe:
+    if name in SIMULATIONS:
+        return SIMULATIONS[name]
+    if name not in STUDIES:
+        raise unknown_name("study", name, {**STUDIES, **SIMULATIONS})
     return STUDIES[name]

@@ -5,17 +5,27 @@ from nearsight.study.factors import OFF
 from nearsight.study.folder import CellState, StudyFolder
 from nearsight.study.results import StudyResults
 from nearsight.study.running import StudyListener, run_study
+from nearsight.study.simulation import Simulation, SimulationCell
+from nearsight.study.simulation_folder import SimulationFolder, SimulationResults, is_simulation
+from nearsight.study.simulation_running import SimulationListener, run_simulation
 from nearsight.study.views import add_one, leave_one_out
 
 __all__ = [
     "OFF",
     "Cell",
     "CellState",
+    "Simulation",
+    "SimulationCell",
+    "SimulationFolder",
+    "SimulationListener",
+    "SimulationResults",
     "Study",
     "StudyFolder",
     "StudyListener",
     "StudyResults",
     "add_one",
+    "is_simulation",
     "leave_one_out",
+    "run_simulation",
     "run_study",
 ]

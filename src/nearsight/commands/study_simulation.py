@@ -1,0 +1,150 @@
+"""`nearsight study` for simulations: running them, how that goes, and what their folders say."""
+
+import json
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import pandas as pd
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from nearsight.commands.progress import SECONDS_BETWEEN_LINES
+from nearsight.commands.study_tables import finite, with_half_width
+from nearsight.study import Simulation, SimulationCell, SimulationListener, SimulationResults, run_simulation
+from nearsight.study.statistics import by_condition
+from nearsight.train import Stop
+
+
+def run_and_report(simulation: Simulation, out: Path, device: torch.device, stop: Stop, *, as_json: bool) -> int:
+    with SimulationProgress(simulation.name, simulation.responses) as progress:
+        folder = run_simulation(simulation, out, device=device, listener=progress, stop=stop)
+    from nearsight.report.structure import write_structure_report
+
+    results = SimulationResults.read(folder.path)
+    write_structure_report(results, out)
+    if as_json:
+        print(json.dumps({"folder": str(out), **described(results)}, ensure_ascii=False))
+    else:
+        print(table(results))
+        print(f"\nTables, figures and verdict: {out}")
+    sys.stdout.flush()
+    return 0
+
+
+def described(results: SimulationResults) -> dict[str, Any]:
+    """All of it, for machines."""
+    done = set(results.runs["run"])
+    return {
+        "name": results.name,
+        "scale": results.scale,
+        "conditions": _conditions(results),
+        "cells": [
+            {
+                "run": cell.run,
+                "condition": cell.condition,
+                "seed": cell.seed,
+                "state": "done" if cell.run in done else "missing",
+            }
+            for cell in results.cells
+        ],
+        "settings": results.settings,
+        "assumed": list(results.assumed),
+    }
+
+
+def _conditions(results: SimulationResults) -> list[dict[str, Any]]:
+    if results.runs.empty:
+        return []
+    numbers = {name: by_condition(results.runs, name).set_index("condition") for name in results.responses}
+    first = next(iter(numbers.values()))
+    return [
+        {
+            "condition": condition,
+            "n": int(first.loc[condition, "n"]),
+            **{
+                name: {part: finite(frame.loc[condition, part]) for part in ("mean", "low", "high")}
+                for name, frame in numbers.items()
+            },
+        }
+        for condition in first.index
+    ]
+
+
+def table(results: SimulationResults) -> str:
+    """A row per condition with its means over seeds."""
+    told = described(results)
+    done = sum(cell["state"] == "done" for cell in told["cells"])
+    lines = [f"{results.name} at {results.scale} scale: {len(told['cells'])} cells ({done} done)", ""]
+    if results.scale != "full":
+        lines[1:1] = ["Shrunk to test the path: few dimensions, samples and steps. These numbers are no result."]
+    if not told["conditions"]:
+        return "\n".join([*lines, "No cell is done yet."])
+    width = max(len("condition"), *(len(row["condition"]) for row in told["conditions"]))
+    heads = "  ".join(f"{title:>16}" for title in results.responses.values())
+    lines.append(f"  {'condition':<{width}}  {'n':>2}  {heads}")
+    for row in told["conditions"]:
+        cells = "  ".join(f"{with_half_width(row[name], 1, 3):>16}" for name in results.responses)
+        lines.append(f"  {row['condition']:<{width}}  {row['n']:>2}  {cells}")
+    lines.append("  (mean ± half of the 95 % interval over seeds)")
+    shown = ", ".join(
+        f"{name} = {results.settings[name]}" for name in results.assumed if results.settings.get(name) is not None
+    )
+    return "\n".join([*lines, "", f"Assumed, since the paper does not report it: {shown}"] if shown else lines)
+
+
+class SimulationProgress(SimulationListener):
+    """Shows how many conditions are done, on standard error; use it as a context manager."""
+
+    def __init__(self, label: str, responses: Mapping[str, str]) -> None:
+        self._label, self._responses = label, responses
+        self._console = Console(file=sys.stderr)
+        self._bar: Progress | None = None
+        self._task: TaskID | None = None
+        self._num_conditions = self._num_done = 0
+        self._began = self._said = time.perf_counter()
+
+    def __enter__(self) -> Self:
+        if self._console.is_terminal:
+            columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeRemainingColumn())
+            status = TextColumn("{task.fields[status]}", markup=False)
+            self._bar = Progress(*columns, status, console=self._console).__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.__exit__(kind, error, traceback)
+
+    def planned(self, cells: Sequence[SimulationCell], missing: Sequence[SimulationCell]) -> None:
+        self._num_conditions = len({cell.condition for cell in missing})
+        self._say(f"{len(cells) - len(missing)} of {len(cells)} cells done")
+        if self._bar is not None:
+            self._task = self._bar.add_task(self._label, total=max(1, self._num_conditions), status="")
+
+    def started(self, condition: str, cells: Sequence[SimulationCell]) -> None:
+        self._began = self._said = time.perf_counter()
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, status=f"{condition}, {len(cells)} seeds")
+
+    def heard(self, condition: str, share: float) -> None:
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, completed=self._num_done + share)
+        elif time.perf_counter() - self._said > SECONDS_BETWEEN_LINES:
+            self._say(f"{condition}: {share:.0%}")
+
+    def finished(self, condition: str, runs: pd.DataFrame) -> None:
+        self._num_done += 1
+        told = ", ".join(f"{title} {runs[name].mean():.3f}" for name, title in self._responses.items())
+        seconds = time.perf_counter() - self._began
+        seeds = "1 seed" if len(runs) == 1 else f"{len(runs)} seeds"
+        self._say(f"{condition}: {seeds} in {seconds:.0f} s: {told}")
+
+    def _say(self, text: str) -> None:
+        self._said = time.perf_counter()
+        self._console.print(f"{self._label}: {text}", markup=False, highlight=False, soft_wrap=True)

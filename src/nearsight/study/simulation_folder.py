@@ -1,0 +1,181 @@
+"""A simulation on disk.
+
+study.json       what was asked for: conditions with all their settings, and every cell; written first
+runs.csv         a row per cell that is done: its settings where conditions differ, its seed, what it gave
+<table>.csv      further tables of the simulation, such as curves: condition, seed and more
+provenance.json  code, libraries, machine and time of all runs
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from nearsight.errors import InputError
+from nearsight.files import check_output_folder, write_json, write_text
+from nearsight.study.simulation import RUNS, SCHEMA, Simulation, SimulationCell, flat
+
+DIGITS = "%.7g"
+"""Of numbers in tables: all that single precision has."""
+
+
+@dataclass(frozen=True, eq=False)
+class SimulationResults:
+    """The cells of a simulation that are done."""
+
+    name: str
+    scale: str
+    """full, or small: shrunk to test the path, and no result."""
+    responses: dict[str, str]
+    settings: dict[str, object]
+    """What all conditions share: dotted name → value."""
+    assumed: tuple[str, ...]
+    configs: dict[str, Any]
+    """Condition → all its settings, as JSON values."""
+    levels: dict[str, dict[str, object]]
+    """Condition → the settings that set it apart."""
+    cells: tuple[SimulationCell, ...]
+    """All that were asked for, done or not."""
+    tables: dict[str, pd.DataFrame]
+    """By name; each has the columns condition and seed. `runs` has a row per cell that is done."""
+
+    @property
+    def runs(self) -> pd.DataFrame:
+        return self.tables[RUNS]
+
+    @classmethod
+    def read(cls, folder: Path) -> "SimulationResults":
+        described = read_simulation(folder)
+        cells = tuple(SimulationCell(**cell) for cell in described["cells"])
+        tables = {path.stem: _read_table(path) for path in sorted(folder.glob("*.csv"))}
+        tables.setdefault(RUNS, pd.DataFrame(columns=["run", "condition", "seed"]))
+        return cls(
+            name=described["name"],
+            scale=described["scale"],
+            responses=described["responses"],
+            settings=described["settings"],
+            assumed=tuple(described["assumed"]),
+            configs=described["conditions"],
+            levels=described["levels"],
+            cells=cells,
+            tables=tables,
+        )
+
+
+class SimulationFolder:
+    """The files of one simulation."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def check(self, simulation: Simulation) -> None:
+        """Refuse a folder that is another study's, or that nothing can be written to; nothing is changed."""
+        check_output_folder(self.path)
+        if simulation.scale == "small" and "results" in self.path.resolve().parts:
+            raise InputError(f"{self.path} is for results, and a study at small scale has none; choose another --out")
+        if (self.path / "study.json").exists():
+            self._check_same(simulation)
+        elif (self.path / "runs.csv").exists():
+            raise InputError(f"{self.path} holds runs.csv but no study.json; choose another --out")
+
+    def claim(self, simulation: Simulation) -> None:
+        """Make the folder this simulation's, or find that it already is. Cells it has of other seeds stay."""
+        self.check(simulation)
+        described = simulation.to_json()
+        if (self.path / "study.json").exists():
+            held, order = read_simulation(self.path), list(simulation.conditions)
+            ours = {cell["run"] for cell in described["cells"]}
+            described["cells"] += [cell for cell in held["cells"] if cell["run"] not in ours]
+            described["cells"].sort(key=lambda cell: (order.index(cell["condition"]), cell["seed"]))
+            if held == described:
+                return
+        write_json(self.path / "study.json", described)
+
+    def done(self) -> set[str]:
+        """The cells that are in runs.csv."""
+        return set(SimulationResults.read(self.path).runs["run"]) if (self.path / "study.json").exists() else set()
+
+    def add(self, condition: str, cells: Sequence[SimulationCell], found: Mapping[str, pd.DataFrame]) -> None:
+        """Put what the cells of a condition gave beside what there is. runs.csv comes last: it says what is done."""
+        results = SimulationResults.read(self.path)
+        order = {(cell.condition, cell.seed): place for place, cell in enumerate(results.cells)}
+        runs = found[RUNS].assign(run=found[RUNS]["seed"].map({cell.seed: cell.run for cell in cells}))
+        for name, table in {**{name: table for name, table in found.items() if name != RUNS}, RUNS: runs}.items():
+            here = table.assign(condition=condition)
+            held = results.tables.get(name, here.iloc[:0])
+            known = held["condition"].eq(condition) & held["seed"].isin(here["seed"])
+            whole = pd.concat([each for each in (held[~known], here) if len(each)], ignore_index=True)
+            place = [order[key] for key in zip(whole["condition"], whole["seed"], strict=True)]
+            whole = whole.iloc[pd.Series(place).argsort(kind="stable")]
+            self._write_table(name, whole, results.levels)
+
+    def write_provenance(self, certificate: Mapping[str, Any]) -> None:
+        """Add the certificate of who just ran to those of who ran before."""
+        path = self.path / "provenance.json"
+        before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        told = {
+            what: [*(each for each in before.get(what, []) if each != value), value]
+            for what, value in certificate.items()
+        }
+        runs = SimulationResults.read(self.path).runs
+        write_json(path, {**told, "runs": len(runs), "wall_seconds": round(float(runs["wall_seconds"].sum()), 1)})
+
+    def _write_table(self, name: str, table: pd.DataFrame, levels: Mapping[str, Mapping[str, object]]) -> None:
+        first = ["condition"]
+        if name == RUNS:
+            varied = list(next(iter(levels.values())))
+            for each in varied:
+                table = table.assign(
+                    **{each: pd.Series([levels[label][each] for label in table["condition"]], table.index)}
+                )
+            first = ["run", "condition", *varied]
+        columns = [*first, "seed", *(each for each in table.columns if each not in (*first, "seed"))]
+        write_text(self.path / f"{name}.csv", table[columns].to_csv(index=False, float_format=DIGITS))
+
+    def _check_same(self, simulation: Simulation) -> None:
+        """Name, scale, conditions and all settings must be the same; seeds may be others."""
+        held, asked = read_simulation(self.path), simulation.to_json()
+        for what in ("name", "scale"):
+            if held[what] != asked[what]:
+                words = f"{what}: {held[what]} there, {asked[what]} here"
+                raise InputError(f"{self.path} holds another study ({words}); choose another --out")
+        there, here = flat(held["conditions"]), flat(asked["conditions"])
+        for name in dict.fromkeys((*there, *here)):
+            if there.get(name) != here.get(name):
+                words = f"{name}: {there.get(name)} there, {here.get(name)} here"
+                raise InputError(f"{self.path} holds this study with other settings ({words}); choose another --out")
+
+
+def is_simulation(folder: Path) -> bool:
+    """Whether the folder's study.json describes a simulation, and not a study of trainings."""
+    try:
+        described = json.loads((folder / "study.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(described, dict) and described.get("kind") == "simulation"
+
+
+def read_simulation(folder: Path) -> dict[str, Any]:
+    """What study.json says of a simulation."""
+    path = folder / "study.json"
+    if not is_simulation(folder):
+        raise InputError(f"{folder} holds no simulation: its study.json is missing, damaged or of another kind")
+    described: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    if described.get("schema") != SCHEMA:
+        raise InputError(f"{path} has schema {described.get('schema')}, but this nearsight reads {SCHEMA}")
+    missing = {"name", "scale", "responses", "settings", "assumed", "conditions", "levels", "cells"} - set(described)
+    if missing:
+        raise InputError(f"{path} is damaged: it does not say its {', '.join(sorted(missing))}")
+    return described
+
+
+def _read_table(path: Path) -> pd.DataFrame:
+    try:
+        frame = pd.read_csv(path, dtype={"run": str, "condition": str})
+        frame[["condition", "seed"]]
+    except (KeyError, ValueError) as error:  # pandas' own errors are ValueErrors
+        raise InputError(f"{path} is damaged: {' '.join(str(error).split())}") from error
+    return frame

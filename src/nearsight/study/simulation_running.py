@@ -1,0 +1,108 @@
+"""A simulation from start to finish: what is missing is done, condition by condition."""
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pandas as pd
+import torch
+
+from nearsight.errors import InputError
+from nearsight.files import output_folder
+from nearsight.study.lock import Locks
+from nearsight.study.simulation import RUNS, Simulation, SimulationCell
+from nearsight.study.simulation_folder import SimulationFolder
+from nearsight.train import Stop, StoppedError
+from nearsight.train.provenance import provenance
+
+_LOCK = "simulation"
+
+
+class SimulationListener:
+    """Told what happens while a simulation runs; the default listens to nothing."""
+
+    def planned(self, cells: Sequence[SimulationCell], missing: Sequence[SimulationCell]) -> None:
+        """These are the cells, and those of them that are not done yet."""
+
+    def started(self, condition: str, cells: Sequence[SimulationCell]) -> None:
+        """These are computed next, together."""
+
+    def heard(self, condition: str, share: float) -> None:
+        """So much of the condition is done, from 0 to 1."""
+
+    def finished(self, condition: str, runs: pd.DataFrame) -> None:
+        """What its cells gave."""
+
+
+class SimulationStoppedError(StoppedError):
+    """It ended because that was wished for; the conditions that were done are on disk."""
+
+    def __init__(self, by: str) -> None:
+        self.by = by
+        Exception.__init__(self, f"stopped by {by}; whole conditions are kept, and the same command continues")
+
+
+def run_simulation(
+    simulation: Simulation,
+    path: Path,
+    *,
+    device: torch.device | str = "cpu",
+    listener: SimulationListener | None = None,
+    stop: Stop | None = None,
+) -> SimulationFolder:
+    """Run what is missing of a simulation in the folder `path`. A condition is written when all its seeds are done."""
+    folder, listener, stop = SimulationFolder(path), listener or SimulationListener(), stop or Stop()
+    folder.check(simulation)
+    output_folder(path)
+    with _alone(path):
+        folder.claim(simulation)
+        done = folder.done()
+        missing = [cell for cell in simulation.cells if cell.run not in done]
+        listener.planned(simulation.cells, missing)
+        certificate = provenance(torch.device(device)) if missing else {}
+        for condition in dict.fromkeys(cell.condition for cell in missing):
+            cells = [cell for cell in missing if cell.condition == condition]
+            listener.started(condition, cells)
+            with stop.heeded():
+                found = _run_condition(simulation, cells, torch.device(device), listener, stop)
+            folder.add(condition, cells, found)
+            folder.write_provenance(certificate)
+            listener.finished(condition, found[RUNS])
+    return folder
+
+
+def _run_condition(
+    simulation: Simulation,
+    cells: Sequence[SimulationCell],
+    device: torch.device,
+    listener: SimulationListener,
+    stop: Stop,
+) -> dict[str, pd.DataFrame]:
+    condition, began = cells[0].condition, time.perf_counter()
+
+    def heard(share: float) -> None:
+        if stop.by is not None:
+            raise SimulationStoppedError(stop.by)
+        listener.heard(condition, share)
+
+    found = dict(simulation.simulate(simulation.conditions[condition], [cell.seed for cell in cells], device, heard))
+    seconds = (time.perf_counter() - began) / len(cells)  # its share, since all seeds were computed together
+    return {**found, RUNS: found[RUNS].assign(wall_seconds=round(seconds, 2))}
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Nobody else writes to the folder meanwhile."""
+    place = path / "locks"
+    with Locks(place).kept_alive() as locks:
+        if not locks.take(_LOCK):
+            holder = locks.holder(_LOCK)
+            who = holder.name if holder else "somebody"
+            raise InputError(f"{path} is being written to by {who}; wait until that is done, or choose another --out")
+        try:
+            yield
+        finally:
+            locks.clear(_LOCK)
+            with suppress(OSError):  # somebody may already wait for it
+                place.rmdir()
