@@ -66,7 +66,7 @@ def association_sweep(*, seeds: int = 10) -> Simulation:
     """How many sets, how large, how rare, how noisy, from how many samples: where is association found? (S3)
 
     Run     nearsight study run association-sweep
-    Cost    210 cells; one core: 4 minutes
+    Cost    190 cells; one core: 4 minutes
     Result  found from 2,000 to 4,000 samples on, for q up to ln(d)/D, for up to 5 sets
             -> results/spatial-structure/association-sweep
     """
