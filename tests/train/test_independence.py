@@ -10,6 +10,7 @@ from torch import Tensor
 from nearsight.augment import CutMix
 from nearsight.data import Dataset
 from nearsight.models import ModelConfig
+from nearsight.recipes.demo import demo_runs
 from nearsight.train import DataConfig, RunConfig, baseline, modern
 from nearsight.train.engine import Stack
 from nearsight.train.runner import load_data
@@ -71,7 +72,7 @@ def test_a_cell_does_not_notice_its_neighbours_on_a_gpu(monkeypatch: pytest.Monk
 
 @pytest.mark.gpu
 def test_accuracies_in_bfloat16_differ_no_more_than_seeds_do() -> None:
-    together, alone = bfloat16_accuracies(num_seeds=8, num_epochs=10)
+    together, alone = bfloat16_accuracies(num_seeds=8)
     differences = together - alone
     standard_error = differences.std() / len(differences) ** 0.5
     assert alone.mean() > 0.3, "models that have not learned anything say nothing"
@@ -80,12 +81,11 @@ def test_accuracies_in_bfloat16_differ_no_more_than_seeds_do() -> None:
     assert differences.abs().mean() < 2 * alone.std()
 
 
-def bfloat16_accuracies(num_seeds: int, num_epochs: int) -> tuple[Tensor, Tensor]:
-    """Validation accuracies after training on a GPU in one stack, and one by one."""
-    data = DataConfig(name="shapes", num_train=5000, num_test=20)
-    protocol = dataclasses.replace(baseline(), max_epochs=num_epochs, warmup_epochs=2, batch_size=64, lr=5e-4)
-    configs = [RunConfig(data=data, protocol=protocol, seed=seed, precision="bf16") for seed in range(num_seeds)]
-    dataset = load_data(data)
+def bfloat16_accuracies(num_seeds: int) -> tuple[Tensor, Tensor]:
+    """Validation accuracies of the demo's model after training on a GPU in one stack, and one by one."""
+    config = dataclasses.replace(demo_runs()["without CutMix"], precision="bf16")
+    configs = [dataclasses.replace(config, seed=seed) for seed in range(num_seeds)]
+    dataset, num_epochs = load_data(config.data), config.protocol.max_epochs
 
     def accuracies(cells: list[RunConfig]) -> list[float]:
         stack = Stack.start(cells, dataset, torch.device("cuda"))

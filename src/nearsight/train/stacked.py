@@ -95,15 +95,24 @@ def _one_after_the_other(model: nn.Module, weights_K: Weights, images_KBCHW: Ten
     outputs = []
     # Taken apart by one operation, whose gradient is put together by one, too.
     parts = {name: weight.unbind() for name, weight in weights_K.items()}
+    learned = {name for name, _ in model.named_parameters()}
     for k, images_BCHW in enumerate(images_KBCHW):
-        weights = {name: _laid_out(part[k]) for name, part in parts.items()}
+        weights = {name: _laid_out(part[k]) if name in learned else part[k] for name, part in parts.items()}
         outputs.append(functional_call(model, weights, (images_BCHW,)))
     return torch.stack(outputs)
 
 
 def _laid_out(weight: Tensor) -> Tensor:
-    """Convolutions with channels last, which a GPU is faster at; their inputs follow them."""
-    return weight.contiguous(memory_format=torch.channels_last) if weight.is_cuda and weight.dim() == 4 else weight
+    """Convolutions with channels last, which a GPU is faster at; their inputs follow them.
+
+    A weight lies where those before it end, also at an address that is no multiple of 16 bytes, and some of the
+    libraries' kernels read that many at once ("misaligned address"); such a one is copied to where they may.
+    """
+    if not weight.is_cuda:
+        return weight
+    if weight.dim() == 4:
+        weight = weight.contiguous(memory_format=torch.channels_last)
+    return weight if weight.data_ptr() % 16 == 0 else weight.clone()
 
 
 def _all_at_once(model: nn.Module, weights_K: Weights, images_KBCHW: Tensor) -> Tensor:

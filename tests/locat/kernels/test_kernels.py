@@ -75,7 +75,7 @@ def test_against_float64(case: Any, memory: Any) -> None:
     assert [grad.dtype for grad in grads] == [case.dtype] * 3 + [F32] * 2
     assert all(rows.transpose(1, 2).is_contiguous() for rows in (out, *grads[:3]))
     tolerance = TOLERANCE[case.dtype] * (case.sharpness if case.dtype == F32 else 1)  # the error is that of logits
-    assert_all_near((out, grads), reference(inputs, case.geometry, out_grad), tolerance)
+    assert_all_near((out, grads), reference(inputs, case.geometry, out_grad), out_grad, tolerance)
 
 
 @pytest.mark.parametrize(("grid", "tiles"), TILINGS)
@@ -83,7 +83,8 @@ def test_any_tiles(grid: Grid, tiles: Tiling, memory: Any, monkeypatch: pytest.M
     monkeypatch.setattr(launch, "tiling_of", lambda *_: tiles)
     case = Case(grid, 16)
     inputs, out_grad = make_inputs(case, 1, 1, memory.normal)
-    assert_all_near(run(inputs, case.geometry, out_grad), reference(inputs, case.geometry, out_grad), TOLERANCE[F32])
+    expected = reference(inputs, case.geometry, out_grad)
+    assert_all_near(run(inputs, case.geometry, out_grad), expected, out_grad, TOLERANCE[F32])
 
 
 @pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
@@ -96,7 +97,8 @@ def test_as_an_operation_of_torch(dtype: torch.dtype, device: torch.device) -> N
     grads = Inputs(*torch.autograd.grad(out.sum(), inputs))
     assert out.dtype == dtype
     assert out.transpose(1, 2).is_contiguous()
-    assert_all_near((out, grads), reference(inputs, case.geometry, torch.ones_like(out)), TOLERANCE[dtype])
+    out_grad = torch.ones_like(out)
+    assert_all_near((out, grads), reference(inputs, case.geometry, out_grad), out_grad, TOLERANCE[dtype])
 
 
 def test_without_strength_it_is_plain_attention(device: torch.device) -> None:
@@ -129,7 +131,8 @@ def test_one_token_has_by_far_the_largest_logits(token: int, memory: Any) -> Non
     inputs.query_BHNd[:] = (60 / 16 / case.geometry.scale) ** 0.5
     inputs.key_BHNd[:] = -inputs.query_BHNd
     inputs.key_BHNd[:, :, token] *= -1
-    assert_all_near(run(inputs, case.geometry, out_grad), reference(inputs, case.geometry, out_grad), TOLERANCE[F32])
+    expected = reference(inputs, case.geometry, out_grad)
+    assert_all_near(run(inputs, case.geometry, out_grad), expected, out_grad, TOLERANCE[F32])
 
 
 def test_a_stack_of_batches_is_one_batch(device: torch.device) -> None:
