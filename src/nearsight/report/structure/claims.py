@@ -13,9 +13,10 @@ from nearsight.report.structure.numbers import patches_of, runs_of
 from nearsight.report.structure.sweep import BASE, sweep_line
 from nearsight.report.structure.tables import times_in_words
 from nearsight.report.structure.transfer import (
+    BESIDE,
     KEPT,
     KEPT_LONG,
-    SCRATCH,
+    KEPT_NOISY,
     advantage,
     fewer_times,
     samples_needed,
@@ -164,7 +165,7 @@ def _transfer() -> tuple[StructureClaim, ...]:
         def judge(results: SimulationResults) -> Finding:
             target = target_accuracy(results)
             times = fewer_times(results, way, target)
-            kept, scratch = (samples_needed(results, each, target) for each in (way, SCRATCH))
+            kept, scratch = (samples_needed(results, each, target) for each in (way, BESIDE[way]))
             words = (
                 f"for {percent(target)} %: {kept.in_words()} with the attention kept, {scratch.in_words()} from "
                 f"scratch; {times_in_words(times.mean, times.low, times.high)} times fewer"
@@ -186,8 +187,10 @@ def _transfer() -> tuple[StructureClaim, ...]:
     return (
         fewer(KEPT, "A model that knows the sets learns a new feature from fewer samples than one that does not"),
         fewer(KEPT_LONG, "Also if v is trained for as many steps as from scratch"),
+        fewer(KEPT_NOISY, "Also in more noise, where the feature itself takes many samples"),
         everywhere(KEPT, "Knowing the sets helps at any number of samples"),
         everywhere(KEPT_LONG, "Also if v is trained for as many steps as from scratch"),
+        everywhere(KEPT_NOISY, "Also in more noise"),
     )
 
 

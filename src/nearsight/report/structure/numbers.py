@@ -92,6 +92,10 @@ def notes_of(results: SimulationResults) -> tuple[str, ...]:
     missing = [cell for cell in results.cells if cell.run not in done]
     if missing:
         notes.append(f"{len(missing)} of {len(results.cells)} cells are not done yet.")
+    diverged = results.runs[results.runs["test_acc"].isna()]
+    if len(diverged):
+        seeds = ", ".join(f"{row.condition} (seed {row.seed})" for row in diverged.itertuples())
+        notes.append(f"Diverged, and left out of the means of accuracy and risk: {seeds}.")
     shown = [f"{name} = {results.settings[name]}" for name in results.assumed if results.settings.get(name) is not None]
     if shown:
         notes.append(f"*Assumed* (the paper does not report them): {', '.join(shown)}.")

@@ -14,7 +14,7 @@ from nearsight.report.structure.numbers import (
     share_in_words,
     share_interval,
 )
-from nearsight.report.structure.transfer import SCRATCH, WAYS, accuracies, fewer_times, samples_needed, target_accuracy
+from nearsight.report.structure.transfer import BESIDE, WAYS, accuracies, fewer_times, samples_needed, target_accuracy
 from nearsight.report.study.table import MISSING, Table, percent, rounded, with_interval
 from nearsight.study.simulation_folder import SimulationResults
 from nearsight.study.statistics import mean_interval
@@ -26,7 +26,9 @@ def conditions_table(results: SimulationResults) -> Table:
     for condition in conditions_of(results):
         runs = runs_of(results, condition)
         exact = share_interval(runs["exact"])
-        means = {name: mean_interval(runs[name]) for name in ("associated", "rand_index", "test_acc", "test_risk")}
+        means = {
+            name: mean_interval(runs[name].dropna()) for name in ("associated", "rand_index", "test_acc", "test_risk")
+        }
         steps = {name: median_or_none(runs[name]) for name in ("exact_from", "phase_2", "phase_3")}
         best = {name: float(runs[name].iloc[0]) for name in ("best_acc", "best_risk")}
         numbers.append(
@@ -91,9 +93,9 @@ def transfer_table(results: SimulationResults) -> Table:
         shown.append({"samples": f"{size:,}", **cells})
     needed = {way: samples_needed(results, way, target) for way in WAYS}
     shown.append({"samples": f"needed for {percent(target)} %", **{WAYS[w]: n.in_words() for w, n in needed.items()}})
-    ratios = {way: fewer_times(results, way, target) for way in WAYS if way != SCRATCH}
+    ratios = {way: fewer_times(results, way, target) for way in BESIDE}
     times = {WAYS[way]: times_in_words(r.mean, r.low, r.high) for way, r in ratios.items()}
-    shown.append({"samples": "times fewer than from scratch", WAYS[SCRATCH]: MISSING, **times})
+    shown.append({"samples": "times fewer than from scratch", **dict.fromkeys(WAYS.values(), MISSING), **times})
     return Table(
         name="transfer",
         title=f"{results.name}: test accuracy on a new feature",

@@ -6,23 +6,36 @@ import numpy as np
 import pandas as pd
 
 from nearsight.errors import InputError
-from nearsight.report.structure.numbers import conditions_of
+from nearsight.report.structure.numbers import conditions_of, patches_of
 from nearsight.study.simulation_folder import SimulationResults
 from nearsight.study.statistics import MeanInterval, mean_interval
 from nearsight.train.structure.phases import NEAR
 
 SCRATCH, KEPT, KEPT_LONG = "scratch", "kept", "kept long"
+SCRATCH_NOISY, KEPT_NOISY = "scratch noisy", "kept noisy"
 WAYS = {
     SCRATCH: "from scratch: A and v learned",
     KEPT: "A kept, v learned",
     KEPT_LONG: "A kept, v learned for as long as from scratch",
+    SCRATCH_NOISY: "from scratch, more noise",
+    KEPT_NOISY: "A kept, more noise",
 }
 """How v comes to its feature, as conditions are called before their number of samples, and in words."""
+BESIDE = {KEPT: SCRATCH, KEPT_LONG: SCRATCH, KEPT_NOISY: SCRATCH_NOISY}
+"""What is compared with what."""
 
 
 def target_accuracy(results: SimulationResults) -> float:
     """Within a point of the best possible."""
     return float(results.runs["best_acc"].iloc[0]) - NEAR
+
+
+def noise_of(results: SimulationResults, way: str) -> float:
+    """Its σ."""
+    conditions = [condition for condition in conditions_of(results) if condition.rpartition(" ")[0] == way]
+    if not conditions:
+        raise InputError(f"no seed of {way} is done")
+    return patches_of(results, conditions[0]).noise_std
 
 
 def accuracies(results: SimulationResults, way: str) -> pd.DataFrame:
@@ -85,14 +98,14 @@ def fewer_times(results: SimulationResults, way: str, accuracy: float) -> MeanIn
     A seed that needs more than was tried from scratch counts with the most that was tried, which favours scratch. Where
     one needs more than that with `way`, there is no answer: NaN.
     """
-    scratch, ours = samples_needed(results, SCRATCH, accuracy), samples_needed(results, way, accuracy)
+    scratch, ours = samples_needed(results, BESIDE[way], accuracy), samples_needed(results, way, accuracy)
     ratio = (scratch.samples.clip(upper=scratch.most) / ours.samples).dropna()
     return _geometric(ratio)
 
 
 def advantage(results: SimulationResults, way: str) -> dict[int, MeanInterval]:
     """Test accuracy of `way` minus that from scratch, within seeds, by the number of samples."""
-    ours, scratch = accuracies(results, way), accuracies(results, SCRATCH)
+    ours, scratch = accuracies(results, way), accuracies(results, BESIDE[way])
     return {int(str(size)): mean_interval(row.dropna()) for size, row in (ours - scratch).dropna(how="all").iterrows()}
 
 

@@ -70,7 +70,8 @@ class StructureRun:
     feature: int = 0
     """Which feature of the seed the data carry; another number is another feature on the same sets."""
     kept_from: int = 0
-    """Start with the attention that so many samples of feature 0 taught on the same sets; 0: from scratch."""
+    """Start with the attention that feature 0 taught on the same sets, with so many fresh samples a step; 0: with none
+    learned."""
 
     def __post_init__(self) -> None:
         check_at_least("feature", self.feature, 0)
@@ -81,4 +82,5 @@ class StructureRun:
     @property
     def before(self) -> "StructureRun":
         """The run that learns the attention to keep."""
-        return StructureRun(data=self.data, model=self.model, descent=Descent(num_samples=self.kept_from))
+        descent = Descent(samples="fresh", num_samples=self.kept_from)
+        return StructureRun(data=self.data, model=self.model, descent=descent)

@@ -63,10 +63,10 @@ def _descend(run: StructureRun, seed_S: Tensor, attention_SDD: Tensor | None, he
         if step % descent.record_every == 0 or step == descent.steps:
             tracker.record(step, weights, found.risk_S, performance(weights, run.model, tested))
         if step < descent.steps:
-            weights = Weights(
-                weights.attention_SDD - descent.attention_lr * found.attention_SDD,
-                weights.v_Sd - descent.feature_lr * found.v_Sd,
-            )
+            weights = weights._replace(v_Sd=weights.v_Sd - descent.feature_lr * found.v_Sd)
+            if descent.attention_lr:  # else it stays as it is, even where v's gradient has overflown
+                moved_SDD = weights.attention_SDD - descent.attention_lr * found.attention_SDD
+                weights = weights._replace(attention_SDD=moved_SDD)
             heard((step + 1) / descent.steps)
     return Descended(first, weights, tracker.curves(seed_S.tolist()))
 
