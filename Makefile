@@ -5,8 +5,9 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 # A process per core, each with one thread: threads of several would wait for each other.
 BESIDE := --numprocesses auto --maxprocesses 8 --dist loadfile
+QUICK := not slow and not gpu and not browser and not faults
 
-.PHONY: help setup demo test lint coverage test-slow test-gpu test-wheel coverage-table format clean
+.PHONY: help setup demo test lint coverage test-slow test-gpu test-browser test-faults test-wheel audit coverage-table format clean
 
 help:
 	@echo "make demo        train a small ViT with and without CutMix and look at its attention (3 minutes)"
@@ -14,6 +15,9 @@ help:
 	@echo "make coverage    the tests once more, and how much of the code they reach"
 	@echo "make test-slow   tests marked slow"
 	@echo "make test-gpu    tests that need a CUDA device"
+	@echo "make test-browser  the page in headless Chromium, which is installed from Debian's packages where it is missing"
+	@echo "make test-faults   kills, damaged files, full disks and a real Ray cluster (up to 15 minutes)"
+	@echo "make audit       known vulnerabilities of what is installed"
 	@echo "make test-wheel  build the wheel, install it into an empty environment and run its demo"
 	@echo "make coverage-table  check every timm family again and write docs/coverage.md"
 	@echo "make format      let ruff format and fix"
@@ -35,12 +39,12 @@ lint: $(READY)
 	$(BIN)/mypy
 
 test: lint
-	OMP_NUM_THREADS=1 $(BIN)/pytest $(BESIDE) -m "not slow and not gpu"
+	OMP_NUM_THREADS=1 $(BIN)/pytest $(BESIDE) -m "$(QUICK)"
 
 # Apart from the tests, because it makes them a third slower.
 coverage: $(READY)
 	$(BIN)/coverage erase
-	OMP_NUM_THREADS=1 $(BIN)/coverage run -m pytest $(BESIDE) -m "not slow and not gpu"
+	OMP_NUM_THREADS=1 $(BIN)/coverage run -m pytest $(BESIDE) -m "$(QUICK)"
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report --fail-under=90
 
@@ -49,6 +53,21 @@ test-slow: $(READY)
 
 test-gpu: $(READY)
 	$(BIN)/pytest -m gpu
+
+test-browser: $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[browser]'
+	command -v chromium > /dev/null || apt-get install --quiet --yes --no-install-recommends chromium
+	$(BIN)/pytest -m browser
+
+test-faults: $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[ray]'
+	OMP_NUM_THREADS=1 $(BIN)/pytest $(BESIDE) -m faults
+
+audit: $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check pip-audit
+	mkdir -p build
+	$(BIN)/python -m pip freeze --exclude-editable | sed 's/+[^ ;]*//' > build/audit.txt
+	$(BIN)/pip-audit --strict --no-deps --disable-pip --progress-spinner off --requirement build/audit.txt
 
 test-wheel: $(READY)
 	rm -rf build/wheel && mkdir -p build/wheel

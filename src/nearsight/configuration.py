@@ -1,7 +1,9 @@
 """Frozen dataclass configs to JSON and back, strictly: unknown fields and wrong types are named."""
 
 import ast
+import contextlib
 import dataclasses
+import functools
 import inspect
 import itertools
 import math
@@ -119,26 +121,46 @@ def _decode_dataclass(kind: Any, value: Any, where: str) -> Any:
         raise InputError(f"{where or 'the config'} is {value!r}, but must be an object with named fields")
     fields = dict(value)
     if kind in _families:
-        if "name" not in fields:
+        if not isinstance(fields.get("name"), str):
             raise InputError(f"{where or 'the config'} has no 'name'")
         kind = _families[kind](fields.pop("name"))
-    hints = typing.get_type_hints(kind)
+    hints = _type_hints(kind)
     known = {field.name for field in dataclasses.fields(kind)}
     for name in fields:
         if name not in known:
             raise InputError(f"{_join(where, name)} is not a setting this version knows")
+    for field in dataclasses.fields(kind):
+        required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+        if required and field.name not in fields:
+            raise InputError(f"{_join(where, field.name)} is missing")
     return kind(**{name: _decode(hints[name], item, _join(where, name)) for name, item in fields.items()})
+
+
+@functools.cache
+def _type_hints(kind: type) -> dict[str, Any]:
+    """Remembered, for a study reads the configs of thousands of runs."""
+    return typing.get_type_hints(kind)
 
 
 def _decode_scalar(kind: Any, value: Any, where: str) -> Any:
     if kind is Path and isinstance(value, str):
         return Path(value)
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if kind is float and is_number and math.isfinite(value):
-        return float(value)
-    if type(value) is kind and kind in (int, str, bool):
+    with contextlib.suppress(OverflowError):  # of a whole number that no float can hold
+        if kind is float and is_number and math.isfinite(value):
+            return float(value)
+    if type(value) is kind and (kind in (int, bool) or (kind is str and _is_text(value))):
         return value
     raise InputError(f"{where or 'value'} is {value!r}, but must be {_in_words(kind)}")
+
+
+def _is_text(value: str) -> bool:
+    """JSON can hold halves of characters, which no file can."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _in_words(kind: Any) -> str:

@@ -211,6 +211,9 @@ def test_measuring_a_run_again_keeps_its_time_course(whole: RunFolder, capsys: p
     rows = json.loads(capsys.readouterr().out)["heads"]
     assert {row["epoch"] for row in rows} == {whole.read_result()["best_epoch"]}
     whole.heads.write_text("not a table")
+    assert main(["measure", str(whole.path), "--device", "cpu", "--json"]) == 2
+    assert "heads.csv is damaged, or was changed" in capsys.readouterr().err
+    (whole.path / "checksums.json").unlink()  # as earlier versions left it: what is no table is made anew
     assert main(["measure", str(whole.path), "--device", "cpu", "--json"]) == 0
     assert set(pd.read_csv(whole.heads)["epoch"]) == {whole.read_result()["best_epoch"]}
     whole.heads.write_bytes(before)

@@ -81,6 +81,7 @@ def test_a_run_folder_holds_what_the_contract_says(tmp_path: Path) -> None:
         "heads.csv",
         "layers.csv",
         "result.json",
+        "checksums.json",
         "provenance.json",
     }
     history = pd.read_csv(folder.path / "history.csv")

@@ -2,14 +2,9 @@
 
 import dataclasses
 import json
-import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-import torch
-import torch.distributed
 
 from nearsight.commands.dino_progress import DinoProgress
 from nearsight.commands.options import Common, parse
@@ -17,6 +12,7 @@ from nearsight.commands.signals import stoppable
 from nearsight.recipes.dino import PRETRAININGS
 from nearsight.train import Stop
 from nearsight.train.dino import DinoConfig, pretrain
+from nearsight.train.processes import TIMEOUT, Processes, together
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +21,8 @@ class DinoOptions(Common, DinoConfig):
 
     checkpoint_every: int = 1
     """Epochs between checkpoints; a kill costs those since the last one, SIGINT and SIGTERM cost none."""
+    timeout: float = TIMEOUT
+    """Seconds that one of several processes (torchrun) waits for the others before it takes them for lost."""
     out: Path | None = None
     """Run folder; runs/… by default."""
 
@@ -49,16 +47,18 @@ def main(name: str, arguments: Sequence[str]) -> int:
 
 
 def _pretrain(options: DinoOptions, out: Path, stop: Stop) -> int:
-    with _together(options.torch_device) as (device, is_first), DinoProgress(out.name, silent=not is_first) as progress:
-        folder = pretrain(
-            options.config,
-            out,
-            device=device,
-            data_dir=options.data_dir,
-            listener=progress,
-            stop=stop,
-            checkpoint_every=options.checkpoint_every,
-        )
+    with together(options.torch_device, timeout=options.timeout) as device:
+        is_first = Processes.joined().is_first
+        with DinoProgress(out.name, silent=not is_first) as progress:
+            folder = pretrain(
+                options.config,
+                out,
+                device=device,
+                data_dir=options.data_dir,
+                listener=progress,
+                stop=stop,
+                checkpoint_every=options.checkpoint_every,
+            )
     if not is_first:
         return 0
     result = folder.run.read_result()
@@ -71,19 +71,3 @@ def _pretrain(options: DinoOptions, out: Path, stop: Stop) -> int:
             f"nearsight probe knn {folder.path} says what it is worth"
         )
     return 0
-
-
-@contextmanager
-def _together(device: torch.device) -> Iterator[tuple[torch.device, bool]]:
-    """This process's device, and whether it is the first, among those that torchrun started, if it did."""
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
-        yield device, True
-        return
-    if device.type == "cuda":
-        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-        torch.cuda.set_device(device)
-    torch.distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
-    try:
-        yield device, torch.distributed.get_rank() == 0
-    finally:
-        torch.distributed.destroy_process_group()

@@ -1,11 +1,14 @@
 """`nearsight train RECIPE`: any field of the recipe's config can be set from the command line."""
 
+import contextlib
 import dataclasses
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_type_hints
 
+import torch
 import tyro
 
 from nearsight.augment import AUGMENTATIONS
@@ -17,12 +20,14 @@ from nearsight.configuration import field_docs
 from nearsight.errors import InputError, unknown_name
 from nearsight.recipes import RUNS
 from nearsight.recipes.dino import PRETRAININGS
-from nearsight.train import ASSUMED, PROTOCOLS, Protocol, RunConfig, Stop, train_run
+from nearsight.train import ASSUMED, PROTOCOLS, Protocol, RunConfig, RunFolder, Stop, train_run
+from nearsight.train.processes import TIMEOUT, Processes, together
 
 _CHECKPOINT_HELP = (
     "Epochs between checkpoints; a kill costs those since the last one, SIGINT and SIGTERM cost none. "
     "It changes no number."
 )
+_TIMEOUT_HELP = "Seconds that one of several processes (torchrun) waits for the others before it takes them for lost."
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -53,26 +58,50 @@ def main(arguments: Sequence[str]) -> int:
 
 def _train(config: RunConfig, out: Path, options: Any, stop: Stop) -> int:
     common = Common(device=options.device, data_dir=options.data_dir, json=options.json)
-    with TrainingProgress(out.name) as progress:
-        folder = train_run(
-            config,
-            out,
-            device=common.torch_device,
-            data_dir=common.data_dir,
-            listener=progress,
-            stop=stop,
-            checkpoint_every=options.checkpoint_every,
-        )
+    with together(common.torch_device, timeout=options.timeout) as device:
+        processes = Processes.joined()
+        if processes.is_first:
+            _say_how(config.protocol, processes, out.name)
+        with TrainingProgress(out.name) if processes.is_first else contextlib.nullcontext() as progress:
+            folder = train_run(
+                config,
+                out,
+                device=device,
+                data_dir=common.data_dir,
+                listener=progress,
+                stop=stop,
+                checkpoint_every=options.checkpoint_every,
+            )
+    if not processes.is_first:
+        return 0
     result = folder.read_result()
+    page = None if result["min_mad"] is None else _write_page(folder, common, device)
     if common.json:
         print(json.dumps({"folder": str(folder.path), **result}))
     else:
         print(
             f"{folder.path}: test accuracy {result['test_acc']:.2%} (best epoch {result['best_epoch']} of "
-            f"{result['epochs']}), {most_local_head(result)}"
-            + ("" if result["min_mad"] is None else f"; nearsight measure {folder.path} draws it")
+            f"{result['epochs']}), {most_local_head(result)}" + (f"; page: {page}" if page else "")
         )
     return 0
+
+
+def _write_page(folder: RunFolder, common: Common, device: torch.device) -> Path:
+    from nearsight.commands.exploring import explorer_of_runs
+    from nearsight.report.page.folders import write_folder_page
+
+    runs = {folder.path.resolve().name: folder.path}
+    return write_folder_page(folder.path, explorer=explorer_of_runs(runs, data_dir=common.data_dir, device=device))
+
+
+def _say_how(protocol: Protocol, processes: Processes, label: str) -> None:
+    """What an ordinary run need not say: how a batch is shared, and what became of the learning rate."""
+    batch = f"batches of {protocol.batch_size} images"
+    if processes.num > 1:
+        batch += f" over {processes.num} processes"
+    elif protocol.lr_scaling == "none":
+        return
+    print(f"{label}: {batch}, peak learning rate {protocol.peak_lr:g}", file=sys.stderr, flush=True)
 
 
 def _help() -> str:
@@ -84,7 +113,8 @@ def _help() -> str:
         "usage: nearsight train RECIPE [--protocol NAME] [OPTIONS]\n\n"
         f"{listed}\n\n--protocol is for training with labels; dino-… recipes have one of their own.\n"
         "nearsight train RECIPE --help shows every setting of a recipe with its default.\n"
-        "A run that was stopped (SIGINT, SIGTERM) or killed continues when the same command is given again."
+        "A run that was stopped (SIGINT, SIGTERM) or killed continues when the same command is given again.\n"
+        "Several GPUs: torchrun --nproc-per-node N -m nearsight train RECIPE …; the batch is that of all together."
     )
 
 
@@ -122,6 +152,11 @@ def _options(start: RunConfig, protocol: str) -> type[Any]:
             "checkpoint_every",
             Annotated[int, tyro.conf.arg(help=_CHECKPOINT_HELP)],
             dataclasses.field(default=1),
+        ),
+        (
+            "timeout",
+            Annotated[float, tyro.conf.arg(help=_TIMEOUT_HELP)],
+            dataclasses.field(default=TIMEOUT),
         ),
         (
             "out",

@@ -1,5 +1,6 @@
 """Unpacking archives that were downloaded: nothing may land outside the folder, and no link may lead out of it."""
 
+import errno
 import tarfile
 import zipfile
 from collections.abc import Callable
@@ -53,5 +54,9 @@ def unpack_archive(archive: Path, into: Path) -> None:
         for name in names:
             _check_member(archive, name)
         unpack(into)
-    except (zipfile.BadZipFile, tarfile.TarError, EOFError) as error:
+    except InputError:
+        raise
+    except Exception as error:  # zipfile, tarfile, gzip and zlib raise many kinds for a damaged one
+        if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
+            raise  # the disk's
         raise InputError(f"{archive} is damaged: {error}; get it again") from error

@@ -1,7 +1,8 @@
 """Decoded once, mapped ever after: one file of raw uint8 pixels per data set, in the user's cache folder.
 
-The file holds train pixels, test pixels, train labels and test labels, then a JSON record, its length and a magic
-word. The record comes last because counts and digest are known last; pixels come first so that they are aligned.
+The file holds train pixels, test pixels, train labels and test labels, then a JSON record with a sum of its own, its
+length and a magic word. The record comes last because counts and digest are known last; pixels come first so that they
+are aligned.
 
 Opening must not read a gigabyte, yet must not trust a changed file. So the writer sets the file's modification time to
 one noted in the record: as long as it is still there the file is taken as it is, else its sha256 is computed once.
@@ -25,9 +26,9 @@ from nearsight.data.dataset import ImageSet, fingerprint
 from nearsight.data.locations import user_cache_folder
 from nearsight.data.source import Source
 from nearsight.errors import InputError
-from nearsight.files import canonical_hash, replacing
+from nearsight.files import canonical_hash, remove_remains, replacing
 
-VERSION = 2
+VERSION = 3
 """Raise it whenever decoding or this layout changes: caches of other versions are made anew."""
 
 _MAGIC = b"nearsght"
@@ -169,12 +170,19 @@ def _read_record(path: Path) -> _Record:
             fields = json.loads(file.read(length))
             if fields["version"] != VERSION:
                 raise _UnusableError(f"it has version {fields['version']}, and this nearsight writes {VERSION}")
+            if fields.pop("seal") != _seal_of(fields):
+                raise _UnusableError("it is damaged")
             record = _Record(**fields)
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise _UnusableError("it is damaged") from error
     if record.content_bytes != size - tail - length:
         raise _UnusableError("it is damaged")
     return record
+
+
+def _seal_of(fields: dict[str, object]) -> str:
+    """The record's own sum: that of the content does not notice other class names."""
+    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
 
 
 def _content_sha256(path: Path, record: _Record) -> str:
@@ -195,6 +203,7 @@ def _seal(path: Path, sealed_ns: int) -> None:
 
 def _write(path: Path, source: Source, digest: str, image_size: int) -> _Record:
     try:
+        remove_remains(path.parent, shared=True)  # which are as large as this will be
         with replacing(path) as temporary:
             with temporary.open("wb") as file:
                 record = _write_content(file, source, digest, image_size)
@@ -240,7 +249,8 @@ def _write_content(file: BinaryIO, source: Source, digest: str, image_size: int)
         num_train=len(labels[0]),
         num_test=len(labels[1]),
     )
-    text = json.dumps(asdict(record)).encode()
+    fields = asdict(record)
+    text = json.dumps({**fields, "seal": _seal_of(fields)}).encode()
     file.write(text + len(text).to_bytes(8, "little") + _MAGIC)
     return record
 

@@ -17,6 +17,7 @@ from torchvision.transforms.v2.functional import InterpolationMode, resize
 from nearsight.data.dataset import check_label_range
 from nearsight.data.pickled import read_pickled_arrays
 from nearsight.data.source import Chunk, Source
+from nearsight.data.texts import read_published
 from nearsight.errors import InputError
 
 _SIZE = 32
@@ -109,6 +110,8 @@ def _read_python(path: Path, layout: Layout) -> Chunk:
         raise InputError(f"{path} has no uint8 array [N, {_NUM_PIXELS}] named 'data'; get it again")
     if not isinstance(labels, list) or len(labels) != len(pixels):
         raise InputError(f"{path} has no list of {len(pixels)} labels named {layout.label_key!r}; get it again")
+    if not all(isinstance(label, int) for label in labels):
+        raise InputError(f"{path} has labels that are not whole numbers; get it again")
     return pixels.reshape(-1, 3, 32, 32), np.asarray(labels, dtype=np.int64)
 
 
@@ -135,9 +138,11 @@ def _resized(images_nCHW: NDArray[np.uint8], image_size: int) -> NDArray[np.uint
 def _class_names(path: Path, layout: Layout) -> tuple[str, ...]:
     names: Any
     if layout.version == "binary":
-        names = path.read_text(encoding="utf-8").split()
+        names = read_published(path).split()
     else:
-        names = read_pickled_arrays(path).get(layout.names_key, [])
+        names = read_pickled_arrays(path).get(layout.names_key)
+    if not isinstance(names, list):
+        raise InputError(f"{path} has no list named {layout.names_key!r}; get it again")
     if len(names) != layout.num_classes:
         raise InputError(f"{path} has {len(names)} class names, but {layout.num_classes} are expected; get it again")
     return tuple(map(str, names))

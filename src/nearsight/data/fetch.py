@@ -5,6 +5,7 @@ import errno
 import os
 import shutil
 import tempfile
+import time
 import urllib.error
 from pathlib import Path
 
@@ -18,6 +19,9 @@ from nearsight.errors import InputError
 from nearsight.files import output_folder
 
 _ARCHIVES = (".tar.gz", ".tgz", ".tar", ".zip")
+_FETCHING = ".fetching-"
+_SECONDS_TO_FETCH = 24 * 3600.0
+"""Of a day ago, a fetch has ended."""
 
 
 def fetch_dataset(name: str, data_dir: Path | None = None) -> Source:
@@ -31,13 +35,20 @@ def fetch_dataset(name: str, data_dir: Path | None = None) -> Source:
             return present
     if not spec.downloads:
         raise InputError(f"{name} cannot be fetched: {spec.about}; put it into {folder}")
-    output_folder(folder)
+    _remove_remains(output_folder(folder))
     for download in spec.downloads:
         if isinstance(download, HubDownload):
             _from_hub(download, folder)
         else:
             _from_web(download, folder)
     return find_source(name, spec, folder, spec.image_size)
+
+
+def _remove_remains(folder: Path) -> None:
+    """What killed fetches left behind, which may be as large as the data; a young one may be still going on."""
+    for remains in folder.glob(f"{_FETCHING}*"):
+        if time.time() - remains.stat().st_mtime > _SECONDS_TO_FETCH:
+            shutil.rmtree(remains, ignore_errors=True)
 
 
 def _download(download: Download, into: Path) -> Path:
@@ -59,7 +70,7 @@ def _download(download: Download, into: Path) -> Path:
 def _from_web(download: Download, folder: Path) -> None:
     # In a folder of its own until it is complete: nothing half-fetched ever has a data set's name.
     try:
-        with tempfile.TemporaryDirectory(prefix=".fetching-", dir=folder) as temporary:
+        with tempfile.TemporaryDirectory(prefix=_FETCHING, dir=folder) as temporary:
             file = _download(download, Path(temporary))
             if file.name.endswith(_ARCHIVES):
                 unpacked = Path(temporary, "unpacked")

@@ -100,21 +100,8 @@ def folder_images(folder: Path, num: int | None = None) -> Iterator[Image.Image]
 
 
 def readable_images(folder: Path, num: int | None = None) -> list[Path]:
-    """The image files in a folder and below it, in order of their names; of more than `num`, always the same choice.
-
-    All are decoded once, so that one error names every file that cannot be read.
-    """
-    if num is not None:
-        check_at_least("the number of images", num, 1)
-    if not folder.is_dir():
-        raise InputError(
-            f"{folder} is {'a file' if folder.exists() else 'not there'}, but a folder of images is needed"
-        )
-    paths = _images_below(folder)
-    if not paths:
-        raise InputError(f"{folder} holds no images (looked for {', '.join(('.jpg', '.jpeg', '.png'))} and others)")
-    if num is not None:
-        paths = [paths[index] for index in measuring_subset(len(paths), num).tolist()]
+    """`listed_images`, all decoded once, so that one error names every file that cannot be read."""
+    paths = listed_images(folder, num)
 
     def problem(path: Path) -> str | None:
         try:
@@ -128,4 +115,20 @@ def readable_images(folder: Path, num: int | None = None) -> list[Path]:
     problems = [(str(path.relative_to(folder)), reason) for path, reason in zip(paths, reasons, strict=True) if reason]
     if problems:
         raise unreadable(folder, problems)
+    return paths
+
+
+def listed_images(folder: Path, num: int | None = None) -> list[Path]:
+    """The image files in a folder and below it, in order of their names; of more than `num`, always the same choice."""
+    if num is not None:
+        check_at_least("the number of images", num, 1)
+    if not folder.is_dir():
+        raise InputError(
+            f"{folder} is {'a file' if folder.exists() else 'not there'}, but a folder of images is needed"
+        )
+    paths = _images_below(folder)
+    if not paths:
+        raise InputError(f"{folder} holds no images (looked for {', '.join(('.jpg', '.jpeg', '.png'))} and others)")
+    if num is not None:
+        paths = [paths[index] for index in measuring_subset(len(paths), num).tolist()]
     return paths

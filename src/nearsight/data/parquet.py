@@ -2,11 +2,13 @@
 
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from nearsight.data.dataset import check_label_range
 from nearsight.data.decoding import decode
@@ -34,9 +36,16 @@ def _column(path: Path, names: list[str], wanted: tuple[str, ...]) -> str:
 
 def _open(path: Path) -> Any:
     parquet = require("pyarrow.parquet", f"to read {path.name}")
-    try:
+    with _naming(path):
         return parquet.ParquetFile(path)
-    except (FileNotFoundError, PermissionError):
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """What is wrong with a file names it."""
+    try:
+        yield
+    except (InputError, FileNotFoundError, PermissionError):
         raise
     except Exception as error:  # pyarrow reports damage as OSError, too
         raise InputError(f"{path} is truncated or no parquet file: {error}; get it again") from error
@@ -57,11 +66,17 @@ def _read(folder: Path, paths: tuple[Path, ...], num_classes: int, size: int) ->
     for path in paths:
         file = _open(path)
         image, label = (_column(path, file.schema_arrow.names, names) for names in (_IMAGE_COLUMNS, _LABEL_COLUMNS))
+        for pictures, labels_n in _rows(path, file, image, label):
+            check_label_range(str(path), torch.from_numpy(labels_n), num_classes)
+            yield from decode(path, pictures, labels_n.tolist(), size)
+
+
+def _rows(path: Path, file: Any, image: str, label: str) -> Iterator[tuple[list[bytes], NDArray[np.int64]]]:
+    """Some pictures and their labels at a time."""
+    with _naming(path):
         for batch in file.iter_batches(batch_size=_ROWS, columns=[image, label]):
             labels_n = np.asarray(batch.column(label).to_pylist(), dtype=np.int64)
-            check_label_range(str(path), torch.from_numpy(labels_n), num_classes)
-            pictures = [row["bytes"] for row in batch.column(image).to_pylist()]
-            yield from decode(path, pictures, labels_n.tolist(), size)
+            yield [row["bytes"] for row in batch.column(image).to_pylist()], labels_n
 
 
 def open_parquet(folder: Path, image_size: int) -> Source | None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from nearsight.data.decoding import decode, is_image_name
 from nearsight.data.source import Chunk, Source
+from nearsight.data.texts import read_published
 from nearsight.errors import InputError
 
 SIZE = 64
@@ -19,7 +20,7 @@ SIZE = 64
 
 def _class_names(words: Path, wnids: list[str]) -> tuple[str, ...]:
     """The first name of each class; two classes of one name ("crane") keep their identifiers to tell them apart."""
-    lines = (line.split("\t") for line in words.read_text(encoding="utf-8").splitlines() if "\t" in line)
+    lines = (line.split("\t", maxsplit=1) for line in read_published(words).splitlines() if "\t" in line)
     known = {wnid: names.split(",")[0].strip() for wnid, names in lines}
     names = [known.get(wnid, wnid) for wnid in wnids]
     count = Counter(names)
@@ -41,7 +42,7 @@ def _read_val(folder: Path, wnids: list[str]) -> Iterator[Chunk]:
     annotations = folder / "val" / "val_annotations.txt"
     images: list[Path | bytes] = []
     labels: list[int] = []
-    for number, line in enumerate(annotations.read_text(encoding="utf-8").splitlines(), start=1):
+    for number, line in enumerate(read_published(annotations).splitlines(), start=1):
         name, wnid, *_ = [*line.split("\t"), ""]
         # A name with a path in it could point anywhere.
         if wnid not in label_of or Path(name).name != name:
@@ -59,7 +60,7 @@ def find_tiny_imagenet(data_dir: Path, _image_size: int) -> Source | None:
         return None
     texts = (folder / "wnids.txt", folder / "words.txt", folder / "val" / "val_annotations.txt")
     missing = [str(path.relative_to(folder)) for path in texts if not path.is_file()]
-    wnids = [] if missing else texts[0].read_text(encoding="utf-8").split()
+    wnids = [] if missing else read_published(texts[0]).split()
     folders = (*(folder / "train" / wnid / "images" for wnid in wnids), folder / "val" / "images")
     missing += [str(path.relative_to(folder)) for path in folders if not path.is_dir()]
     if missing:

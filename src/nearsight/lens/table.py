@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from nearsight.errors import InputError
 from nearsight.files import replacing
+from nearsight.lens.merging import merged_means, merged_moments
 from nearsight.metrics.moments import Moments
 
 Array = NDArray[np.float64]
@@ -123,27 +124,26 @@ class HeadTable:
 
     @classmethod
     def merge(cls, tables: Sequence[Self]) -> Self:
-        """The table of all images, from tables of the same model over disjoint images."""
+        """The table of all images, from tables of the same model over disjoint images, in any order: the same bits."""
         if not tables:
             raise InputError("no tables to merge")
-        merged, *others = tables
+        first, *others = tables
         for table in others:
-            if table.layer_names != merged.layer_names or table.mad.shape != merged.mad.shape:
+            if table.layer_names != first.layer_names or table.mad.shape != first.mad.shape:
                 raise InputError("tables of different models cannot be merged: their layers or heads differ")
-            if merged.extra.keys() != table.extra.keys():
+            if first.extra.keys() != table.extra.keys():
                 raise InputError("tables cannot be merged: different things were measured")
-            one, other = (part.extra.get("distance_values", np.empty(0)) for part in (merged, table))
+            one, other = (part.extra.get("distance_values", np.empty(0)) for part in (first, table))
             if not np.array_equal(one, other, equal_nan=True):
                 raise InputError("distributions of distances can be merged for images of one size only")
-            share = table.num_images / (merged.num_images + table.num_images)
-            merged = cls(
-                merged.layer_names,
-                merged.mad_moments.merge(table.mad_moments),
-                merged.entropy_moments.merge(table.entropy_moments),
-                {**table.skipped, **merged.skipped},
-                {name: values + share * (table.extra[name] - values) for name, values in merged.extra.items()},
-            )
-        return merged
+        counts = [table.num_images for table in tables]
+        return cls(
+            first.layer_names,
+            merged_moments([table.mad_moments for table in tables]),
+            merged_moments([table.entropy_moments for table in tables]),
+            {name: reason for table in reversed(tables) for name, reason in table.skipped.items()},
+            {name: merged_means(np.stack([table.extra[name] for table in tables]), counts) for name in first.extra},
+        )
 
     def choose(self, layers: Sequence[int | str]) -> Self:
         """The table of these layers alone, by position (from 0, or from the end) or name."""
@@ -204,6 +204,10 @@ class HeadTable:
             if int(stored["format"]) > _FORMAT:
                 raise InputError(f"{path} was written by a newer nearsight (format {int(stored['format'])}); update it")
             count = int(stored["num_images"])
+            shape = (len(stored["layer_names"]), stored["mad"].shape[1])
+            for name in ("mad", "mad_squared_deviations", "entropy", "entropy_squared_deviations"):
+                if stored[name].shape != shape or stored[name].dtype != np.float64:
+                    raise InputError(f"{path} is damaged: {name} is not an array of float64 {list(shape)}")
             return cls(
                 tuple(str(name) for name in stored["layer_names"]),
                 Moments(count, stored["mad"], stored["mad_squared_deviations"]),

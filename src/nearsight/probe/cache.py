@@ -15,6 +15,7 @@ import contextlib
 import fcntl
 import hashlib
 import json
+import os
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -28,7 +29,7 @@ from torch import Tensor, nn
 
 from nearsight.data.locations import user_cache_folder
 from nearsight.errors import InputError
-from nearsight.files import canonical_hash, output_folder, write_json
+from nearsight.files import canonical_hash, output_folder, read_object, write_json
 from nearsight.probe.features import FeatureReader, FeatureSpec, Watch, unwatched
 from nearsight.probe.preparation import Preparation
 
@@ -113,11 +114,8 @@ def _check_record(path: Path, described: Mapping[str, Any]) -> None:
     if not path.exists():
         write_json(path, described)
         return
-    try:
-        held = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path} is damaged: {error}; remove its folder") from error
-    differing = [name for name in described if not isinstance(held, dict) or held.get(name) != described[name]]
+    held = read_object(path, missing=str(path.parent), way_out="; remove its folder")
+    differing = [name for name in described if held.get(name) != described[name]]
     if differing:
         raise InputError(
             f"{path.parent} holds the features of another {' and '.join(differing)} than these; remove that folder"
@@ -138,14 +136,20 @@ def _locked(place: Path) -> Iterator[None]:
 def _open_array(place: Path, shape: tuple[int, ...]) -> np.memmap[Any, np.dtype[np.float32]]:
     path = place / "features.npy"
     if path.exists():
-        with contextlib.suppress(ValueError, OSError):  # a file that was cut short is made anew
+        with contextlib.suppress(Exception):  # a file that was cut short, or has another header, is made anew
             array = open_memmap(path, mode="r+")
             if array.shape == shape and array.dtype == np.float32:
                 return array
     (place / "chunks.json").unlink(missing_ok=True)
     try:
-        return open_memmap(path, mode="w+", dtype=np.float32, shape=shape)
+        array = open_memmap(path, mode="w+", dtype=np.float32, shape=shape)
+        if hasattr(os, "posix_fallocate"):
+            # So far its size is a promise, and the system ends a process that writes to memory where no room is left.
+            with path.open("r+b") as file:
+                os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+        return array
     except OSError as error:
+        path.unlink(missing_ok=True)
         raise InputError(f"{path} cannot be written: {error.strerror}; make room, or choose another folder") from error
 
 
@@ -156,7 +160,7 @@ class _Chunks:
         self._path, self.array = path, array
         self.rows = max(1, CHUNK_BYTES // max(1, array[:1].nbytes))
         self._sums: dict[str, int] = {}
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError, RecursionError):
             held = json.loads(path.read_text(encoding="utf-8"))
             if isinstance(held, dict) and held.pop("rows", None) == self.rows:
                 self._sums = held

@@ -1,11 +1,12 @@
 """Training: what (protocol, config), how (engine: one model or a stack of them), and what remains (run folder)."""
 
 from nearsight.train.config import SCHEMA, DataConfig, RunConfig
+from nearsight.train.failing import LostProcessError, TrainingError
 from nearsight.train.folder import HEADS_COLUMNS, LAYERS_COLUMNS, HistoryRow, RunFolder, write_heads
 from nearsight.train.heads import measure_on_test, measure_stack
 from nearsight.train.planning import plan_stacks
 from nearsight.train.protocol import ASSUMED, PROTOCOLS, Protocol, baseline, locat, modern
-from nearsight.train.runner import Listener, TrainingError, load_data, train_run, train_runs, train_stack
+from nearsight.train.runner import Listener, load_data, train_run, train_runs, train_stack
 from nearsight.train.stopping import Stop, StoppedError
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "DataConfig",
     "HistoryRow",
     "Listener",
+    "LostProcessError",
     "Protocol",
     "RunConfig",
     "RunFolder",

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 
 import torch
+import torch.distributed
 from torch import Tensor
 
 Advance = Callable[[], None]
@@ -27,7 +28,9 @@ def captured(program: Advance, state: Sequence[Tensor], device: torch.device) ->
                 _put_back(state, before)
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        # Where processes talk, a thread of their library watches over it, and must not be taken for part of this.
+        mode = "thread_local" if torch.distributed.is_initialized() else "global"
+        with torch.cuda.graph(graph, capture_error_mode=mode):
             program()
         replay: Advance = graph.replay
         return replay

@@ -9,7 +9,7 @@ Shape suffixes: K cells, B samples, S steps, C classes.
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -18,12 +18,15 @@ from nearsight.augment import Pipeline
 from nearsight.augment.compiled import CompiledPipeline
 from nearsight.data import Dataset, DeviceImages, epoch_batches, stratified_split
 from nearsight.errors import InputError
-from nearsight.train.capture import Advance, captured
+from nearsight.train.capture import Advance
+from nearsight.train.checking import check_alike, check_shareable
 from nearsight.train.config import RunConfig
 from nearsight.train.droppath import PathDropping
 from nearsight.train.evaluation import Evaluation
 from nearsight.train.optimizer import AdamW
+from nearsight.train.processes import Processes
 from nearsight.train.schedule import learning_rates
+from nearsight.train.share import Share
 from nearsight.train.stacked import (
     Weights,
     bring_constants,
@@ -84,13 +87,22 @@ class Stack:
     """Positions of those held out."""
     dropping: PathDropping | None = None
     teacher: Teacher | None = None
+    processes: Processes = field(default_factory=Processes)
+    """Those that train the stack together, each on its share of the batches."""
     _programs: "_Programs | None" = None
     """Made when the first epoch begins."""
 
     @classmethod
-    def start(cls, configs: Sequence[RunConfig], dataset: Dataset, device: torch.device) -> "Stack":
+    def start(
+        cls,
+        configs: Sequence[RunConfig],
+        dataset: Dataset,
+        device: torch.device,
+        processes: Processes | None = None,
+    ) -> "Stack":
         """The cells before their first step."""
-        _check_alike(configs, dataset)
+        processes = processes or Processes()
+        check_alike(configs, dataset)
         models = [initial_model(config, dataset) for config in configs]
         protocols = [config.protocol for config in configs]
         optimizer = AdamW.start(
@@ -118,6 +130,9 @@ class Stack:
         training_N, validation_N = stratified_split(dataset.train.labels_N, data.validation_fraction, data.split_seed)
         if len(training_N) < protocols[0].batch_size:
             raise InputError(f"{len(training_N)} training images do not fill one batch of {protocols[0].batch_size}")
+        if processes.num > 1:
+            check_shareable(configs[0], processes, has_statistics=bool(statistics), num_validation=len(validation_N))
+            pipeline = Share(processes, protocols[0].batch_size).pipeline(pipeline)
         return cls(
             tuple(configs),
             skeleton,
@@ -131,6 +146,7 @@ class Stack:
             validation_N.to(device),
             dropping,
             teacher,
+            processes,
         )
 
     @property
@@ -141,6 +157,11 @@ class Stack:
     def weights(self) -> Weights:
         """What makes models of the skeleton, [K, …] by name: parameters and statistics, in the cells' own memory."""
         return self.optimizer.weights | self.statistics
+
+    @property
+    def state(self) -> list[Tensor]:
+        """What the cells go on from, apart from their epochs."""
+        return [*self.optimizer.state, *self.statistics.values()]
 
     @property
     def steps_per_epoch(self) -> int:
@@ -163,6 +184,7 @@ class Stack:
             self.validation_N,
             None if self.dropping is None else self.dropping.select(index),
             self.teacher,
+            self.processes,
         )
 
     def run_epoch(self, on_step: Callable[[int], None] = lambda step: None) -> list[EpochResult]:
@@ -175,12 +197,14 @@ class Stack:
         for number, advance in enumerate(self._steps(programs, epoch)):
             advance()
             on_step(number + 1)
-            # On the CPU asking is free; on a GPU it would wait for the step, so there a NaN is noticed at the end.
-            if self.device.type == "cpu" and not torch.isfinite(programs.step.loss_K).all():
+            # On the CPU asking is free; on a GPU it would wait for the step, so there a NaN is noticed at the end. So
+            # it is by several processes, which have to leave together.
+            if self.device.type == "cpu" and self.processes.num == 1 and not torch.isfinite(programs.step.loss_K).all():
                 break
         self.epochs_done = [done + 1 for done in self.epochs_done]
         val_loss_K, val_acc_K = programs.validation()
-        train_loss_K = (programs.step.loss_K / self.steps_per_epoch).tolist()
+        (loss_K,) = self.processes.summed([programs.step.loss_K])
+        train_loss_K = (loss_K / self.steps_per_epoch).tolist()
         return [
             EpochResult(*values)
             for values in zip(train_loss_K, val_loss_K, val_acc_K, epoch.lr_SK[-1].tolist(), strict=True)
@@ -188,7 +212,8 @@ class Stack:
 
     @property
     def losses_so_far(self) -> Tensor:
-        """The sum of the losses of the steps done in this epoch, for whoever watches step by step."""
+        """The sum of the losses of the steps done in this epoch, for whoever watches step by step; of several
+        processes, this one's part of it."""
         assert self._programs is not None, "no epoch has begun"
         return self._programs.step.loss_K
 
@@ -210,10 +235,13 @@ class Stack:
                 for config, epoch in zip(self.configs, self.epochs_done, strict=True)
             ]
         )
+        index_SKB = self.training_N[epoch_batches(seed_K, epoch_K, len(self.training_N), batch_size)]
+        if self._share is not None:
+            index_SKB = self._share.needed(self.pipeline, seed_K, epoch_K, index_SKB)
         return Epoch(
             seed_K,
             epoch_K,
-            self.training_N[epoch_batches(seed_K, epoch_K, len(self.training_N), batch_size)],
+            index_SKB,
             lr_KS.T.contiguous().to(self.device, torch.float32),
         )
 
@@ -233,12 +261,17 @@ class Stack:
             augment=CompiledPipeline() if compiled else None,
             dropping=self.dropping,
             teacher=self.teacher,
+            share=self._share,
         )
-        validation = self._evaluation(self.images, self.validation_N, self.weights)
+        validation = self._evaluation(self.images, self.validation_N, self.weights, self.processes)
         if not (on_gpu and self.images.resident):
             return _Programs(step, step, validation)
         validation.capture()
-        return _Programs(step, captured(step, step.state, self.device), validation)
+        return _Programs(step, step.captured(), validation)
+
+    @property
+    def _share(self) -> Share | None:
+        return None if self.processes.num == 1 else Share(self.processes, self.configs[0].protocol.batch_size)
 
     @property
     def _reduced(self) -> bool:
@@ -247,21 +280,16 @@ class Stack:
     def evaluate(
         self, images: DeviceImages, index_N: Tensor, weights: Weights | None = None
     ) -> tuple[list[float], list[float]]:
-        """(mean cross-entropy, accuracy) of every cell on these images, without augmentation or smoothing."""
+        """(mean cross-entropy, accuracy) of every cell on these images, without augmentation or smoothing.
+
+        The process does it alone, whoever else there is.
+        """
         return self._evaluation(images, index_N, self.weights if weights is None else weights)()
 
-    def _evaluation(self, images: DeviceImages, index_N: Tensor, weights: Weights) -> Evaluation:
+    def _evaluation(
+        self, images: DeviceImages, index_N: Tensor, weights: Weights, processes: Processes | None = None
+    ) -> Evaluation:
         mean_C, std_C = self.pipeline.mean_C, self.pipeline.std_C
-        return Evaluation(self.skeleton, weights, images, index_N, mean_C, std_C, reduced=self._reduced)
-
-
-def _check_alike(configs: Sequence[RunConfig], dataset: Dataset) -> None:
-    """Cells of a stack share shapes; what may differ is in the optimiser, the augmentations and the seed."""
-    for config in configs:
-        if config.stack_key != configs[0].stack_key:
-            raise InputError(
-                "cells of one stack differ in model shape, data, precision, batch size, betas, whether paths are "
-                "dropped, or teacher"
-            )
-        if dataset.name != config.data.name:
-            raise InputError(f"the run is for {config.data.name}, but the data are {dataset.name}")
+        return Evaluation(
+            self.skeleton, weights, images, index_N, mean_C, std_C, reduced=self._reduced, processes=processes
+        )

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from nearsight.augment import normalize
 from nearsight.data import DeviceImages
 from nearsight.train.capture import Advance, captured
+from nearsight.train.processes import Processes
 from nearsight.train.stacked import Weights, stacked_forward
 
 _LARGEST_BATCH = 512
@@ -31,8 +32,11 @@ class Evaluation:
         std_C: Tensor,
         *,
         reduced: bool,
+        processes: Processes | None = None,
     ) -> None:
-        """`weights` are looked at anew in every run."""
+        """`weights` are looked at anew in every run. `processes` are those that share the images, if several do."""
+        self.processes, self.num_of_all = processes or Processes(), len(index_N)
+        index_N = self.processes.share(index_N)
         self.skeleton, self.weights, self.images, self.reduced = skeleton, weights, images, reduced
         self.mean_C, self.std_C = mean_C, std_C
         device, num_cells = images.device, len(next(iter(weights.values())))
@@ -42,6 +46,7 @@ class Evaluation:
         self.index_EB = torch.zeros(num_batches, self.batch_size, dtype=index_N.dtype, device=device)
         self.index_EB.view(-1)[: len(index_N)] = index_N
         self.num_images = len(index_N)
+        """Of this process."""
         self.number = torch.zeros(1, dtype=torch.int64, device=device)
         self.loss_K = torch.zeros(num_cells, dtype=torch.float64, device=device)
         self.correct_K = torch.zeros(num_cells, dtype=torch.int64, device=device)
@@ -53,7 +58,8 @@ class Evaluation:
             tensor.zero_()
         with _in_eval_mode(self.skeleton):
             self._run()
-        return (self.loss_K / self.num_images).tolist(), (self.correct_K / self.num_images).tolist()
+        loss_K, correct_K = self.processes.summed([self.loss_K, self.correct_K])
+        return (loss_K / self.num_of_all).tolist(), (correct_K / self.num_of_all).tolist()
 
     def capture(self) -> None:
         """Run as a graph from now on, where there are graphs; worth it if it runs more than once."""

@@ -52,16 +52,16 @@ def finish(cell: Cell, stack: Stack, dataset: Dataset, heed: Callable[[], None])
     folder.log("finished", test_acc=test_acc)
     training_seconds = sum(row.seconds for row in cell.progress.history)
     images_seen = cell.epochs_done * stack.steps_per_epoch * config.protocol.batch_size
-    write_json(
-        folder.path / "provenance.json",
+    folder.finish(
         {
             **provenance(device),
+            "processes": stack.processes.num,
             "seed": config.seed,
             "identity": config.identity,
             "data_fingerprint": dataset.fingerprint,
             "wall_seconds": training_seconds + time.perf_counter() - began,
             "images_per_second": images_seen / training_seconds,
-        },
+        }
     )
 
 

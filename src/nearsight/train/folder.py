@@ -8,6 +8,7 @@ model.safetensors        the best weights, when training is over
 heads.csv                the heads of that model, and those during training if they were measured (from the checkpoint)
 layers.csv               what the tokens of that model's layers are like
 result.json              test accuracy and the like
+checksums.json           what all these files were when the run was finished, so that damage is noticed
 provenance.json          code, libraries, machine, time; written last: a folder that has it is complete
 """
 
@@ -24,14 +25,18 @@ from torch import Tensor
 
 from nearsight.configuration import decode
 from nearsight.errors import InputError
-from nearsight.files import check_output_folder, output_folder, write_json, write_text
+from nearsight.files import append_line, read_object, write_text
 from nearsight.tensorfile import load_tensors, save_tensors
+from nearsight.train.checksums import CHECKSUMS, PROVENANCE, certify, changing, check_sums
+from nearsight.train.claiming import CONFIG, check_owner, check_still_there, claim
 from nearsight.train.config import SCHEMA, RunConfig
 
 HEADS_COLUMNS = ("epoch", "layer", "layer_name", "head", "mad", "mad_std", "entropy", "entropy_std", "num_images")
 LAYERS_COLUMNS = ("layer", "layer_name", "locality_score", "patch_cls_similarity", "num_images")
 _NUMBERS = tuple(name for name in HEADS_COLUMNS if name != "layer_name")
 _HEADS_PREFIX = "heads/"
+_LASTING = (CONFIG, "history.csv", "heads.csv", "layers.csv", "model.safetensors", "result.json")
+"""Files that stay as they are when a run is complete, and are what it gave."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,54 +99,41 @@ class RunFolder:
 
     @property
     def is_complete(self) -> bool:
-        return (self.path / "provenance.json").is_file()
+        return (self.path / PROVENANCE).is_file()
 
     def check(self, config: RunConfig) -> None:
         """Refuse a folder that is another run's, or that no run can be written to; nothing is changed."""
-        check_output_folder(self.path)
-        if (self.path / "config.json").exists():
-            held = self.read_config()
-            if held.identity != config.identity:
-                raise InputError(
-                    f"{self.path} holds another run ({held.identity}, not {config.identity}): choose another --out, "
-                    "or repeat the settings in its config.json to continue it"
-                )
-        elif any(self.path.glob("*.safetensors")):
-            raise InputError(f"{self.path} holds weights but no config.json; choose another --out")
+        check_owner(self.path, config.identity, lambda: self.read_config().identity)
 
     def claim(self, config: RunConfig) -> None:
         """Make the folder this run's, or find that it already is."""
         self.check(config)
-        output_folder(self.path)
-        for remains in self.path.glob(".*.tmp*"):  # of a write that was killed
-            remains.unlink(missing_ok=True)
-        if not (self.path / "config.json").exists():
-            write_json(self.path / "config.json", config.to_json())
+        claim(self.path, config.to_json())
+        if not self.is_complete:  # sums of an end that is now made again
+            (self.path / CHECKSUMS).unlink(missing_ok=True)
 
     def read_config(self) -> RunConfig:
-        path = self.path / "config.json"
-        return RunConfig.from_json(self._read_json(path), str(path))
+        path = self.path / CONFIG
+        return RunConfig.from_json(self._read(CONFIG), str(path))
 
     def read_settings(self) -> dict[str, Any]:
         """config.json as it was written, for people: pretraining has more in it than `read_config` takes."""
-        return self._read_json(self.path / "config.json")
+        return self._read(CONFIG)
 
     def read_result(self) -> dict[str, Any]:
-        return self._read_json(self.path / "result.json")
+        """What a complete run gave; refused if any of its files is not what was written."""
+        check_sums(self.path)
+        return self._read("result.json")
 
     def read_provenance(self) -> dict[str, Any]:
-        return self._read_json(self.path / "provenance.json")
+        return self._read(PROVENANCE)
 
-    def _read_json(self, path: Path) -> dict[str, Any]:
-        try:
-            value = json.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError as error:
-            raise InputError(f"{self.path} is not a complete run folder: {path.name} is missing") from error
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
-            raise InputError(f"{path} is damaged: {error}") from error
-        if not isinstance(value, dict):
-            raise InputError(f"{path} is damaged: it does not hold an object")
-        return value
+    def _read(self, name: str) -> dict[str, Any]:
+        return read_object(self.path / name, missing=f"{self.path} is not a complete run folder")
+
+    def finish(self, provenance: Mapping[str, Any]) -> None:
+        """After everything else: with this, the folder is complete."""
+        certify(self.path, _LASTING, provenance)
 
     def write_checkpoint(self, progress: Progress, tensors: dict[str, Tensor], config: RunConfig) -> None:
         """Put down where the run is, in one file. What people read is made from it."""
@@ -150,8 +142,9 @@ class RunFolder:
         if progress.heads is not None:
             stored["layer_names"] = _layer_names(progress.heads)
             tensors = tensors | _as_tensors(progress.heads)
+        check_still_there(self.path)
+        self.write_history(progress.history)  # first: after the last checkpoint nobody would write it again
         save_tensors(self.checkpoint, tensors, stored)
-        self.write_history(progress.history)
 
     def read_checkpoint(self, config: RunConfig) -> tuple[Progress, dict[str, Tensor]] | None:
         """Where the run is, or None if it has not finished an epoch."""
@@ -171,31 +164,24 @@ class RunFolder:
 
     def write_history(self, rows: Sequence[HistoryRow]) -> None:
         columns = [field.name for field in fields(HistoryRow)]
-        write_text(
-            self.path / "history.csv", pd.DataFrame([asdict(row) for row in rows], columns=columns).to_csv(index=False)
-        )
+        frame = pd.DataFrame([asdict(row) for row in rows], columns=columns)
+        write_text(self.path / "history.csv", frame.to_csv(index=False))
 
     def write_heads_so_far(self, rows: pd.DataFrame) -> None:
         """heads.csv of a run that is not over."""
-        write_text(self.heads, rows.to_csv(index=False))
+        write_text(self.heads, rows.to_csv(index=False), lasting=False)  # the checkpoint has them
 
     def read_heads(self) -> pd.DataFrame | None:
         """The rows of heads.csv as they are written, digit for digit; None where there are none that can be read."""
         try:
             return pd.read_csv(self.heads, dtype=str, keep_default_na=False)[list(HEADS_COLUMNS)].astype({"epoch": int})
-        except (OSError, KeyError, ValueError):  # pandas' own errors are ValueErrors
+        except (OSError, KeyError, ValueError, OverflowError):  # pandas' own errors are ValueErrors
             return None
 
     def log(self, event: str, **details: Any) -> None:
-        """Append to events.jsonl. A line that a crash cut short is closed first, so that every line stays readable."""
-        path = self.path / "events.jsonl"
-        with path.open("a+b") as file:
-            if file.tell() > 0:
-                file.seek(-1, 2)
-                if file.read(1) != b"\n":
-                    file.write(b"\n")
-            stamp = time.strftime("%Y-%m-%dT%H:%M:%S%z")
-            file.write(json.dumps({"time": stamp, "event": event, **details}).encode() + b"\n")
+        """Append to events.jsonl."""
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%S%z")
+        append_line(self.path / "events.jsonl", json.dumps({"time": stamp, "event": event, **details}))
 
 
 def write_heads(path: Path, frame: pd.DataFrame, epoch: int, *, others: pd.DataFrame | None = None) -> None:
@@ -207,7 +193,8 @@ def write_heads(path: Path, frame: pd.DataFrame, epoch: int, *, others: pd.DataF
     if others is not None:
         kept = others.loc[others["epoch"] != epoch, list(HEADS_COLUMNS)]
         frame = pd.concat([kept, frame]).sort_values("epoch", kind="stable")
-    write_text(path, frame.to_csv(index=False))
+    with changing(path):
+        write_text(path, frame.to_csv(index=False))
 
 
 def _layer_names(heads: pd.DataFrame) -> list[str]:

@@ -95,6 +95,11 @@ class AdamW:
     def weights(self) -> Weights:
         return self.arrangement.views(self.weights_KP)
 
+    @property
+    def state(self) -> list[Tensor]:
+        """What a step changes."""
+        return [self.weights_KP, self.first_KP, self.second_KP, self.steps_done_K]
+
     @torch.no_grad()
     def step(self, gradient_KP: Tensor, lr_K: Tensor) -> None:
         """One update with each cell's learning rate."""

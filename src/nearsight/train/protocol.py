@@ -5,6 +5,7 @@ probability and α, smoothing, padding) is a field with a conventional value, an
 """
 
 import dataclasses
+import math
 from dataclasses import dataclass, field
 from typing import Literal, Self, get_args
 
@@ -39,6 +40,7 @@ def _augmentation(name: str) -> type[Augmentation]:
 register_family(Augmentation, _augmentation)
 
 Schedule = Literal["cosine", "triangular"]
+Scaling = Literal["none", "linear", "sqrt"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +58,7 @@ class Protocol:
     clip_norm: float | None = None
     """Largest gradient norm; larger gradients are scaled down to it."""
     batch_size: int = 128
-    """Images per step."""
+    """Images per step, over all processes."""
     max_epochs: int = 600
     """Epochs at most; the schedule ends here."""
     warmup_epochs: int = 5
@@ -73,6 +75,10 @@ class Protocol:
     """Probability that a sample skips a branch of the last block; it rises from 0 at the first (stochastic depth)."""
     teacher: str | None = field(default=None, metadata=ADDED)
     """A run folder, or a model with published weights, whose predictions are learned instead of the labels."""
+    lr_scaling: Scaling = field(default="none", metadata=ADDED)
+    """How lr grows with batch_size: not at all, in proportion to it or to its square root, from lr_scaling_batch on."""
+    lr_scaling_batch: int = field(default=256, metadata=ADDED)
+    """Images per step that lr is given for, where it is scaled."""
 
     def __post_init__(self) -> None:
         check_at_least("max_epochs", self.max_epochs, 1)
@@ -88,10 +94,19 @@ class Protocol:
             raise InputError(f"betas are {self.betas}, but must lie in [0, 1)")
         if self.schedule not in get_args(Schedule):
             raise unknown_name("schedule", self.schedule, get_args(Schedule))
+        if self.lr_scaling not in get_args(Scaling):
+            raise unknown_name("lr_scaling", self.lr_scaling, get_args(Scaling))
+        check_at_least("lr_scaling_batch", self.lr_scaling_batch, 1)
         if not 0 <= self.drop_path < 1:
             raise InputError(f"drop_path is {self.drop_path}, but must lie in [0, 1)")
         if self.clip_norm is not None and not self.clip_norm > 0:
             raise InputError(f"clip_norm is {self.clip_norm}, but must be positive")
+
+    @property
+    def peak_lr(self) -> float:
+        """The learning rate after the warm-up."""
+        grown = self.batch_size / self.lr_scaling_batch
+        return self.lr * {"none": 1.0, "linear": grown, "sqrt": math.sqrt(grown)}[self.lr_scaling]
 
     def augmentation(self, name: str) -> Augmentation | None:
         """The augmentation of this name, if the protocol has it."""

@@ -21,8 +21,8 @@ def learning_rates(protocol: Protocol, epoch: int, steps_per_epoch: int) -> Tens
     total = protocol.max_epochs * steps_per_epoch
     if protocol.schedule == "triangular":
         height = torch.where(done < warmup, done / max(warmup, 1), (total - done) / max(total - warmup, 1))
-        return TRIANGLE_FLOOR + (protocol.lr - TRIANGLE_FLOOR) * height
+        return TRIANGLE_FLOOR + (protocol.peak_lr - TRIANGLE_FLOOR) * height
     step = done + 1
     rising = step / max(warmup, 1)
     falling = 0.5 * (1 + torch.cos(torch.pi * (step - warmup) / max(total - warmup, 1)))
-    return protocol.lr * torch.where(step <= warmup, rising, falling)
+    return protocol.peak_lr * torch.where(step <= warmup, rising, falling)

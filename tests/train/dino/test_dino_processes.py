@@ -12,7 +12,7 @@ from dino_parallel import pretrain_together
 from nearsight.errors import InputError
 from nearsight.models import ModelConfig, load_model
 from nearsight.train.dino import CropsConfig, DinoConfig, DinoFolder, DinoProtocol, ImagesConfig, pretrain
-from nearsight.train.dino.processes import Processes
+from nearsight.train.processes import Processes
 
 CONFIG = DinoConfig(
     model=ModelConfig(patch_size=8, depth=2, width=16, num_heads=2, mlp_width=16),

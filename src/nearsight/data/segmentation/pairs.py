@@ -5,15 +5,13 @@ from pathlib import Path
 
 from nearsight.data.decoding import is_image_name
 from nearsight.data.segmentation.source import Pairs
+from nearsight.data.texts import read_published
 from nearsight.errors import InputError
 
 
 def listed_pairs(names: Path, images: Path, masks: Path) -> Pairs:
     """The pairs that a file names, one a line, images ending in .jpg and masks in .png."""
-    try:
-        lines = names.read_text(encoding="utf-8").split()
-    except UnicodeDecodeError as error:
-        raise InputError(f"{names} is damaged: {error}; get it again") from error
+    lines = read_published(names).split()
     for name in lines:
         if Path(name).name != name:  # a path could point anywhere
             raise InputError(f"{names} has {name!r}, which is no name of an image; get it again")

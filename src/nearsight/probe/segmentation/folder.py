@@ -1,6 +1,5 @@
 """The files of a segmentation probe, and whose they are."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -10,15 +9,18 @@ import pandas as pd
 
 from nearsight.configuration import encode
 from nearsight.data.segmentation import SegmentationSet
-from nearsight.errors import InputError
-from nearsight.files import canonical_hash, check_output_folder, output_folder, write_json, write_text
+from nearsight.files import canonical_hash, read_object, write_json, write_text
 from nearsight.probe.cache import weights_hash
 from nearsight.probe.frozen import FrozenModel
 from nearsight.probe.segmentation.config import SegmentConfig
 from nearsight.probe.segmentation.result import SegmentResult
 from nearsight.probe.segmentation.training import LossRow
+from nearsight.train.checksums import PROVENANCE, certify, check_sums
+from nearsight.train.claiming import CONFIG, check_owner, claim
 
 SCHEMA = 1
+_LASTING = (CONFIG, "history.csv", "per_class.csv", "head.safetensors", "result.json")
+"""Files that stay as they are when a probe is complete."""
 
 
 def probe_record(frozen: FrozenModel, dataset: SegmentationSet, config: SegmentConfig) -> dict[str, Any]:
@@ -47,25 +49,15 @@ class SegmentFolder:
 
     @property
     def is_complete(self) -> bool:
-        return (self.path / "provenance.json").is_file()  # it is written last
+        return (self.path / PROVENANCE).is_file()  # it is written last
 
     def check(self, record: dict[str, Any]) -> None:
         """Refuse a folder that holds something else; nothing is changed."""
-        check_output_folder(self.path)
-        if not (self.path / "config.json").exists():
-            return
-        held = self._read("config.json").get("identity")
-        if held != record["identity"]:
-            raise InputError(
-                f"{self.path} holds something else ({held or 'no probe'}, not {record['identity']}): choose another "
-                "--out, or repeat the settings in its config.json to continue it"
-            )
+        check_owner(self.path, record["identity"], lambda: self._read(CONFIG).get("identity"), "something else")
 
     def claim(self, record: dict[str, Any]) -> None:
         self.check(record)
-        output_folder(self.path)
-        if not (self.path / "config.json").exists():
-            write_json(self.path / "config.json", record)
+        claim(self.path, record)
 
     def write_history(self, rows: Sequence[LossRow]) -> None:
         write_text(self.path / "history.csv", pd.DataFrame([asdict(row) for row in rows]).to_csv(index=False))
@@ -76,23 +68,17 @@ class SegmentFolder:
 
     def finish(self, provenance: dict[str, Any]) -> None:
         """After everything else."""
-        write_json(self.path / "provenance.json", provenance)
+        certify(self.path, _LASTING, provenance)
         self.checkpoint.unlink(missing_ok=True)
 
     def read_result(self) -> dict[str, Any]:
+        """What a complete probe found; refused if any of its files is not what was written."""
+        check_sums(self.path)
         return self._read("result.json")
 
     def read_per_class(self) -> pd.DataFrame:
         return pd.read_csv(self.path / "per_class.csv")
 
     def _read(self, name: str) -> dict[str, Any]:
-        path = self.path / name
-        try:
-            value = json.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError as error:
-            raise InputError(f"{self.path} is not a complete probe: {name} is missing; choose another --out") from error
-        except ValueError as error:
-            raise InputError(f"{path} is damaged: {error}; choose another --out") from error
-        if not isinstance(value, dict):
-            raise InputError(f"{path} is damaged: it does not hold an object; choose another --out")
-        return value
+        missing = f"{self.path} is not a complete probe"
+        return read_object(self.path / name, missing=missing, way_out="; choose another --out")

@@ -6,22 +6,22 @@ history.csv              a row per epoch (derived from the checkpoint)
 events.jsonl             what happened when, for people
 model.safetensors        the teacher's backbone, without a classifier, when training is over
 result.json              the last epoch
+checksums.json           what all these files were when the run was finished, so that damage is noticed
 provenance.json          code, libraries, machine, time; written last: a folder that has it is complete
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 from torch import Tensor
 
 from nearsight.configuration import decode
 from nearsight.errors import InputError
-from nearsight.files import check_output_folder, output_folder, write_json, write_text
+from nearsight.files import write_text
 from nearsight.tensorfile import load_tensors, save_tensors
+from nearsight.train.claiming import CONFIG, check_owner, check_still_there, claim
 from nearsight.train.config import SCHEMA
 from nearsight.train.dino.config import DinoConfig
 from nearsight.train.folder import RunFolder
@@ -53,41 +53,26 @@ class DinoFolder:
 
     def check(self, config: DinoConfig) -> None:
         """Refuse a folder that is another run's, or that no run can be written to; nothing is changed."""
-        check_output_folder(self.path)
-        if (self.path / "config.json").exists():
-            held = self.read_config()
-            if held.identity != config.identity:
-                raise InputError(
-                    f"{self.path} holds another run ({held.identity}, not {config.identity}): choose another --out, "
-                    "or repeat the settings in its config.json to continue it"
-                )
-        elif any(self.path.glob("*.safetensors")):
-            raise InputError(f"{self.path} holds weights but no config.json; choose another --out")
+        check_owner(self.path, config.identity, lambda: self.read_config().identity)
 
     def claim(self, config: DinoConfig) -> None:
         """Make the folder this run's, or find that it already is."""
         self.check(config)
-        output_folder(self.path)
-        for remains in self.path.glob(".*.tmp*"):  # of a write that was killed
-            remains.unlink(missing_ok=True)
-        if not (self.path / "config.json").exists():
-            write_json(self.path / "config.json", config.to_json())
+        claim(self.path, config.to_json())
 
     def read_config(self) -> DinoConfig:
-        path = self.path / "config.json"
-        try:
-            value: Any = json.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError as error:
-            raise InputError(f"{self.path} is not a run folder: {path.name} is missing") from error
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
-            raise InputError(f"{path} is damaged: {error}") from error
-        return DinoConfig.from_json(value, str(path))
+        settings, path = self.run.read_settings(), self.path / CONFIG
+        parts = {"schema": int, "config": dict, "dino": dict}
+        if not all(isinstance(settings.get(name), kind) for name, kind in parts.items()):
+            raise InputError(f"{path} is not the config of a DINO run")
+        return DinoConfig.from_json(settings, str(path))
 
     def write_checkpoint(self, rows: Sequence[DinoRow], state: dict[str, Tensor], config: DinoConfig) -> None:
         """Put down where the run is, in one file. What people read is made from it."""
         stored = {"schema": SCHEMA, "identity": config.identity, "history": [asdict(row) for row in rows]}
+        check_still_there(self.path)
+        self.write_history(rows)  # first: after the last checkpoint nobody would write it again
         save_tensors(self.run.checkpoint, state, stored)
-        self.write_history(rows)
 
     def read_checkpoint(self, config: DinoConfig) -> tuple[tuple[DinoRow, ...], dict[str, Tensor]] | None:
         """Where the run is, or None if it has not finished an epoch."""

@@ -15,10 +15,10 @@ from nearsight.files import write_json
 from nearsight.models import save_model
 from nearsight.train.dino.config import DinoConfig
 from nearsight.train.dino.folder import DinoFolder, DinoRow
-from nearsight.train.dino.processes import Processes
 from nearsight.train.dino.training import DinoTraining
+from nearsight.train.failing import TrainingError
+from nearsight.train.processes import Processes
 from nearsight.train.provenance import provenance
-from nearsight.train.runner import TrainingError
 from nearsight.train.stopping import Stop, StoppedError
 
 COLLAPSED_BELOW = 0.01
@@ -51,7 +51,7 @@ def pretrain(
 ) -> DinoFolder:
     """Pretrain in the folder `path`, or finish what is missing there.
 
-    Of several processes (torchrun) each calls this; the first writes.
+    Of several processes (torchrun) each calls this; the first one reads and writes the folder.
 
     Args:
         stop: asked after every step. If a stop is wished for, the last whole epoch is put on disk and `StoppedError`
@@ -60,8 +60,12 @@ def pretrain(
     """
     check_at_least("checkpoint_every", checkpoint_every, 1)
     folder = DinoFolder(path)
-    folder.check(config)
-    if not folder.run.is_complete:
+
+    def is_complete() -> bool:
+        folder.check(config)
+        return folder.run.is_complete
+
+    if not Processes.joined().from_first(is_complete):
         dataset = load_dataset(**asdict(config.data), data_dir=data_dir)
         run = _Run(config, folder, dataset, torch.device(device), listener or DinoListener(), stop or Stop())
         run.train(checkpoint_every)
@@ -91,24 +95,31 @@ class _Run:
         self._resume()
         self._listener.started(self._config, len(self._rows), self._training.steps_per_epoch)
         self._log("started", epochs_done=len(self._rows), device=str(self._device))
-        try:
-            with self._stop.heeded():
+        # To the end of the saving: a wish that comes then must not cut it short.
+        with self._stop.heeded():
+            try:
                 while len(self._rows) < self._config.protocol.epochs:
                     self._run_epoch()
                     if len(self._rows) % checkpoint_every == 0 or len(self._rows) == self._config.protocol.epochs:
                         self._save()
-        except Exception as error:
-            self._save()
-            if isinstance(error, StoppedError):
-                self._log("stopped", by=error.by, epochs_done=len(self._rows))
-            raise
+            except Exception as error:
+                self._save()
+                if isinstance(error, StoppedError):
+                    self._log("stopped", by=error.by, epochs_done=len(self._rows))
+                    # The end of one process may be taken for a failure, and end the first while it writes.
+                    self._processes.heard(None)
+                raise
         if self._processes.is_first:
             self._finish()
 
     def _resume(self) -> None:
-        if self._processes.is_first:
+        """Go where the checkpoint says the run was, which only the first process has to see."""
+
+        def claimed() -> tuple[tuple[DinoRow, ...], dict[str, Tensor]] | None:
             self._folder.claim(self._config)
-        stored = self._folder.read_checkpoint(self._config)
+            return self._folder.read_checkpoint(self._config)
+
+        stored = self._processes.from_first(claimed)
         if stored is None:
             return
         self._rows, state = stored
@@ -140,8 +151,8 @@ class _Run:
         self._heed()
 
     def _heed(self) -> None:
-        if self._processes.any(self._stop.requested, self._device):
-            raise StoppedError(self._stop.by or "another process", [len(self._rows)])
+        if (by := self._processes.heard(self._stop.by)) is not None:
+            raise StoppedError(by, [len(self._rows)])
 
     def _save(self) -> None:
         if self._unsaved is not None and self._processes.is_first:
@@ -164,8 +175,7 @@ class _Run:
         self._log("finished", loss=last.loss)
         seconds = sum(row.seconds for row in self._rows)
         num_images = last.epoch * self._training.steps_per_epoch * config.protocol.batch_size
-        write_json(
-            folder.path / "provenance.json",
+        folder.run.finish(
             {
                 **provenance(self._device),
                 "processes": self._processes.num,
@@ -174,5 +184,5 @@ class _Run:
                 "data_fingerprint": self._dataset.fingerprint,
                 "wall_seconds": seconds,
                 "images_per_second": num_images / seconds,
-            },
+            }
         )

@@ -14,9 +14,9 @@ from nearsight.errors import InputError
 from nearsight.train.dino.config import DinoConfig
 from nearsight.train.dino.loss import dino_loss, entropy, next_centre, teacher_distributions
 from nearsight.train.dino.networks import Student, build_network
-from nearsight.train.dino.processes import Processes
 from nearsight.train.dino.schedules import Schedules
 from nearsight.train.dino.views import MultiCrop
+from nearsight.train.processes import Processes
 
 _PROTOTYPES = "head.prototypes"
 

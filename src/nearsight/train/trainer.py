@@ -1,0 +1,183 @@
+"""Trains some cells as one stack, from their last checkpoint to the end of each."""
+
+import math
+import time
+from collections.abc import Sequence
+
+import torch
+
+from nearsight.data import Dataset
+from nearsight.train.cell import Cell
+from nearsight.train.config import RunConfig
+from nearsight.train.elsewhere import FolderElsewhere
+from nearsight.train.engine import EpochResult, Stack
+from nearsight.train.failing import TrainingError
+from nearsight.train.finishing import finish
+from nearsight.train.folder import HistoryRow, Progress, RunFolder
+from nearsight.train.heads import TimeCourse
+from nearsight.train.processes import Processes
+from nearsight.train.stopping import Stop, StoppedError
+
+_FINISHED = "finished"
+"""What the first process says to those that wait while it finishes a run."""
+
+
+class DivergedError(TrainingError):
+    """The loss of some cells of a stack is not finite."""
+
+    def __init__(self, message: str, cells: Sequence[Cell]) -> None:
+        super().__init__(message)
+        self.cells = cells
+
+
+class Listener:
+    """Told what happens while runs train; the default listens to nothing."""
+
+    def started(self, config: RunConfig, epochs_done: int, steps_per_epoch: int) -> None: ...
+
+    def step(self, step: int) -> None: ...
+
+    def epoch(self, config: RunConfig, row: HistoryRow) -> None: ...
+
+    def split(self, sizes: Sequence[int]) -> None:
+        """A stack did not fit into memory; its runs go on in stacks of these sizes, one after the other."""
+
+    def finished(self, config: RunConfig, folder: RunFolder) -> None: ...
+
+
+class Trainer:
+    """Trains some cells as one stack.
+
+    Several processes each have one and go through the same epochs in step. The first one reads and writes; what it
+    decides and the others have to know, it tells them.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        device: torch.device,
+        listener: Listener,
+        stop: Stop,
+        checkpoint_every: int,
+        processes: Processes,
+    ) -> None:
+        self._dataset, self._device, self._listener, self._stop = dataset, device, listener, stop
+        self._checkpoint_every, self._processes = checkpoint_every, processes
+        self._cells: list[Cell] = []
+        """Those whose folders are not complete yet."""
+
+    def train(self, cells: list[Cell]) -> None:
+        stack = Stack.start([cell.config for cell in cells], self._dataset, self._device, self._processes)
+        self._cells = cells
+        self._resume(stack)
+        for cell in cells:
+            self._listener.started(cell.config, cell.epochs_done, stack.steps_per_epoch)
+            cell.folder.log(
+                "started", epochs_done=cell.epochs_done, device=str(self._device), processes=self._processes.num
+            )
+        # To the end of the saving: a wish that comes then must not cut it short.
+        with self._stop.heeded():
+            try:
+                self._run(stack)
+            except Exception as error:
+                self._save(error)
+                raise
+
+    def _resume(self, stack: Stack) -> None:
+        """Put the cells where their checkpoints say they were, which only the first process has to see."""
+
+        def claim() -> list[Progress]:
+            for position, cell in enumerate(self._cells):
+                cell.folder.claim(cell.config)
+                cell.resume(stack, position)
+            return [cell.progress for cell in self._cells]
+
+        for position, progress in enumerate(self._processes.from_first(claim)):
+            self._cells[position].progress = progress
+            stack.epochs_done[position] = progress.epochs_done
+        self._processes.spread(stack.state)
+
+    def _save(self, error: Exception) -> None:
+        """Whole epochs that no checkpoint has yet must not be lost to what happened in the next one."""
+        for cell in self._cells:
+            cell.save()
+            if isinstance(error, StoppedError) and not cell.folder.is_complete:
+                cell.folder.log("stopped", by=error.by, epochs_done=cell.epochs_done)
+        if isinstance(error, StoppedError):
+            # The end of one process may be taken for a failure, and end the first while it writes.
+            self._processes.heard(None)
+
+    def _run(self, stack: Stack) -> None:
+        course: TimeCourse | None = None
+        if self._processes.is_first and any(cell.config.measure_every for cell in self._cells):
+            course = TimeCourse(stack, self._dataset)
+            untrained = {position: 0 for position, cell in enumerate(self._cells) if cell.epochs_done == 0}
+            for position, heads in course.measure(stack, untrained).items():
+                self._cells[position].begin(heads)
+        while self._cells:
+            going = [position for position, cell in enumerate(self._cells) if not cell.is_over]
+            if len(going) == len(self._cells):
+                self._run_epoch(stack, course)
+                continue
+            for cell in self._cells:
+                if cell.is_over:
+                    self._finish(cell, stack)
+                    self._listener.finished(cell.config, cell.folder)
+            self._cells = [self._cells[position] for position in going]
+            stack = stack.select(going) if going else stack
+
+    def _finish(self, cell: Cell, stack: Stack) -> None:
+        """By the first process; the others answer its questions for a wish to stop until it says that it is done."""
+        if isinstance(cell.folder, FolderElsewhere):
+            while (word := self._processes.heard(self._stop.by)) != _FINISHED:
+                self._stop_for(word)
+            cell.folder.is_finished = True
+        else:
+            finish(cell, stack, self._dataset, self._heed)
+            self._processes.heard(_FINISHED)
+
+    def _run_epoch(self, stack: Stack, course: TimeCourse | None) -> None:
+        self._heed()
+        began = time.perf_counter()
+        own = stack.run_epoch(self._on_step)
+        results, seconds = self._processes.from_first(lambda: (own, time.perf_counter() - began))
+        # All before any is noted: if one loss is not finite, the epoch may have been left early.
+        self._check_finite(results)
+        epochs = {position: cell.epochs_done + 1 for position, cell in enumerate(self._cells)}
+        heads = course.measure(stack, epochs) if course else {}
+        for position, (cell, result) in enumerate(zip(self._cells, results, strict=True)):
+            row = HistoryRow(
+                epoch=epochs[position],
+                train_loss=result.train_loss,
+                val_loss=result.val_loss,
+                val_acc=result.val_acc,
+                lr=result.lr,
+                seconds=seconds,
+            )
+            cell.record(stack, position, row, heads.get(position), checkpoint_every=self._checkpoint_every)
+            self._listener.epoch(cell.config, row)
+
+    def _on_step(self, step: int) -> None:
+        self._listener.step(step)
+        self._heed()
+
+    def _heed(self) -> None:
+        self._stop_for(self._processes.heard(self._stop.by))
+
+    def _stop_for(self, by: str | None) -> None:
+        if by is not None:
+            unfinished = [cell.epochs_done for cell in self._cells if not cell.folder.is_complete]
+            raise StoppedError(by, unfinished)
+
+    def _check_finite(self, results: Sequence[EpochResult]) -> None:
+        diverged, messages = [], []
+        for cell, result in zip(self._cells, results, strict=True):
+            if math.isfinite(result.train_loss) and math.isfinite(result.val_loss):
+                continue
+            epoch = cell.epochs_done + 1
+            cell.folder.log("diverged", epoch=epoch, train_loss=str(result.train_loss))
+            kept = f"the checkpoint of epoch {epoch - 1} is kept" if epoch > 1 else "no epoch was finished"
+            diverged.append(cell)
+            messages.append(f"the loss of {cell.folder.path} became {result.train_loss} in epoch {epoch}; {kept}")
+        if diverged:
+            raise DivergedError(f"{'; '.join(messages)}. Try a lower --protocol.lr, or --precision fp32", diverged)
