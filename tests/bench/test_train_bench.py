@@ -177,7 +177,7 @@ def test_command(
     assert command.main(["train", "--device", "cpu", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)[0]["what"] == "ordinary loop"
     assert command.main(["--help"]) == 0
-    assert "{train,measure,gaug,augment,retrieve}" in capsys.readouterr().out
+    assert "{train,measure,gaug,augment,retrieve,study}" in capsys.readouterr().out
     monkeypatch.setattr(bench, "bench_train", lambda **options: rows)
     bench.main(["--device", "cpu"])
     assert "4 cells stacked" in capsys.readouterr().out

@@ -1,9 +1,10 @@
-"""`nearsight bench {train,measure,gaug,augment,retrieve}`: this project and its peers on the same work."""
+"""`nearsight bench {train,measure,gaug,augment,retrieve,study}`: this project and its peers on the same work."""
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from nearsight.bench.augment import bench_augment
@@ -14,6 +15,8 @@ from nearsight.bench.measure import bench_measure
 from nearsight.bench.measure import table as measure_table
 from nearsight.bench.retrieve import bench_retrieve
 from nearsight.bench.retrieve import table as retrieve_table
+from nearsight.bench.study import DEFAULT_CELLS, DEFAULT_STUDY, bench_study
+from nearsight.bench.study import table as study_table
 from nearsight.bench.train import bench_train
 from nearsight.bench.train import table as train_table
 from nearsight.commands.options import find_device, parse
@@ -21,43 +24,49 @@ from nearsight.errors import InputError, unknown_name
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainBenchOptions:
-    """Training by the Modern protocol, K models stacked against one in an ordinary loop with a DataLoader."""
+class Options:
+    """The options of every benchmark. All others go to its function by their names."""
+
+    json: bool = False
+    """Print one machine-readable object instead of text."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchOptions(Options):
+    """Those of a benchmark that computes."""
 
     device: str = "auto"
     """Where to compute: auto (a GPU if there is one), cpu, cuda, cuda:1."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainBenchOptions(BenchOptions):
+    """Training by the Modern protocol, K models stacked against one in an ordinary loop with a DataLoader."""
+
     num_cells: tuple[int, ...] | None = None
     """Models per stack; each makes a row of the table; 1 8 24 on a GPU and 1 4 elsewhere."""
     num_images: int | None = None
     """Images to train and validate on, 4 to 1; 50000 on a GPU and 640 elsewhere."""
     seconds: float = 5.0
     """How long each row of the table is measured, after an epoch to warm up and for at least another."""
-    json: bool = False
-    """Print one machine-readable object instead of text."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class AugmentOptions:
+class AugmentOptions(BenchOptions):
     """The Modern CIFAR augmentations, ours against torchvision in a DataLoader that uses every core."""
 
-    device: str = "auto"
-    """Where to compute: auto (a GPU if there is one), cpu, cuda, cuda:1."""
     num_images: int = 10_000
     """Images in the data set."""
     batch_size: int = 128
     """Images per batch and cell."""
     seconds: float = 5.0
     """How long each row of the table is measured."""
-    json: bool = False
-    """Print one machine-readable object instead of text."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class MeasureBenchOptions:
+class MeasureBenchOptions(BenchOptions):
     """What looking costs: measure against the plain forward, and against keeping every attention map in memory."""
 
-    device: str = "auto"
-    """Where to compute: auto (a GPU if there is one), cpu, cuda, cuda:1."""
     model: str = "vit_base_patch16_224"
     """A ViT of timm's with patches of 16 pixels."""
     num_tokens: tuple[int, ...] = (197, 1025, 4097)
@@ -66,16 +75,12 @@ class MeasureBenchOptions:
     """Images per batch, one number for each number of tokens; 128 32 8 on a GPU and 8 2 1 elsewhere."""
     num_batches: int = 8
     """Batches that are timed."""
-    json: bool = False
-    """Print one machine-readable object instead of text."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class GaugOptions:
+class GaugOptions(BenchOptions):
     """Attention with the Gaussian bias against plain attention and a dense bias, and a training step with LocAt."""
 
-    device: str = "auto"
-    """Where to compute: auto (a GPU if there is one), cpu, cuda, cuda:1."""
     num_tokens: tuple[int, ...] | None = None
     """Tokens per image: CLS, and a square of patches; 197 1025 4097 on a GPU and 197 1025 elsewhere."""
     batch_sizes: tuple[int, ...] | None = None
@@ -84,16 +89,12 @@ class GaugOptions:
     """Steps that are timed at a time, five times for each way; 10 on a GPU and 1 elsewhere."""
     model: str | None = "vit_base_patch16_224"
     """A ViT of timm's whose training step is timed with and without LocAt; None for no such rows."""
-    json: bool = False
-    """Print one machine-readable object instead of text."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class RetrieveBenchOptions:
+class RetrieveBenchOptions(BenchOptions):
     """Exact search of the nearest patches: ours against FAISS's flat index and against the matrix products alone."""
 
-    device: str = "auto"
-    """Where to compute: auto (a GPU if there is one), cpu, cuda, cuda:1."""
     memory_size: int | None = None
     """Patches in the memory; 4000000 on a GPU and 1000000 elsewhere."""
     num_channels: int = 768
@@ -104,83 +105,59 @@ class RetrieveBenchOptions:
     """Neighbours of each."""
     num_turns: int = 3
     """Times that each way is measured."""
-    json: bool = False
-    """Print one machine-readable object instead of text."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyBenchOptions(Options):
+    """What a study of many runs costs beside their training: planning, resuming, reporting; with simulated runs."""
+
+    num_cells: tuple[int, ...] = DEFAULT_CELLS
+    """Cells of the study; each makes a row of the table. 10000 takes some minutes and 1 GB of disk."""
+    study: str = DEFAULT_STUDY
+    """Whose conditions to take, as `nearsight study list` calls it; all of them, or as many as divide the cells."""
+    folder: Path | None = None
+    """Where to make a folder that goes at the end, to measure that disk; the system's place for such by default."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bench:
+    """What a benchmark takes, does and shows."""
+
+    options: type[Options]
+    run: Callable[..., Sequence[Any]]
+    """From the options, and a device where they name one, to rows."""
+    table: Callable[[Any], str]
+    check: Callable[[Any], None] = lambda options: None
+    """Refuses options that do not go together."""
+
+
+def _check_measure(options: MeasureBenchOptions) -> None:
+    if options.batch_sizes is not None and len(options.batch_sizes) != len(options.num_tokens):
+        raise InputError("--batch-sizes needs one number for each of --num-tokens")
+    if options.batch_sizes is None and len(options.num_tokens) != 3:
+        raise InputError("--num-tokens other than three numbers needs --batch-sizes, one for each")
 
 
 def main(arguments: Sequence[str]) -> int:
-    benches = {"train": _train, "measure": _measure, "gaug": _gaug, "augment": _augment, "retrieve": _retrieve}
+    benches = {
+        "train": Bench(options=TrainBenchOptions, run=bench_train, table=train_table),
+        "measure": Bench(options=MeasureBenchOptions, run=bench_measure, table=measure_table, check=_check_measure),
+        "gaug": Bench(options=GaugOptions, run=bench_gaug, table=gaug_table),
+        "augment": Bench(options=AugmentOptions, run=bench_augment, table=augment_table),
+        "retrieve": Bench(options=RetrieveBenchOptions, run=bench_retrieve, table=retrieve_table),
+        "study": Bench(options=StudyBenchOptions, run=bench_study, table=study_table),
+    }
     if not arguments or arguments[0] in ("-h", "--help"):
         print(f"usage: nearsight bench {{{','.join(benches)}}} [OPTIONS]")
         return 0 if arguments else 2
     if arguments[0] not in benches:
         raise unknown_name("benchmark", arguments[0], benches)
-    return benches[arguments[0]](list(arguments[1:]))
-
-
-def _train(arguments: list[str]) -> int:
-    options = parse(TrainBenchOptions, arguments, prog="nearsight bench train")
-    rows = bench_train(
-        device=str(find_device(options.device)),
-        num_cells=options.num_cells,
-        num_images=options.num_images,
-        seconds=options.seconds,
-    )
-    return _shown(rows, train_table(rows), as_json=options.json)
-
-
-def _augment(arguments: list[str]) -> int:
-    options = parse(AugmentOptions, arguments, prog="nearsight bench augment")
-    rows = bench_augment(
-        device=str(find_device(options.device)),
-        num_images=options.num_images,
-        batch_size=options.batch_size,
-        seconds=options.seconds,
-    )
-    return _shown(rows, augment_table(rows), as_json=options.json)
-
-
-def _measure(arguments: list[str]) -> int:
-    options = parse(MeasureBenchOptions, arguments, prog="nearsight bench measure")
-    if options.batch_sizes is not None and len(options.batch_sizes) != len(options.num_tokens):
-        raise InputError("--batch-sizes needs one number for each of --num-tokens")
-    if options.batch_sizes is None and len(options.num_tokens) != 3:
-        raise InputError("--num-tokens other than three numbers needs --batch-sizes, one for each")
-    rows = bench_measure(
-        device=str(find_device(options.device)),
-        model=options.model,
-        num_tokens=options.num_tokens,
-        batch_sizes=options.batch_sizes,
-        num_batches=options.num_batches,
-    )
-    return _shown(rows, measure_table(rows), as_json=options.json)
-
-
-def _gaug(arguments: list[str]) -> int:
-    options = parse(GaugOptions, arguments, prog="nearsight bench gaug")
-    rows = bench_gaug(
-        device=str(find_device(options.device)),
-        num_tokens=options.num_tokens,
-        batch_sizes=options.batch_sizes,
-        num_steps=options.num_steps,
-        model=options.model,
-    )
-    return _shown(rows, gaug_table(rows), as_json=options.json)
-
-
-def _retrieve(arguments: list[str]) -> int:
-    options = parse(RetrieveBenchOptions, arguments, prog="nearsight bench retrieve")
-    rows = bench_retrieve(
-        device=str(find_device(options.device)),
-        memory_size=options.memory_size,
-        num_channels=options.num_channels,
-        num_queries=options.num_queries,
-        k=options.k,
-        num_turns=options.num_turns,
-    )
-    return _shown(rows, retrieve_table(rows), as_json=options.json)
-
-
-def _shown(rows: Sequence[Any], text: str, *, as_json: bool) -> int:
-    print(json.dumps([dataclasses.asdict(row) for row in rows]) if as_json else text)
+    bench = benches[arguments[0]]
+    options = parse(bench.options, arguments[1:], prog=f"nearsight bench {arguments[0]}")
+    bench.check(options)
+    given = {field.name: getattr(options, field.name) for field in dataclasses.fields(options) if field.name != "json"}
+    if isinstance(options, BenchOptions):
+        given["device"] = str(find_device(options.device))
+    rows = bench.run(**given)
+    print(json.dumps([dataclasses.asdict(row) for row in rows]) if options.json else bench.table(rows))
     return 0

@@ -5,8 +5,9 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
+import torch
 import tyro
 
 from nearsight.commands import study_simulation
@@ -19,9 +20,12 @@ from nearsight.recipes import SIMULATIONS, STUDIES, find_study_or_simulation
 from nearsight.recipes.registry import SimulationRecipe, StudyRecipe
 from nearsight.study import Simulation, SimulationResults, Study, StudyFolder, is_simulation, run_study
 from nearsight.study.design import Scale
-from nearsight.study.running import StackBy
+from nearsight.study.executors import Executor, LocalExecutor, ProcessesExecutor, RayExecutor
+from nearsight.study.location import Location, is_url, scratch_folder
+from nearsight.study.running import StackBy, fetch_study
 from nearsight.train import Stop
 
+Engine = Literal["local", "processes", "ray"]
 _NAME = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="NAME")]
 
 
@@ -46,10 +50,18 @@ class RunOptions(Common):
     """Seeds per condition; the recipe's own number by default."""
     scale: Scale = "full"
     """small: a narrow model, few images and two epochs, to test the path on any machine. It is no result."""
-    out: Path | None = None
-    """Folder of the study; runs/NAME by default."""
+    out: str | None = None
+    """Folder of the study; runs/NAME by default. Or a place for its results that fsspec reaches: s3://BUCKET/PATH, …"""
     stack_by: StackBy = "seed"
     """What trains together: the conditions of one seed, one seed after the other, or all. It changes no number."""
+    cells_per_stack: int | None = None
+    """The most cells to take at a time; smaller ones are shared out more evenly among workers. It changes no number."""
+    engine: Engine = "local"
+    """Who does the cells: this process, several of this machine (one per GPU), or a Ray cluster."""
+    workers: int | None = None
+    """Of the engine processes: how many; by default one per GPU, or on a CPU one per core."""
+    address: str = "auto"
+    """Of the engine ray: auto (the cluster that runs here), local (a new one of this machine), or HOST:PORT."""
     checkpoint_every: int = 1
     """Epochs between checkpoints; a kill costs those since the last, SIGINT and SIGTERM none. It changes no number."""
 
@@ -59,7 +71,7 @@ class ShowOptions(ListOptions):
     """How far a study is, who is at it, and what it gave: means over seeds with their 95 % intervals."""
 
     name: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="NAME_OR_DIR")]
-    """The study's folder, or its name: then what is in runs/NAME, results/NAME or runs/NAME-small."""
+    """The study's folder or URL, or its name: then what is in runs/NAME, results/NAME or runs/NAME-small."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -67,7 +79,7 @@ def main(arguments: Sequence[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
         print(
             "usage: nearsight study list\n"
-            "       nearsight study run NAME [--seeds N] [--scale {full,small}] [--out DIR] [OPTIONS]\n"
+            "       nearsight study run NAME [--seeds N] [--scale {full,small}] [--engine ENGINE] [OPTIONS]\n"
             "       nearsight study show NAME_OR_DIR\n\n"
             "nearsight study run --help shows all options."
         )
@@ -99,51 +111,89 @@ def _run(arguments: list[str]) -> int:
     study = recipe() if options.seeds is None else recipe(seeds=options.seeds)
     if options.scale == "small":
         study = study.small()
-    out = options.out or _default_folder(study.name, study.scale)
+    location = Location(options.out) if options.out and is_url(options.out) else None
+    out = Path(options.out) if options.out else _default_folder(study.name, study.scale)
     if isinstance(study, Simulation):
+        if options.engine != "local":
+            raise InputError(f"study {study.name!r} is one tensor program, for one device; leave --engine away")
+        if location is not None:
+            raise InputError(f"the tables of study {study.name!r} are written in one folder; {out} is none")
         simulation, device = study, options.torch_device
         return stoppable(
             lambda stop: study_simulation.run_and_report(simulation, out, device, stop, as_json=options.json)
         )
-    return stoppable(lambda stop: _run_and_report(study, out, options, stop))
+    executor = _executor(options)
+    return stoppable(lambda stop: _run_and_report(study, out, location, options, executor, stop))
+
+
+def _executor(options: RunOptions) -> Executor:
+    if options.workers is not None and options.engine != "processes":
+        raise InputError(f"--workers is for --engine processes, not for {options.engine}")
+    if options.engine == "processes":
+        return ProcessesExecutor(device=options.torch_device, workers=options.workers)
+    if options.engine == "ray":
+        # The workers' devices need not be here.
+        return RayExecutor(address=options.address, device=options.device)
+    return LocalExecutor(device=options.torch_device)
 
 
 def _default_folder(name: str, scale: Scale) -> Path:
     return Path("runs") / (name if scale == "full" else f"{name}-{scale}")
 
 
-def _run_and_report(study: Study, out: Path, options: RunOptions, stop: Stop) -> int:
+def _run_and_report(
+    study: Study, out: Path, location: Location | None, options: RunOptions, executor: Executor, stop: Stop
+) -> int:
+    place = location.url if location else str(out)
+    out = scratch_folder(location.url) if location else out
+    from nearsight.report.page.live import LivePage
+
     with StudyProgress(study.name) as progress:
         folder = run_study(
             study,
             out,
-            device=options.torch_device,
             data_dir=options.data_dir,
-            listener=progress,
+            listener=LivePage(out, progress),
             stop=stop,
             checkpoint_every=options.checkpoint_every,
+            cells_per_stack=options.cells_per_stack,
             stack_by=options.stack_by,
+            executor=executor,
+            location=location,
         )
     left = [cell.run for cell in study.cells if not folder.is_done(cell.run)]
     if not left:
-        from nearsight.report.study import write_study_report
-
-        write_study_report(folder.write_tables(), out)
+        _write_report(folder, options)
+        if location is not None:
+            location.publish_tables(out)
     if options.json:
-        print(json.dumps({"folder": str(out), "left": left, **described(folder)}, ensure_ascii=False))
+        print(json.dumps({"folder": place, "left": left, **described(folder)}, ensure_ascii=False))
         return 0
     print(table(folder))
     if left:
         print(f"\n{len(left)} cells are with other runners; when they are done, the same command writes the report.")
     else:
-        print(f"\nTables, figures and verdict: {out}")
+        print(f"\nTables, figures, verdict and page: {place}")
     sys.stdout.flush()
     return 0
 
 
+def _write_report(folder: StudyFolder, options: RunOptions) -> None:
+    from nearsight.commands.exploring import explorer_of_study
+    from nearsight.report.page.folders import write_folder_page
+    from nearsight.report.study import write_study_report
+
+    results = folder.write_tables()
+    write_study_report(results, folder.path)
+    # A cluster's devices need not be here, and a few forwards take no GPU.
+    device = torch.device("cpu") if options.engine == "ray" else options.torch_device
+    explorer = explorer_of_study(folder.path, results, data_dir=options.data_dir, device=device)
+    write_folder_page(folder.path, explorer=explorer)
+
+
 def _show(arguments: list[str]) -> int:
     options = parse(ShowOptions, arguments, prog="nearsight study show")
-    path = _find_folder(options.name)
+    path = fetch_study(Location(options.name)) if is_url(options.name) else _find_folder(options.name)
     if is_simulation(path):
         results = SimulationResults.read(path)
         told, shown = study_simulation.described(results), study_simulation.table(results)

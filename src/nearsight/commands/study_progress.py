@@ -3,6 +3,7 @@
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -15,8 +16,22 @@ from nearsight.study import Cell, StudyListener
 from nearsight.train import HistoryRow, RunConfig, RunFolder
 
 
+@dataclass
+class _Stack:
+    """What one runner took, and the part of it that trains now."""
+
+    runs: set[str]
+    epochs: dict[str, int] = field(default_factory=dict)
+    """Whole epochs of the cells that train now."""
+    is_under_way: bool = False
+    """Whether they have finished an epoch together."""
+    steps_per_epoch: int = 0
+    rate: float = 0.0
+    """Images per second."""
+
+
 class StudyProgress(StudyListener):
-    """Shows the cells that train together; use it as a context manager.
+    """Shows the cells that train now, of one runner or of several workers; use it as a context manager.
 
     What is left is counted in epochs of cells. Early stopping ends cells sooner, so the time left is at most that.
     """
@@ -31,12 +46,8 @@ class StudyProgress(StudyListener):
         self._max_epochs: dict[str, int] = {}
         """Of the cells that this runner has not done; 0 once it has."""
         self._total = 0
-        self._epochs: dict[str, int] = {}
-        """Whole epochs of the cells that train now."""
-        self._is_under_way = False
-        """Whether they have finished an epoch together."""
-        self._steps_per_epoch = 0
-        self._rate = 0.0
+        self._stacks: list[_Stack] = []
+        """What each runner trains now."""
         self._epochs_done_here = 0
         self._began = self._said = time.perf_counter()
 
@@ -64,9 +75,18 @@ class StudyProgress(StudyListener):
             self._say(self._cells())
 
     def taken(self, cells: Sequence[Cell]) -> None:
+        self._stacks.append(_Stack({cell.run for cell in cells}))
         seeds = sorted({cell.seed for cell in cells})
         of_seeds = f"seed {seeds[0]}" if len(seeds) == 1 else f"seeds {', '.join(map(str, seeds))}"
-        self._say(f"{len(cells)} cells of {of_seeds}")
+        self._say(f"{_counted(cells)} of {of_seeds}")
+
+    def given_back(self, cells: Sequence[Cell]) -> None:
+        runs = {cell.run for cell in cells}
+        self._stacks = [stack for stack in self._stacks if not stack.runs & runs]
+
+    def worker_lost(self, cells: Sequence[Cell], problem: str, seconds: float | None) -> None:
+        next_try = "they are not tried again" if seconds is None else f"they are tried again in {seconds:.0f} s"
+        self._say(f"a worker was lost ({problem}) at {_counted(cells)}; {next_try}")
 
     def set_aside(self, path: Path, problem: str) -> None:
         self._say(f"set aside and done again: {path} ({problem})")
@@ -75,17 +95,18 @@ class StudyProgress(StudyListener):
         self._say(f"{self._conditions[config.identity]}: another runner took it over, since this one gave no sign")
 
     def started(self, config: RunConfig, epochs_done: int, steps_per_epoch: int) -> None:
-        if self._is_under_way:  # so this is the first cell of the next stack
-            self._epochs, self._is_under_way = {}, False
-        self._steps_per_epoch = steps_per_epoch
-        self._epochs[config.identity] = epochs_done
+        stack = self._stack_of(config.identity)
+        if stack.is_under_way:  # so this is the first cell of the runner's next one
+            stack.epochs, stack.is_under_way = {}, False
+        stack.steps_per_epoch = steps_per_epoch
+        stack.epochs[config.identity] = epochs_done
 
     def epoch(self, config: RunConfig, row: HistoryRow) -> None:
-        self._is_under_way = True
-        self._epochs[config.identity] = row.epoch
+        stack = self._stack_of(config.identity)
+        stack.is_under_way = True
+        stack.epochs[config.identity] = row.epoch
         self._epochs_done_here += 1
-        images = len(self._epochs) * self._steps_per_epoch * config.protocol.batch_size
-        self._rate = images / row.seconds
+        stack.rate = len(stack.epochs) * stack.steps_per_epoch * config.protocol.batch_size / row.seconds
         self._move_bar()
         if self._bar is None and time.perf_counter() - self._said > SECONDS_BETWEEN_LINES:
             self._say(f"{self._status()}, {self._time_left()}")
@@ -93,11 +114,12 @@ class StudyProgress(StudyListener):
     def split(self, sizes: Sequence[int]) -> None:
         parts = " and ".join(map(str, sizes))
         self._say(f"{sum(sizes)} cells do not fit into memory at once; they continue as {parts}")
-        self._is_under_way = True
+        for stack in self._stacks:
+            stack.is_under_way |= len(stack.epochs) == sum(sizes)
 
     def finished(self, config: RunConfig, folder: RunFolder) -> None:
         run = config.identity
-        self._epochs.pop(run, None)
+        self._stack_of(run).epochs.pop(run, None)
         self._num_done += 1
         self._max_epochs[run] = 0
         self._move_bar()
@@ -107,6 +129,19 @@ class StudyProgress(StudyListener):
             f"{most_local_head(result)}; {self._cells()}"
         )
 
+    def _stack_of(self, run: str) -> "_Stack":
+        """The one of the runner that took this run last."""
+        for stack in reversed(self._stacks):
+            if run in stack.runs:
+                return stack
+        self._stacks.append(_Stack({run}))
+        return self._stacks[-1]
+
+    @property
+    def _epochs(self) -> dict[str, int]:
+        """Whole epochs of the cells that train now."""
+        return {run: epochs for stack in self._stacks for run, epochs in stack.epochs.items()}
+
     def _cells(self) -> str:
         return f"{self._num_done} of {self._num_cells} cells done"
 
@@ -115,14 +150,17 @@ class StudyProgress(StudyListener):
             self._bar.update(self._task, completed=self._total - self._epochs_left(), status=self._status())
 
     def _status(self) -> str:
-        if not self._epochs:
+        epochs = self._epochs
+        if not epochs:
             return self._cells()
-        least, most = min(self._epochs.values()), max(self._epochs.values())
-        epochs = f"epoch {most}" if least == most else f"epochs {least} to {most}"
-        return f"{self._cells()}, {len(self._epochs)} at {epochs}, {self._rate:,.0f} images/s"
+        least, most = min(epochs.values()), max(epochs.values())
+        reached = f"epoch {most}" if least == most else f"epochs {least} to {most}"
+        rate = sum(stack.rate for stack in self._stacks if stack.epochs)
+        return f"{self._cells()}, {len(epochs)} at {reached}, {rate:,.0f} images/s"
 
     def _epochs_left(self) -> int:
-        return sum(most - self._epochs.get(run, 0) for run, most in self._max_epochs.items())
+        epochs = self._epochs
+        return sum(most - epochs.get(run, 0) for run, most in self._max_epochs.items())
 
     def _time_left(self) -> str:
         rate = self._epochs_done_here / (time.perf_counter() - self._began)
@@ -131,3 +169,7 @@ class StudyProgress(StudyListener):
     def _say(self, text: str) -> None:
         self._said = time.perf_counter()
         self._console.print(f"{self._label}: {text}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _counted(cells: Sequence[Cell]) -> str:
+    return "1 cell" if len(cells) == 1 else f"{len(cells)} cells"

@@ -3,8 +3,9 @@
 from nearsight.study.design import Cell, Study
 from nearsight.study.factors import OFF
 from nearsight.study.folder import CellState, StudyFolder
+from nearsight.study.listening import StudyListener
 from nearsight.study.results import StudyResults
-from nearsight.study.running import StudyListener, run_study
+from nearsight.study.running import run_study
 from nearsight.study.simulation import Simulation, SimulationCell
 from nearsight.study.simulation_folder import SimulationFolder, SimulationResults, is_simulation
 from nearsight.study.simulation_running import SimulationListener, run_simulation

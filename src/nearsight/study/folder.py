@@ -8,7 +8,7 @@ runs.csv         a row per complete run; with heads.csv and history.csv, which c
 provenance.json  code, libraries, machines and time of all runs
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -17,7 +17,7 @@ import pandas as pd
 
 from nearsight.configuration import decode
 from nearsight.errors import InputError
-from nearsight.files import check_output_folder, output_folder, write_json, write_text
+from nearsight.files import check_output_folder, output_folder, remove_remains, write_json, write_text
 from nearsight.study.design import Study
 from nearsight.study.lock import Holder, Locks
 from nearsight.study.repair import result_problem
@@ -53,8 +53,8 @@ class StudyFolder:
     def run_folder(self, run: str) -> RunFolder:
         return RunFolder(self.path / "runs" / run)
 
-    def locks(self) -> Locks:
-        return Locks(self.path / "locks")
+    def locks(self, *, token: str | None = None, gone: Collection[str] = ()) -> Locks:
+        return Locks(self.path / "locks", token=token, gone=gone)
 
     def check(self, study: Study) -> None:
         """Refuse a folder that is another study's, or that nothing can be written to; nothing is changed."""
@@ -80,6 +80,7 @@ class StudyFolder:
         """Make the folder this study's, or find that it already is. Cells it has of other seeds stay."""
         self.check(study)
         output_folder(self.path / "runs")
+        remove_remains(self.path, shared=True)
         described = study.to_json()
         if (self.path / "study.json").exists():
             held = read_description(self.path)
@@ -145,7 +146,11 @@ class StudyFolder:
             for what in ("commit", "versions", "hardware", "data_fingerprint")
         }
         images, seconds = results.images_trained, results.device_seconds
-        counted = {"images": images, "device_seconds": seconds, "images_per_second": images / seconds}
+        counted = {
+            "images": images,
+            "device_seconds": seconds,
+            "images_per_second": images / seconds if seconds else 0.0,
+        }
         write_json(self.path / "provenance.json", {**told, "runs": len(certificates), **counted})
         return results
 

@@ -13,7 +13,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -41,21 +41,24 @@ class Owner:
     """Tells apart several holders within a process."""
 
     @classmethod
-    def here(cls) -> "Owner":
+    def here(cls, token: str | None = None) -> "Owner":
         pid = os.getpid()
         return cls(
             host=socket.gethostname(),
             namespace=_namespace(),
             pid=pid,
             started=_start_of(pid),
-            token=secrets.token_hex(8),
+            token=token or secrets.token_hex(8),
         )
+
+    @property
+    def is_here(self) -> bool:
+        """Whether the process is one of those that can be seen from here."""
+        return (self.host, self.namespace) == (socket.gethostname(), _namespace())
 
     def is_gone(self) -> bool:
         """Whether the process has surely ended; of one on another machine nothing is sure."""
-        if (self.host, self.namespace) != (socket.gethostname(), _namespace()):
-            return False
-        return not _is_alive(self.pid) or _start_of(self.pid) != self.started
+        return self.is_here and (not _is_alive(self.pid) or _start_of(self.pid) != self.started)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,9 +84,11 @@ class Holder:
 class Locks:
     """The locks in a folder, and those of them that this runner holds."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._owner = Owner.here()
+    def __init__(self, folder: Path, *, token: str | None = None, gone: Collection[str] = ()) -> None:
+        """`token` is this holder's own; `gone` are those of holders of whom somebody knows that they have ended, which
+        on another machine only silence would tell."""
+        self._folder, self._gone = folder, gone
+        self._owner = Owner.here(token)
         self._held: dict[str, Path] = {}
         self._lost: set[str] = set()
         self._changing = threading.Lock()
@@ -110,7 +115,8 @@ class Locks:
     def take(self, cell: str) -> bool:
         """Whether this runner holds the cell's lock now; False: somebody else does."""
         generation = self._next_generation(cell)
-        if generation > 0 and (holder := _read(self._path(cell, generation - 1))) is not None and not holder.is_stale:
+        holder = _read(self._path(cell, generation - 1)) if generation > 0 else None
+        if holder is not None and not holder.is_stale and not self.is_known_gone(holder):
             return False
         self._folder.mkdir(parents=True, exist_ok=True)
         path = self._path(cell, generation)
@@ -160,6 +166,9 @@ class Locks:
         """Who holds a cell, if anybody does; it may be stale."""
         generation = self._next_generation(cell)
         return _read(self._path(cell, generation - 1)) if generation > 0 else None
+
+    def is_known_gone(self, holder: Holder) -> bool:
+        return holder.owner is not None and holder.owner.token in self._gone
 
     def _is_mine(self, path: Path) -> bool:
         holder = _read(path)

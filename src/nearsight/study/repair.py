@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from nearsight.errors import InputError
-from nearsight.study.results import read_run
+from nearsight.study.run_tables import read_run
 from nearsight.train import SCHEMA, RunConfig, RunFolder
 
 Tell = Callable[[Path, str], None]

@@ -4,32 +4,25 @@ They come from the run folders of a study, or from the CSV files that are left o
 """
 
 import json
-import math
 from contextlib import suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from nearsight.errors import InputError
 from nearsight.files import write_text
-from nearsight.train import HEADS_COLUMNS, LAYERS_COLUMNS, HistoryRow, RunFolder
+from nearsight.study.run_tables import EPOCH_COLUMNS, RESULT_COLUMNS, Columns, read_columns, read_row, read_run
+from nearsight.train import HEADS_COLUMNS, LAYERS_COLUMNS, RunFolder
 
 SCHEMA = 1
 """Version of study.json and of the tables; raised whenever an older reader would go wrong."""
-RESULT_COLUMNS = (
-    *("epochs", "best_epoch", "best_val_acc", "test_acc", "min_mad", "max_mad", "min_entropy", "max_entropy"),
-    *("position_association", "images_per_second", "wall_seconds"),
-)
-"""What a run gave: the columns of `runs` after run, condition, the factors and the seed."""
 HEAD_COLUMNS = ("run", *(name for name in HEADS_COLUMNS if name != "epoch"))
 LAYER_COLUMNS = ("run", *LAYERS_COLUMNS)
 COURSE_COLUMNS = ("run", *HEADS_COLUMNS)
-HISTORY_COLUMNS = ("run", *(field.name for field in fields(HistoryRow)))
-
-_NAMED_OTHERWISE = {"best_val_acc": "val_acc"}
-"""Column → its name in result.json."""
+HISTORY_COLUMNS = ("run", *EPOCH_COLUMNS)
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,7 +108,7 @@ def read_description(folder: Path) -> dict[str, Any]:
         raise InputError(f"{folder} is not the folder of a study: it has no study.json") from error
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror or error}") from error
-    except ValueError as error:  # not JSON, or not UTF-8
+    except (ValueError, RecursionError) as error:  # not JSON, or not UTF-8
         raise InputError(f"{path} is damaged: {error}") from error
     if not isinstance(described, dict) or not isinstance(described.get("schema"), int):
         raise InputError(f"{path} does not describe a study")
@@ -123,55 +116,27 @@ def read_description(folder: Path) -> dict[str, Any]:
         raise InputError(
             f"{path} has schema {described['schema']}, but this nearsight reads up to {SCHEMA}; update nearsight"
         )
-    missing = {"name", "scale", "design", "factors", "cells", "settings", "assumed"} - set(described)
-    if missing:
-        raise InputError(f"{path} is damaged: it does not say its {', '.join(sorted(missing))}")
+    if missing := _missing(described, _OF_A_STUDY):
+        raise InputError(f"{path} is damaged: it does not say its {missing}")
+    if not all(isinstance(labels, list) for labels in described["factors"].values()):
+        raise InputError(f"{path} is damaged: a factor has no levels")
     for number, cell in enumerate(described["cells"]):
-        if missing := {"run", "condition", "levels", "seed", "config"} - set(cell):
-            raise InputError(f"{path} is damaged: cell {number} does not say its {', '.join(sorted(missing))}")
+        if missing := _missing(cell, _OF_A_CELL):
+            raise InputError(f"{path} is damaged: cell {number} does not say its {missing}")
     return described
 
 
-def read_row(folder: RunFolder) -> dict[str, Any]:
-    """The `RESULT_COLUMNS` of a complete run. What cannot be read is an `InputError` that names the file."""
-    told = {**folder.read_result(), **folder.read_provenance()}
-    try:
-        row = {name: told[_NAMED_OTHERWISE.get(name, name)] for name in RESULT_COLUMNS}
-    except KeyError as error:
-        raise InputError(f"{folder.path} is damaged: its result does not say {error}") from error
-    # A model without heads has none that is the most local.
-    return {name: math.nan if value is None else value for name, value in row.items()}
+_OF_A_STUDY: dict[str, type] = {
+    **{"name": str, "scale": str, "design": str},
+    **{"factors": dict, "cells": list, "settings": dict, "assumed": list},
+}
+_OF_A_CELL: dict[str, type] = {"run": str, "condition": str, "levels": dict, "seed": int, "config": dict}
 
 
-@dataclass(frozen=True, eq=False)
-class RunTables:
-    """What a complete run gave."""
-
-    row: dict[str, Any]
-    heads: pd.DataFrame
-    """Of its final model."""
-    layers: pd.DataFrame
-    history: pd.DataFrame
-    course: pd.DataFrame
-    """The heads at all epochs at which they were measured, if that was asked for."""
-
-
-def read_run(folder: RunFolder) -> RunTables:
-    """What a complete run gave. What cannot be read is an `InputError` that names the file."""
-    row = read_row(folder)
-    heads = _read_table(folder.heads, HEADS_COLUMNS, text=("layer_name",))
-    # Heads may have been measured all through training. The model is that of the best epoch, and where both were
-    # measured at that epoch the file holds the model's.
-    final = heads[heads["epoch"] == row["best_epoch"]].drop(columns="epoch")
-    if final.empty and not math.isnan(row["min_mad"]):
-        raise InputError(f"{folder.heads} is damaged: it has no heads of epoch {row['best_epoch']}, the model's")
-    return RunTables(
-        row=row,
-        heads=final,
-        layers=_read_table(folder.layers, LAYERS_COLUMNS, text=("layer_name",)),
-        history=_read_table(folder.path / "history.csv", HISTORY_COLUMNS[1:]),
-        course=heads if folder.read_config().measure_every else heads.iloc[:0],
-    )
+def _missing(value: Any, parts: dict[str, type]) -> str:
+    """The parts that a JSON value does not have, or not as what they should be."""
+    told = value if isinstance(value, dict) else {}
+    return ", ".join(sorted(name for name, kind in parts.items() if not isinstance(told.get(name), kind)))
 
 
 def read_rows(folder: Path) -> pd.DataFrame:
@@ -195,8 +160,8 @@ _OF_RUNS = {"heads": HEAD_COLUMNS, "layers": LAYER_COLUMNS, "history": HISTORY_C
 
 
 def _from_run_folders(folder: Path, cells: list[dict[str, Any]], factors: tuple[str, ...]) -> dict[str, pd.DataFrame]:
-    rows = []
-    parts: dict[str, list[pd.DataFrame]] = {name: [] for name in _OF_RUNS}
+    rows, runs = [], []
+    parts: dict[str, list[Columns]] = {name: [] for name in _OF_RUNS}
     for cell in cells:
         run_folder = RunFolder(folder / "runs" / cell["run"])
         if not run_folder.is_complete:
@@ -206,15 +171,23 @@ def _from_run_folders(folder: Path, cells: list[dict[str, Any]], factors: tuple[
         except InputError:  # likewise
             continue
         rows.append(_named(cell, tables.row))
-        for name, columns in _OF_RUNS.items():
-            parts[name].append(getattr(tables, name).assign(run=cell["run"])[list(columns)])
-    joined = {
-        name: pd.concat(some, ignore_index=True)
-        if (some := [part for part in parts[name] if len(part)])
-        else _none(name)
-        for name in _OF_RUNS
-    }
+        runs.append(cell["run"])
+        for name, columns in tables.columns.items():
+            parts[name].append(columns)
+    joined = {name: _joined(name, runs, parts.pop(name)) for name in _OF_RUNS}
     return {"runs": pd.DataFrame(rows, columns=list(run_columns(factors))), **joined}
+
+
+def _joined(name: str, runs: list[str], parts: list[Columns]) -> pd.DataFrame:
+    """One table of all runs."""
+    sizes = [len(next(iter(part.values()))) for part in parts]
+    if not sum(sizes):
+        return _none(name)
+    first, *others = _OF_RUNS[name]
+    joined: dict[str, Any] = {first: np.repeat(np.array(runs, dtype=object), sizes)}
+    for column in others:  # a table without rows has no say in what its columns hold
+        joined[column] = np.concatenate([part.pop(column) for part, size in zip(parts, sizes, strict=True) if size])
+    return pd.DataFrame(joined)
 
 
 def _none(name: str) -> pd.DataFrame:
@@ -222,32 +195,15 @@ def _none(name: str) -> pd.DataFrame:
 
 
 def _from_tables(folder: Path, _: list[dict[str, Any]], factors: tuple[str, ...]) -> dict[str, pd.DataFrame]:
-    tables = {"runs": _read_table(folder / "runs.csv", run_columns(factors), text=("run", "condition", *factors))}
+    tables = {"runs": _read_table(folder / "runs.csv", run_columns(factors), ("run", "condition", *factors))}
     for name, columns in _OF_RUNS.items():
         if name == "course" and not (folder / "course.csv").exists():
             tables[name] = _none(name)
         else:
             text = tuple(column for column in ("run", "layer_name") if column in columns)
-            tables[name] = _read_table(folder / f"{name}.csv", columns, text=text)
+            tables[name] = _read_table(folder / f"{name}.csv", columns, text)
     return tables
 
 
-def _read_table(path: Path, columns: tuple[str, ...], text: tuple[str, ...] = ()) -> pd.DataFrame:
-    """The columns of a CSV file, digit for digit. Those of text stay text: a hash may look like a number, and a level
-    may be called "none"."""
-    try:
-        frame = pd.read_csv(path, dtype=str, keep_default_na=False)[list(columns)]
-        return frame.assign(**{name: _numbers(frame[name]) for name in columns if name not in text})
-    except FileNotFoundError as error:
-        raise InputError(f"{path} is missing") from error
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror or error}") from error
-    except (KeyError, ValueError) as error:  # pandas' own errors are ValueErrors
-        raise InputError(f"{path} is damaged: {' '.join(str(error).split())}") from error
-
-
-def _numbers(column: "pd.Series[str]") -> "pd.Series[int] | pd.Series[float]":
-    try:
-        return column.astype("int64")
-    except ValueError:
-        return column.replace("", "nan").astype("float64")
+def _read_table(path: Path, columns: tuple[str, ...], text: tuple[str, ...]) -> pd.DataFrame:
+    return pd.DataFrame(read_columns(path, columns, text))

@@ -24,6 +24,8 @@ from nearsight.report.figures.style import (
 from nearsight.report.inputs import ModelHeads, check_labels
 
 LAYERS_WITH_OWN_TICK = 12
+MOST_OUTLINES = 4096
+"""Points of one kind that are shapes of their own in an SVG; more of them are one picture there."""
 
 
 def mad_entropy_plane(models: Sequence[ModelHeads], *, grid_size: tuple[int, int] | None = None) -> Figure:
@@ -56,6 +58,7 @@ def mad_entropy_plane(models: Sequence[ModelHeads], *, grid_size: tuple[int, int
                 linewidths=0.5,
                 alpha=0.92,
                 zorder=3,
+                rasterized=len(rows) > MOST_OUTLINES,
                 gid=f"model{index}",
             )
             handles.append(

@@ -1,7 +1,5 @@
 """Figure 2: every head in the plane of distance and entropy, by layer (S1, Figure 2)."""
 
-import pandas as pd
-
 from nearsight.report.figures import mad_entropy_plane
 from nearsight.report.inputs import ModelHeads
 from nearsight.report.study.conditions import base_and_full, num_seeds
@@ -29,8 +27,8 @@ def plane(results: StudyResults) -> Drawing:
 def all_heads(results: StudyResults, condition: str) -> ModelHeads:
     """The heads of all seeds of a condition as those of one wide model: seed after seed."""
     runs = results.runs.loc[results.runs["condition"] == condition, "run"]
-    heads = pd.concat([results.heads[results.heads["run"] == run] for run in runs])
-    place = heads["run"].map({run: place for place, run in enumerate(runs)})
-    return ModelHeads(
-        label=condition, heads=heads.assign(epoch=0, head=heads["head"] + place * (results.heads["head"].max() + 1))
-    )
+    places = {run: place for place, run in enumerate(runs)}
+    heads = results.heads[results.heads["run"].isin(places)]
+    place = heads["run"].map(places)
+    wide = heads.assign(epoch=0, head=heads["head"] + place * (results.heads["head"].max() + 1))
+    return ModelHeads(label=condition, heads=wide.iloc[place.argsort(kind="stable")])

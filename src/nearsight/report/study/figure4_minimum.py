@@ -90,7 +90,8 @@ def _styles(results: StudyResults) -> tuple[dict[str, ModelStyle], dict[str, Mod
     levels = results.factors[key]
     # The last level comes first: circles are with the factor, triangles without, as in the paper.
     of_level = {level: model_style(place) for place, level in enumerate(reversed(levels))}
-    styles = {str(row["condition"]): of_level[row[key]] for _, row in results.runs.iterrows()}
+    levels_of = zip(results.runs["condition"], results.runs[key], strict=True)
+    styles = {str(condition): of_level[level] for condition, level in levels_of}
     return styles, {level_in_words(key, levels, level): style for level, style in of_level.items()}
 
 

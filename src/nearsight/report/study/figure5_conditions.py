@@ -4,6 +4,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from nearsight.errors import InputError
+from nearsight.report.figures.plane import MOST_OUTLINES
 from nearsight.report.figures.style import (
     DISTANCE_LABEL_ONE_LINE,
     ENTROPY_LABEL,
@@ -59,6 +60,7 @@ def key_conditions(results: StudyResults) -> Drawing:
                 facecolors="none" if hollow else style.colour,
                 edgecolors=style.colour if hollow else "white",
                 zorder=2 if hollow else 3,
+                rasterized=len(heads) > MOST_OUTLINES,
                 gid=f"heads-{label}",
             )
             handles.append(

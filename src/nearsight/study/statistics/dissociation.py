@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from nearsight.study.statistics.intervals import paired_difference
+from nearsight.study.statistics.intervals import by_seed, difference_of
 
 SAME_ACCURACY = "close accuracy, different locality"
 SAME_LOCALITY = "close locality, different accuracy"
@@ -27,9 +27,9 @@ def dissociations(
     its interval stand beside it (NaN with one seed): with few seeds "close" is not "shown to be equal".
     """
     rows = []
+    accuracies, distances = by_seed(runs, "test_acc"), by_seed(runs, "min_mad")
     for first, second in combinations(dict.fromkeys(runs["condition"]), 2):
-        accuracy = paired_difference(runs, second, first, "test_acc")
-        locality = paired_difference(runs, second, first, "min_mad")
+        accuracy, locality = (difference_of(values, second, first) for values in (accuracies, distances))
         if accuracy.n == 0:
             continue
         close_accuracy, close_locality = abs(accuracy.mean) <= accuracy_margin, abs(locality.mean) <= locality_margin

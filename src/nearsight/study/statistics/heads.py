@@ -2,6 +2,7 @@
 
 import numpy as np
 import pandas as pd
+from numpy.typing import ArrayLike
 from scipy.spatial.distance import cdist
 
 
@@ -23,11 +24,11 @@ def sorted_heads(heads: pd.DataFrame, column: str) -> pd.DataFrame:
     return ordered.assign(rank=ordered.groupby(["run", "layer"]).cumcount())
 
 
-def energy_distance(a: pd.DataFrame, b: pd.DataFrame) -> float:
+def energy_distance(a: ArrayLike, b: ArrayLike) -> float:
     """How different two clouds of points are: twice their mean distance minus the mean distances within each.
 
     0 for equal clouds, and only for these (Székely and Rizzo, 2013). Rows are points, columns coordinates.
     """
-    first, second = a.to_numpy(dtype=np.float64), b.to_numpy(dtype=np.float64)
+    first, second = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
     between, within_a, within_b = (cdist(x, y).mean() for x, y in ((first, second), (first, first), (second, second)))
     return float(2 * between - within_a - within_b)

@@ -67,7 +67,16 @@ def paired_difference(
     A seed fixes the initial weights and the order of the images, so runs of one seed belong together: the differences
     are taken within seeds, and their spread is the spread of the effect.
     """
-    values = runs.pivot_table(index="seed", columns="condition", values=response)
+    return difference_of(by_seed(runs, response), condition, reference, level)
+
+
+def by_seed(runs: pd.DataFrame, response: str) -> pd.DataFrame:
+    """A row per seed, a column per condition."""
+    return runs.pivot_table(index="seed", columns="condition", values=response)
+
+
+def difference_of(values: pd.DataFrame, condition: str, reference: str, level: float = LEVEL) -> MeanInterval:
+    """As `paired_difference`, from what `by_seed` gives: where many pairs are asked for, once for all of them."""
     if condition not in values or reference not in values:
         return mean_interval([], level)
     return mean_interval((values[condition] - values[reference]).dropna(), level)

@@ -9,6 +9,7 @@ part in the other, so sorted lists of the halves' sums are enough.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import pandas as pd
@@ -20,6 +21,10 @@ Array = NDArray[np.float64]
 # The most sums kept of one half; beyond it dealings are drawn at random.
 MOST_SUMS = 2**22
 NUM_DRAWN = 100_000
+# Of many runs fewer are drawn: a dealing takes a random number for each run.
+MOST_NUMBERS = 2**24
+FEWEST_DRAWN = 10_000
+_NUMBERS_AT_ONCE = 2**20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +78,8 @@ def separation(
     counts = _count_all(values, has, members)
     exact = counts is not None
     if counts is None:
-        counts, num_counted = _count_drawn(values, has, members), NUM_DRAWN + 1
+        num_drawn = min(NUM_DRAWN, max(FEWEST_DRAWN, MOST_NUMBERS // len(values)))
+        counts, num_counted = _count_drawn(values, has, members, num_drawn), num_drawn + 1
     else:
         num_counted = num_dealings
     return Separation(
@@ -128,14 +134,25 @@ def _two_halves(
         first, second = _sums_by_size(values[:half]), _sums_by_size(values[half:])
         taken = range(max(0, size - len(second) + 1), min(size, half) + 1)
         return [(first[number], second[size - number]) for number in taken]
+    shares = [(block, int(has[block].sum())) for block in sorted(members, key=len, reverse=True)]
+    if not _can_be_counted(shares):
+        return None
     halves = [np.zeros(1), np.zeros(1)]
-    for block in sorted(members, key=len, reverse=True):
+    for block, size in shares:
         shorter = int(halves[1].size < halves[0].size)
-        size = int(has[block].sum())
-        if max(2 ** len(block), math.comb(len(block), size) * halves[shorter].size) > MOST_SUMS:
-            return None
         halves[shorter] = np.add.outer(halves[shorter], _sums_by_size(values[block])[size]).ravel()
     return [(halves[0], halves[1])]
+
+
+def _can_be_counted(shares: Sequence[tuple[NDArray[np.intp], int]]) -> bool:
+    """Whether the lists of `_two_halves` stay short enough, found out before any is made."""
+    sizes = [1, 1]
+    for block, size in shares:
+        shorter = int(sizes[1] < sizes[0])
+        sizes[shorter] *= math.comb(len(block), size)
+        if max(2 ** len(block), sizes[shorter]) > MOST_SUMS:
+            return False
+    return True
 
 
 def _sums_by_size(values: Array) -> list[Array]:
@@ -160,12 +177,36 @@ def _count_complete(values: Array, has: NDArray[np.bool_], members: Sequence[NDA
     return count
 
 
-def _count_drawn(values: Array, has: NDArray[np.bool_], members: Sequence[NDArray[np.intp]]) -> tuple[int, int]:
+def _count_drawn(
+    values: Array, has: NDArray[np.bool_], members: Sequence[NDArray[np.intp]], num_drawn: int
+) -> tuple[int, int]:
     """As `_count_all`, over random dealings and the real one."""
-    random = np.random.default_rng(0)
-    sums = np.zeros(NUM_DRAWN)
-    for block in members:
-        places = random.random((NUM_DRAWN, len(block))).argsort(axis=1)[:, : int(has[block].sum())]
-        sums += values[block][places].sum(axis=1)
+    shares = tuple((len(block), int(has[block].sum())) for block in members)
+    by_block = values[np.concatenate(members)]
+    sums = np.empty(num_drawn)
+    at_once = max(1, _NUMBERS_AT_ONCE // len(values))
+    for start in range(0, num_drawn, at_once):
+        some = _dealings(shares, num_drawn)[start : start + at_once]
+        sums[start : start + at_once] = np.unpackbits(some, axis=1, count=len(values)).astype(np.float64) @ by_block
     real, tolerance = float(values[has].sum()), _tolerance(values)
     return 1 + int((sums <= real + tolerance).sum()), 1 + int((sums >= real - tolerance).sum())
+
+
+@lru_cache(maxsize=4)
+def _dealings(shares: tuple[tuple[int, int], ...], num_drawn: int) -> NDArray[np.uint8]:
+    """Who is "with" in random dealings to blocks of so many runs, of which so many are; a row of bits per dealing.
+
+    They are the same for every factor and response that has such blocks, so they are drawn once.
+    """
+    random = np.random.default_rng(0)
+    chosen = np.zeros((num_drawn, sum(length for length, _ in shares)), dtype=np.bool_)
+    first = 0
+    for length, size in shares:
+        at_once = max(1, _NUMBERS_AT_ONCE // length)
+        for start in range(0, num_drawn, at_once):
+            keys = random.random((min(at_once, num_drawn - start), length))
+            if size > 0:  # those with the smallest keys
+                last = np.partition(keys, size - 1, axis=1)[:, size - 1 : size]
+                chosen[start : start + at_once, first : first + length] = keys <= last
+        first += length
+    return np.packbits(chosen, axis=1)

@@ -23,7 +23,7 @@ AFTER = 3
 FINAL = 0.25
 
 
-def _look_nearer(column: str) -> Callable[[StudyResults], Finding]:
+def _nearer(what: str, column: str) -> Claim:
     def judge(results: StudyResults) -> Finding:
         values = by_seed(run_measures(results), column, (s2.VIT, s2.GAUG))
         differences = values[s2.GAUG] - values[s2.VIT]
@@ -32,7 +32,14 @@ def _look_nearer(column: str) -> Callable[[StudyResults], Finding]:
         words = f"{before} to {after}: {OF_RUNS[column].told(ours, signed=True)}"
         return judge_order(differences.tolist(), ours, sign=-1, words=words)
 
-    return judge
+    return Claim(
+        text=f"GAug makes attention local: {what}",
+        source="S2 §4.1",
+        paper=IN_WORDS,
+        rule=ORDER,
+        needs=(s2.VIT, s2.GAUG),
+        judge=judge,
+    )
 
 
 def _shifted(
@@ -87,22 +94,8 @@ def layer_claims() -> tuple[Claim, ...]:
     """In the studies that have ViT, GAug and LocAt."""
     gaug, locat = (s2.VIT, s2.GAUG), (s2.VIT, s2.LOCAT)
     return (
-        Claim(
-            text="GAug makes attention local: the most local head looks nearer",
-            source="S2 §4.1",
-            paper=IN_WORDS,
-            rule=ORDER,
-            needs=gaug,
-            judge=_look_nearer("min_mad"),
-        ),
-        Claim(
-            text="GAug makes attention local: heads look nearer on average",
-            source="S2 §4.1",
-            paper=IN_WORDS,
-            rule=ORDER,
-            needs=gaug,
-            judge=_look_nearer("mean_mad"),
-        ),
+        _nearer("the most local head looks nearer", "min_mad"),
+        _nearer("heads look nearer on average", "mean_mad"),
         Claim(
             text="GAug makes attention local in every layer",
             source="S2 §4.1",

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 import pandas as pd
 import torch
@@ -79,6 +80,7 @@ def chance_association(settings: Mapping[str, object]) -> float | None:
     return neighbour_association(torch.zeros(side**2, side**2), (side, side)).chance
 
 
+@lru_cache(maxsize=1)  # for the table and the figure
 def correlations(results: StudyResults) -> dict[str, RankCorrelation]:
     """Association against the smallest distance: over all runs, then within each group of `groups`."""
     runs, factor = associated_runs(results).dropna(subset=["min_mad"]), grouping(results)

@@ -11,6 +11,7 @@ from nearsight.study.statistics.intervals import LEVEL
 
 # All orders are counted where they are no more than this: of up to 7 runs. Else so many are drawn.
 NUM_ORDERS = 9999
+_NUMBERS_AT_ONCE = 2**18
 FEWEST = 3
 """Runs: of two, one is always the larger."""
 METHOD = (
@@ -50,6 +51,7 @@ def rank_correlation(first: ArrayLike, second: ArrayLike, level: float = LEVEL) 
         permutation_type="pairings",
         vectorized=True,
         n_resamples=NUM_ORDERS,
+        batch=max(1, _NUMBERS_AT_ONCE // n),
         random_state=np.random.default_rng(0),
     )
     value = float(np.corrcoef(one, other)[0, 1])

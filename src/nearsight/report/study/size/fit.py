@@ -64,7 +64,12 @@ class Question:
     """Of a yes."""
 
 
-# Interactions with CutMix and with fewer images are differences of differences, since those two are a unit apart.
+def _interaction(name: str, text: str, effect: str) -> Question:
+    """Whether one factor changes what another does: a difference of differences, since CutMix and fewer images, one of
+    which each such effect has, are a unit apart."""
+    return Question(name=name, text=text, weights={effect: 1.0}, sign=1)
+
+
 QUESTIONS = (
     Question(
         name="width doubled, without CutMix, all images",
@@ -78,29 +83,23 @@ QUESTIONS = (
         weights={"cutmix": 1.0, "fewer × cutmix": -0.5},
         sign=-1,
     ),
-    Question(
-        name="width doubled: change of what CutMix does",
-        text="Does CutMix do less in a wider model, so that it needs more of it?",
-        weights={"width × cutmix": 1.0},
-        sign=1,
+    _interaction(
+        "width doubled: change of what CutMix does",
+        "Does CutMix do less in a wider model, so that it needs more of it?",
+        "width × cutmix",
     ),
-    Question(
-        name="depth doubled: change of what CutMix does",
-        text="Does CutMix do less in a deeper model?",
-        weights={"depth × cutmix": 1.0},
-        sign=1,
+    _interaction(
+        "depth doubled: change of what CutMix does", "Does CutMix do less in a deeper model?", "depth × cutmix"
     ),
-    Question(
-        name="width doubled: change of what a quarter of the images does",
-        text="Do fewer images make a wider model look farther than they make a narrow one?",
-        weights={"width × fewer": 1.0},
-        sign=1,
+    _interaction(
+        "width doubled: change of what a quarter of the images does",
+        "Do fewer images make a wider model look farther than they make a narrow one?",
+        "width × fewer",
     ),
-    Question(
-        name="a quarter of the images: change of what CutMix does",
-        text="Does CutMix do less where there are fewer images?",
-        weights={"fewer × cutmix": 1.0},
-        sign=1,
+    _interaction(
+        "a quarter of the images: change of what CutMix does",
+        "Does CutMix do less where there are fewer images?",
+        "fewer × cutmix",
     ),
     Question(
         name="CutMix in every batch rather than in half, at twice the width",

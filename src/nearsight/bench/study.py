@@ -1,0 +1,212 @@
+"""What a study of many runs costs beside their training: planning, resuming, reading and reporting.
+
+A study of a paper (its conditions, with as many seeds as it takes) is planned and run by an executor that leaves
+finished run folders at once: with 130 epochs, 64 heads and all other files but the weights, written as they always
+are. Each step is what a command does:
+
+    plan     cells and their hashes, and the study's folder (the start of `study run`)
+    run      every cell through its lock to a finished folder; most of it is making the simulated files
+    resume   `study run` of a study of which all but a tenth of the cells are done: what is missing, locks, runs.csv
+    show     `study show`: the state of every cell
+    tables   all runs read, and runs.csv, heads.csv, layers.csv, history.csv, provenance.json written
+    report   tables/, figures/ and verdict.md from that
+    page     `report`: the self-contained page
+
+What to expect. Every step reads each run folder a fixed number of times, so cost grows with the number of cells and
+memory with the tables: a run's are some 20 KB. docs/scale.md has a table.
+
+    python -m nearsight.bench.study --num-cells 10 100 1000
+"""
+
+import argparse
+import dataclasses
+import functools
+import gc
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from nearsight.bench.memory import PeakMemory
+from nearsight.bench.simulated_runs import SimulatedTraining
+from nearsight.errors import InputError, check_at_least
+from nearsight.recipes import find_study
+from nearsight.report.page.folders import write_folder_page
+from nearsight.report.study import write_study_report
+from nearsight.study import Study, StudyFolder, StudyListener, StudyResults, run_study
+from nearsight.study.executors import Work
+from nearsight.study.runner import Runner
+from nearsight.train import DataConfig, Stop
+
+DEFAULT_STUDY = "ablation-cifar100"
+DEFAULT_CELLS = (10, 100, 1000)
+STEPS = ("plan", "run", "resume", "show", "tables", "report", "page")
+_SHARE_MISSING = 10
+"""One cell in so many is missing when the study is resumed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyRow:
+    """One step for a study of one size."""
+
+    num_cells: int
+    num_conditions: int
+    step: str
+    seconds: float
+    cpu_seconds: float
+    """Of the processor, which other work on the machine does not lengthen."""
+    extra_bytes: int | None
+    """Peak memory beyond what was there before the step."""
+    disk_bytes: int
+    """All files of the study after the step, without weights."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimulatedExecutor:
+    """One runner that takes cells through their locks, as `LocalExecutor`, and leaves finished folders at once."""
+
+    training: SimulatedTraining
+
+    def check(self) -> None:
+        """It needs nothing."""
+
+    def run(self, work: Work, listener: StudyListener, stop: Stop) -> dict[str, Exception]:
+        folder = StudyFolder(work.folder)
+        with folder.locks().kept_alive() as locks:
+            runner = Runner(folder, locks, listener, self.training, lambda _: None)
+            runner.run(work.groups, work.cells_per_stack)
+        return runner.failed
+
+
+def bench_study(
+    *,
+    num_cells: Sequence[int] = DEFAULT_CELLS,
+    study: str = DEFAULT_STUDY,
+    folder: Path | None = None,
+) -> list[StudyRow]:
+    """Rows for each number of cells and each step.
+
+    Args:
+        study: whose conditions to take; all of them, or as many as divide the number of cells.
+        folder: where to make a folder that goes at the end; the system's place for such by default.
+    """
+    for number in num_cells:
+        check_at_least("num_cells", number, 1)
+    if folder is not None and not folder.is_dir():
+        raise InputError(f"{folder} is not a folder; make it, or leave --folder away")
+    rows: list[StudyRow] = []
+    for number in num_cells:
+        with tempfile.TemporaryDirectory(prefix="nearsight-bench-", dir=folder) as temporary:
+            rows += _bench_one(number, study, Path(temporary) / "study")
+    return rows
+
+
+def simulated_study(num_cells: int, name: str) -> Study:
+    """The study of that name with so many cells: its own conditions or fewer, and seeds to make up the number.
+
+    The data set is the embedded one, since nothing is trained.
+    """
+    whole = find_study(name)(seeds=1)
+    most = len(whole.cells)
+    num_conditions = max(number for number in range(1, most + 1) if num_cells % number == 0)
+    part = whole if num_conditions == most else whole.only(cell.levels for cell in whole.cells[:num_conditions])
+    base = dataclasses.replace(part.base, data=DataConfig())
+    return dataclasses.replace(part, base=base, seeds=num_cells // num_conditions)
+
+
+def _bench_one(num_cells: int, name: str, path: Path) -> list[StudyRow]:
+    folder, executor = StudyFolder(path), SimulatedExecutor(training=SimulatedTraining())
+    study = simulated_study(num_cells, name)
+    num_conditions = num_cells // len(study.seed_list)
+    found: list[StudyResults] = []
+
+    def fresh() -> Study:
+        return dataclasses.replace(study)  # without the cells that it remembers
+
+    def plan() -> None:
+        folder.claim(fresh())
+
+    def run() -> None:
+        run_study(fresh(), path, executor=executor)
+
+    steps: dict[str, Callable[[], object]] = {
+        "plan": plan,
+        "run": run,
+        "resume": run,
+        "show": folder.states,
+        "tables": lambda: found.append(folder.write_tables()),
+        "report": lambda: write_study_report(found[0], path),
+        "page": lambda: write_folder_page(path),
+    }
+    assert tuple(steps) == STEPS
+    rows = []
+    for step, do in steps.items():
+        if step == "resume":
+            for cell in study.cells[::_SHARE_MISSING]:
+                shutil.rmtree(folder.run_folder(cell.run).path)
+        seconds, cpu_seconds, extra_bytes = _measured(do)
+        rows.append(
+            StudyRow(
+                num_cells=num_cells,
+                num_conditions=num_conditions,
+                step=step,
+                seconds=seconds,
+                cpu_seconds=cpu_seconds,
+                extra_bytes=extra_bytes,
+                disk_bytes=sum(file.stat().st_size for file in path.rglob("*") if file.is_file()),
+            )
+        )
+    return rows
+
+
+def _measured(do: Callable[[], object]) -> tuple[float, float, int | None]:
+    """Seconds, those of the processor, and how far memory grew."""
+    _forget()
+    peak = PeakMemory("cpu")
+    start, cpu_start = time.perf_counter(), time.process_time()
+    do()
+    return time.perf_counter() - start, time.process_time() - cpu_start, peak.growth()
+
+
+def _forget() -> None:
+    """Empty the caches of this project's functions: every step is to start as a command does."""
+    for each in gc.get_objects():
+        if type(each) is functools._lru_cache_wrapper and each.__module__.startswith("nearsight."):
+            each.cache_clear()
+    gc.collect()
+
+
+def table(rows: Sequence[StudyRow]) -> str:
+    by_place = {(row.num_cells, row.step): row for row in rows}
+    sizes = list(dict.fromkeys(row.num_cells for row in rows))
+    head = f"{'cells':>9}{'conditions':>12}" + "".join(f"{step:>9}" for step in STEPS)
+    parts: dict[str, Callable[[StudyRow], str]] = {
+        "seconds": lambda row: f"{row.seconds:.2f}",
+        "seconds of the processor": lambda row: f"{row.cpu_seconds:.2f}",
+        "peak memory growth, MB": lambda row: "-" if row.extra_bytes is None else f"{row.extra_bytes / 1e6:.0f}",
+        "on disk after it, MB": lambda row: f"{row.disk_bytes / 1e6:.1f}",
+    }
+    lines = []
+    for title, shown in parts.items():
+        lines += [title, head]
+        for size in sizes:
+            conditions = by_place[size, STEPS[0]].num_conditions
+            cells = "".join(f"{shown(by_place[size, step]):>9}" for step in STEPS)
+            lines.append(f"{size:>9,}{conditions:>12}{cells}")
+        lines.append("")
+    return "\n".join(lines[:-1])
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description="What a study of many runs costs beside their training")
+    parser.add_argument("--num-cells", type=int, nargs="+", default=list(DEFAULT_CELLS))
+    parser.add_argument("--study", default=DEFAULT_STUDY)
+    parser.add_argument("--folder", type=Path, default=None)
+    given = parser.parse_args(arguments)
+    print(table(bench_study(**vars(given))))
+
+
+if __name__ == "__main__":
+    main()

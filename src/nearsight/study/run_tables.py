@@ -1,0 +1,138 @@
+"""What one complete run gave, from its folder.
+
+A study reads thousands of these, so the small files of a run become plain columns, and data frames only where somebody
+asks for them: making one takes longer than reading the file.
+"""
+
+import csv
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from nearsight.errors import InputError
+from nearsight.train import HEADS_COLUMNS, LAYERS_COLUMNS, HistoryRow, RunFolder
+
+RESULT_COLUMNS = (
+    *("epochs", "best_epoch", "best_val_acc", "test_acc", "min_mad", "max_mad", "min_entropy", "max_entropy"),
+    *("position_association", "images_per_second", "wall_seconds"),
+)
+"""What a run gave, in a row."""
+EPOCH_COLUMNS = tuple(field.name for field in fields(HistoryRow))
+
+Columns = dict[str, NDArray[Any]]
+"""A table: column → int64, float64 or, of text, objects."""
+
+_NAMED_OTHERWISE = {"best_val_acc": "val_acc"}
+"""Column → its name in result.json."""
+_ROWS_AT_ONCE = 4096
+
+
+@dataclass(frozen=True, eq=False)
+class RunTables:
+    """What a complete run gave."""
+
+    row: dict[str, Any]
+    """`RESULT_COLUMNS`."""
+    columns: Mapping[str, Columns]
+    """heads, layers, history and course."""
+
+    @cached_property
+    def heads(self) -> pd.DataFrame:
+        """Of its final model."""
+        return pd.DataFrame(self.columns["heads"])
+
+    @cached_property
+    def layers(self) -> pd.DataFrame:
+        return pd.DataFrame(self.columns["layers"])
+
+    @cached_property
+    def history(self) -> pd.DataFrame:
+        return pd.DataFrame(self.columns["history"])
+
+    @cached_property
+    def course(self) -> pd.DataFrame:
+        """The heads at all epochs at which they were measured, if that was asked for."""
+        return pd.DataFrame(self.columns["course"])
+
+
+def read_run(folder: RunFolder) -> RunTables:
+    """What a complete run gave. What cannot be read is an `InputError` that names the file."""
+    row = read_row(folder)
+    heads = read_columns(folder.heads, HEADS_COLUMNS, text=("layer_name",))
+    # Heads may have been measured all through training. The model is that of the best epoch, and where both were
+    # measured at that epoch the file holds the model's.
+    final = heads["epoch"] == row["best_epoch"]
+    if not final.any() and not math.isnan(row["min_mad"]):
+        raise InputError(f"{folder.heads} is damaged: it has no heads of epoch {row['best_epoch']}, the model's")
+    was_followed = folder.read_config().measure_every > 0
+    columns = {
+        "heads": {name: values[final] for name, values in heads.items() if name != "epoch"},
+        "layers": read_columns(folder.layers, LAYERS_COLUMNS, text=("layer_name",)),
+        "history": read_columns(folder.path / "history.csv", EPOCH_COLUMNS),
+        "course": heads if was_followed else {name: values[:0] for name, values in heads.items()},
+    }
+    return RunTables(row, columns)
+
+
+def read_row(folder: RunFolder) -> dict[str, Any]:
+    """The `RESULT_COLUMNS` of a complete run. What cannot be read is an `InputError` that names the file."""
+    told = {**folder.read_result(), **folder.read_provenance()}
+    try:
+        row = {name: told[_NAMED_OTHERWISE.get(name, name)] for name in RESULT_COLUMNS}
+    except KeyError as error:
+        raise InputError(f"{folder.path} is damaged: its result does not say {error}") from error
+    # A model without heads has none that is the most local.
+    return {name: math.nan if value is None else value for name, value in row.items()}
+
+
+def read_columns(path: Path, columns: Sequence[str], text: Sequence[str] = ()) -> Columns:
+    """The columns of a CSV file, digit for digit. Those of text stay text: a hash may look like a number, and a level
+    may be called "none"."""
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            return _columns(csv.reader(file, strict=True), columns, text)
+    except FileNotFoundError as error:
+        raise InputError(f"{path} is missing") from error
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror or error}") from error
+    except (ValueError, OverflowError, csv.Error) as error:  # not a number, or not UTF-8; too large a one
+        raise InputError(f"{path} is damaged: {' '.join(str(error).split())}") from error
+
+
+def _columns(rows: Iterator[list[str]], columns: Sequence[str], text: Sequence[str]) -> Columns:
+    header = next(rows, [])
+    if absent := [name for name in columns if name not in header]:
+        raise ValueError(f"it has no column {', '.join(absent)}")
+    parts: dict[str, list[NDArray[Any]]] = {name: [] for name in columns}
+    while some := list(islice(rows, _ROWS_AT_ONCE)):  # of a large file, the text is never there as a whole
+        filled = [row for row in some if row]
+        if any(len(row) != len(header) for row in filled):
+            raise ValueError("it has a row that is not as long as the first")
+        by_place = list(zip(*filled, strict=True)) or [()] * len(header)
+        for name, list_of_parts in parts.items():
+            values = by_place[header.index(name)]
+            list_of_parts.append(_texts(values) if name in text else _numbers(values))
+    return {
+        name: np.concatenate(found) if found else np.empty(0, object if name in text else np.int64)
+        for name, found in parts.items()
+    }
+
+
+def _texts(values: Sequence[str]) -> NDArray[np.object_]:
+    same: dict[str, str] = {}  # names of layers come again and again, and are kept once
+    return np.array([same.setdefault(value, value) for value in values], dtype=object)
+
+
+def _numbers(values: Sequence[str]) -> NDArray[Any]:
+    try:
+        return np.array(list(map(int, values)), dtype=np.int64)
+    except ValueError:
+        return np.array([float(value) if value else math.nan for value in values], dtype=np.float64)

@@ -1,0 +1,204 @@
+"""Other engines than this process: the same tables, whatever happens to the workers."""
+
+import dataclasses
+import json
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from study_records import Recorder, events, table
+from tiny_study import tiny_study, unmeasured
+
+from nearsight.cli import main
+from nearsight.study import StudyFolder, run_study
+from nearsight.study.executors import ProcessesExecutor, Retries, Work, preparing
+from nearsight.study.executors.backlog import Attempt, Backlog, divide
+from nearsight.study.executors.driver import Driver, Ended, Heard, Lost
+from nearsight.study.executors.worker import Assignment, Outcome
+from nearsight.study.lock import Locks
+from nearsight.train import DataConfig, HistoryRow, RunConfig, RunFolder, Stop, TrainingError
+
+QUICKLY = Retries(first_wait=0.05, longest_wait=0.1)
+
+
+class KillingOnce(Recorder):
+    """Kills the worker that is at the first cell of which an epoch is heard."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.path, self.killed = path, 0
+
+    def epoch(self, config: RunConfig, row: HistoryRow) -> None:
+        super().epoch(config, row)
+        holder = StudyFolder(self.path).locks().holder(config.identity)
+        if not self.killed and holder is not None and holder.owner is not None:
+            self.killed = holder.owner.pid
+            os.kill(self.killed, signal.SIGKILL)
+
+
+def test_a_worker_process_gives_the_tables_of_this_one_though_it_is_killed(folder: Path, finished: Path) -> None:
+    runs = [cell.run for cell in tiny_study().cells if cell.seed == 1]
+    for run in runs:
+        shutil.rmtree(folder / "runs" / run)
+    listener = KillingOnce(folder)
+    run_study(tiny_study(), folder, listener=listener, executor=ProcessesExecutor(workers=1, retries=QUICKLY))
+    assert listener.lost == [(f"worker process {listener.killed} was killed by SIGKILL", QUICKLY.first_wait)]
+    assert sorted(listener.done) == sorted(runs)
+    pd.testing.assert_frame_equal(table(folder), table(finished), check_exact=True)
+    for run in runs:
+        for name in ("model.safetensors", "heads.csv", "result.json"):
+            assert (folder / "runs" / run / name).read_bytes() == (finished / "runs" / run / name).read_bytes()
+    told = events(folder)
+    assert all(told[run, "finished"] == 1 for run in runs)
+    assert list((folder / "locks").iterdir()) == []
+
+
+def test_cells_that_cost_every_worker_are_given_up() -> None:
+    """Halved from the second loss on, with longer and longer waits; an epoch in between starts the count anew."""
+    cells = unmeasured(seeds=1, epochs=2).cells
+    retries = Retries(most=3, first_wait=1.0, longest_wait=3.0)
+    backlog = Backlog([cells], retries)
+    whole = backlog.take(0.0)
+    assert whole is not None
+    assert backlog.lost(whole, whole.cells, progressed=True, now=10.0) == 1.0
+    assert backlog.take(10.9) is None
+    again = backlog.take(11.0)
+    assert again is not None
+    assert (again.cells, again.losses, again.gone) == (cells, 1, (whole.token,))
+    assert backlog.lost(again, again.cells, progressed=False, now=11.0) == 2.0
+    halves = [backlog.take(13.0), backlog.take(13.0)]
+    assert [half.cells if half else () for half in halves] == [cells[:2], cells[2:]]
+    assert halves[0] is not None
+    assert backlog.lost(halves[0], cells[1:2], progressed=False, now=13.0) == 3.0
+    last = backlog.take(16.0)
+    assert last is not None
+    assert (last.cells, last.losses) == (cells[1:2], 3)
+    assert last.gone == (whole.token, again.token, halves[0].token)
+    assert backlog.lost(last, last.cells, progressed=False, now=16.0) is None
+    assert backlog.lost(dataclasses.replace(last, losses=3), last.cells, progressed=True, now=16.0) == 1.0
+    assert len({attempt.token for attempt in (whole, again, *halves, last) if isinstance(attempt, Attempt)}) == 5
+
+
+class Poisoned:
+    """Workers that do an assignment at once, by copying; but one cell ends whoever is at it."""
+
+    num_wanted = num_free = 2
+
+    def __init__(self, finished: Path, poison: str) -> None:
+        self.finished, self.poison = finished, poison
+        self.given: list[Assignment] = []
+        self.waiting: list[Assignment] = []
+
+    def give(self, assignment: Assignment) -> None:
+        self.given.append(assignment)
+        self.waiting.append(assignment)
+
+    def listen(self, seconds: float) -> list[Heard | Ended | Lost]:
+        told: list[Heard | Ended | Lost] = []
+        for assignment in self.waiting:
+            if self.poison in [cell.run for cell in assignment.cells]:
+                told.append(Lost(assignment.token, "of poison"))
+                continue
+            for cell in assignment.cells:
+                target = assignment.folder / "runs" / cell.run
+                shutil.copytree(self.finished / "runs" / cell.run, target)
+                told.append(Heard(assignment.token, ("finished", (cell.config, RunFolder(target)))))
+            outcome = Outcome(failed={}, num_taken=len(assignment.cells), stopped_by=None)
+            told.append(Ended(assignment.token, outcome))
+        self.waiting = []
+        time.sleep(0.001)
+        return told
+
+    def stop(self, by: str) -> None:
+        raise AssertionError
+
+
+def test_a_cell_that_costs_every_worker_is_named_and_the_others_are_done(finished: Path, tmp_path: Path) -> None:
+    study, listener = tiny_study(), Recorder()
+    StudyFolder(tmp_path).claim(study)
+    poison = study.cells[2]
+    workers = Poisoned(finished, poison.run)
+    work = Work(
+        folder=tmp_path, groups=(study.cells[:4], study.cells[4:]), cells_per_stack=8, data_dir=None, checkpoint_every=1
+    )
+    failed = Driver(work, workers, Retries(most=3, first_wait=0.0), listener, Stop()).run()
+    assert sorted(listener.done) == sorted(cell.run for cell in study.cells if cell is not poison)
+    assert list(failed) == [poison.run]
+    assert isinstance(failed[poison.run], TrainingError)
+    assert str(failed[poison.run]) == (
+        "4 workers were lost at +CutMix, seed 0, the last one because of poison; the same command tries again"
+    )
+    sizes = [len(each.cells) for each in workers.given if poison in each.cells]
+    assert sizes == [4, 4, 2, 1]
+    assert [len(each.gone) for each in workers.given if poison in each.cells] == [0, 1, 2, 3]
+    assert listener.lost == [("of poison", 0.0)] * 3 + [("of poison", None)]
+
+
+@pytest.mark.parametrize(
+    ("most", "least_parts", "sizes"),
+    [
+        (24, 1, [8, 8, 8]),
+        (24, 3, [8, 8, 8]),
+        (24, 4, [4] * 6),
+        (24, 100, [1] * 24),
+        (5, 1, [4] * 6),
+        (3, 1, [3, 2, 3] * 3),
+    ],
+)
+def test_groups_are_divided_so_that_nobody_is_idle(most: int, least_parts: int, sizes: list[int]) -> None:
+    cells = tiny_study(seeds=6).cells
+    groups = [cells[0:8], cells[8:16], cells[16:24]]
+    parts = divide(groups, most=most, least_parts=least_parts)
+    assert [cell for part in parts for cell in part] == list(cells)
+    assert [len(part) for part in parts] == sizes
+
+
+def test_a_lock_of_somebody_known_to_be_gone_holds_nothing(tmp_path: Path) -> None:
+    """On another machine only silence would tell; whoever started the worker knows earlier."""
+    assert Locks(tmp_path, token="lost").take("cell")
+    content = json.loads((tmp_path / "cell.0").read_text())
+    elsewhere = {**content, "owner": {**content["owner"], "host": "elsewhere"}}
+    (tmp_path / "cell.0").write_text(json.dumps(elsewhere))
+    assert not Locks(tmp_path).take("cell")
+    assert not Locks(tmp_path, gone=("other",)).take("cell")
+    assert Locks(tmp_path, gone=("other", "lost")).take("cell")
+
+
+def test_a_data_set_is_prepared_by_one_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(preparing, "_SECONDS_BETWEEN_LOOKS", 0.01)
+    at_it, most_at_once, prepared = 0, 0, []
+
+    def load(config: DataConfig, data_dir: Path | None) -> None:
+        nonlocal at_it, most_at_once
+        at_it += 1
+        most_at_once = max(most_at_once, at_it)
+        time.sleep(0.05)
+        prepared.append(config.name)
+        at_it -= 1
+
+    monkeypatch.setattr(preparing, "load_data", load)
+    configs = [DataConfig(name="cifar10"), DataConfig(name="shapes"), DataConfig(name="cifar10")]
+    threads = [threading.Thread(target=preparing.prepare_data, args=(configs, None, Stop())) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (most_at_once, prepared) == (1, ["cifar10"] * 4)
+    assert list((tmp_path / "nearsight" / "decoded" / "locks").iterdir()) == []
+
+
+def test_ray_is_asked_for_by_name(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)  # as where it is not installed
+    assert main(["study", "run", "ablation-cifar100", "--scale", "small", "--engine", "ray"]) == 2
+    assert "install it with `pip install nearsight[ray]`" in capsys.readouterr().err
+    assert main(["study", "run", "ablation-cifar100", "--scale", "small", "--workers", "2"]) == 2
+    assert "--workers is for --engine processes, not for local" in capsys.readouterr().err
+    assert main(["study", "run", "association", "--engine", "processes"]) == 2
+    assert "leave --engine away" in capsys.readouterr().err
