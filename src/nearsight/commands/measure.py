@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -13,12 +14,13 @@ from torch import Tensor
 from nearsight.commands.batching import find_batch_size, within_memory
 from nearsight.commands.further import check_what, in_the_table, look_further, summary, write_extra_tables
 from nearsight.commands.measured import Measured, as_json, as_text, write_all
+from nearsight.commands.measuring_shards import Prepared, ShardMeasuring, Watch, check_sharding, shards_of
 from nearsight.commands.options import parse
 from nearsight.commands.progress import MeasuringProgress
 from nearsight.commands.subjects import Request, Subject, open_subjects, short_name
 from nearsight.errors import InputError, check_at_least, unknown_name
 from nearsight.files import check_output_folder
-from nearsight.lens import HeadTable, measure, patch_grid
+from nearsight.lens import HeadTable, Shards, measure, patch_grid
 from nearsight.report import ModelHeads
 from nearsight.report.runs import model_heads
 from nearsight.train.provenance import provenance
@@ -46,6 +48,15 @@ class MeasureOptions(Request):
     """Images per forward, or auto: as many as memory takes."""
     out: Path | None = None
     """Where to write; for a run on its own images the run folder itself, else runs/measure-MODEL."""
+    shards: int | None = None
+    """Divide each model's images into so many shards. Those that are done are kept: what was killed goes on there."""
+    shard: int | None = None
+    """Measure this shard alone (from 0) and write no report, as one of many jobs; without it, what is missing."""
+    engine: Literal["local", "processes"] = "local"
+    """Who measures the shards: this process, or several of this machine. On a cluster: a job for each --shard, not ray.
+    """
+    workers: int | None = None
+    """Of the engine processes: how many; by default one per GPU, or on a CPU one per core, with one thread."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -55,15 +66,23 @@ def main(arguments: Sequence[str]) -> int:
     check_output_folder(out)
     device = options.torch_device
     what = check_what(options.what, len(options.models))
-    subjects = open_subjects(options, device)
-    # One image through each, before the first is measured in full: what does not work is known at once.
-    chosen = [_choose_layers(options.layers, _first_look(subject, device), subject.label) for subject in subjects]
-    tables = [
-        _measure(subject, options.batch_size, layers, in_the_table(what), device)
-        for subject, layers in zip(subjects, chosen, strict=True)
-    ]
-    further = look_further(subjects, [short_name(text) for text in options.models], what, device)
+    check_sharding(options.shards, options.shard, options.engine, options.workers, what)
+    prepared = _prepare(options, device)
+    subjects, chosen = [one.subject for one in prepared], [one.layers for one in prepared]
     folders = [out] if len(subjects) == 1 else _folders(out, options.models)
+    if options.shards is None:
+        tables = [_measure_shown(one, options.batch_size, in_the_table(what), device) for one in prepared]
+    else:
+        divided = [
+            shards_of(one, in_the_table(what), options.shards, folder)
+            for one, folder in zip(prepared, folders, strict=True)
+        ]
+        _measure_shards(options, prepared, divided, device)
+        if options.shard is not None:
+            _say_shard(divided, options.shard, as_object=options.json)
+            return 0
+        tables = [shards.merged() for shards in divided]
+    further = look_further(subjects, [short_name(text) for text in options.models], what, device)
     measured = [
         Measured(subject=subject, table=table, heads=_heads(subject, table, layers, device), folder=folder)
         for subject, table, layers, folder in zip(subjects, tables, chosen, folders, strict=True)
@@ -91,7 +110,7 @@ def _check(options: MeasureOptions) -> None:
 
 def _default_folder(options: MeasureOptions) -> Path:
     first, *others = options.models
-    as_trained = options.images is None and options.num_images is None and not options.layers
+    as_trained = options.images is None and options.num_images is None and not options.layers and not options.shards
     if not others and Path(first).is_dir() and as_trained:  # else its own table would be replaced by another one
         return Path(first)
     end = f"-and-{short_name(others[0])}" if len(others) == 1 else f"-and-{len(others)}-more" if others else ""
@@ -102,6 +121,17 @@ def _folders(out: Path, models: Sequence[str]) -> list[Path]:
     """A folder for each model's tables, named after it."""
     names = [short_name(model) for model in models]
     return [out / (name if names.count(name) == 1 else f"{name}-{place}") for place, name in enumerate(names, start=1)]
+
+
+def _prepare(options: MeasureOptions, device: torch.device) -> list[Prepared]:
+    """The models, opened, and one image through each: what does not work is known before the first is measured."""
+    prepared = []
+    # Of shards, everybody looks at some: to decode all of them everywhere would take longer than to measure.
+    for subject in open_subjects(options, device, all_decoded=options.shards is None):
+        first_look = _first_look(subject, device)
+        layers = _choose_layers(options.layers, first_look, subject.label)
+        prepared.append(Prepared(subject=subject, layers=layers, first_look=first_look))
+    return prepared
 
 
 def _look(
@@ -152,9 +182,13 @@ def _choose_layers(asked: Sequence[str], first_look: HeadTable, label: str) -> d
 
 
 def _measure(
-    subject: Subject, batch_size: str, layers: Mapping[str, int], what: Sequence[str], device: torch.device
+    one: Prepared,
+    batch_size: str,
+    what: Sequence[str],
+    device: torch.device,
+    watch: Watch,
 ) -> HeadTable:
-    names = list(layers)
+    subject, names = one.subject, list(one.layers)
 
     def try_some(num_images: int) -> HeadTable:
         return _look(subject, [next(subject.images.batches(num_images))], num_images, names, what, device)
@@ -163,12 +197,38 @@ def _measure(
         size = subject.batch_size or find_batch_size(try_some, subject.image_size, device)
     else:
         size = int(batch_size)
-    with MeasuringProgress(subject.label, len(subject.images)) as progress:
-        return within_memory(
-            lambda size: _look(subject, progress.counted(subject.images.batches(size)), size, names, what, device),
-            min(size, len(subject.images)),
-            may_shrink=batch_size == "auto",
-        )
+    return within_memory(
+        lambda size: _look(subject, watch(subject.images.batches(size)), size, names, what, device),
+        min(size, len(subject.images)),
+        may_shrink=batch_size == "auto",
+    )
+
+
+def _measure_shown(one: Prepared, batch_size: str, what: Sequence[str], device: torch.device) -> HeadTable:
+    with MeasuringProgress(one.subject.label, len(one.subject.images)) as progress:
+        return _measure(one, batch_size, what, device, progress.counted)
+
+
+def _measure_shards(
+    options: MeasureOptions, prepared: Sequence[Prepared], divided: Sequence[Shards], device: torch.device
+) -> None:
+    """Those that are missing, or of these the one that is asked for."""
+    measuring = ShardMeasuring(
+        options=options, batch_size=options.batch_size, divided=divided, prepare=_prepare, measure=_measure
+    )
+    jobs = measuring.missing([one.subject.label for one in prepared], options.shard)
+    if options.engine == "processes":
+        measuring.in_processes(jobs, device, options.workers)
+    else:
+        measuring.here(prepared, jobs, device)
+
+
+def _say_shard(divided: Sequence[Shards], shard: int, *, as_object: bool) -> None:
+    files = [str(shards.path(shard)) for shards in divided]
+    if as_object:
+        print(json.dumps({"shard": shard, "num_shards": divided[0].num_shards, "files": files}))
+    else:
+        print(*(f"Shard {shard} of {divided[0].num_shards}: {path}" for path in files), sep="\n")
 
 
 def _heads(subject: Subject, table: HeadTable, layers: Mapping[str, int], device: torch.device) -> ModelHeads:

@@ -1,7 +1,7 @@
 """The images that `nearsight measure` looks at: a folder, a data set's test images, or the embedded set."""
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,10 +13,10 @@ from timm.data import create_transform
 from torch import Tensor
 
 from nearsight.data import DATASETS, data_folder, load_dataset, make_shapes, measuring_subset
-from nearsight.data.decoding import open_rgb
-from nearsight.data.image_folder import TEST_NAMES, readable_images
+from nearsight.data.decoding import UnreadableError, open_rgb
+from nearsight.data.image_folder import TEST_NAMES, listed_images, readable_images
 from nearsight.data.loading import find_source
-from nearsight.errors import unknown_name
+from nearsight.errors import InputError, unknown_name
 from nearsight.train.heads import MeasuringImages
 
 EMBEDDED_SIZE = 64
@@ -33,7 +33,10 @@ class FilePictures:
         return len(self.paths)
 
     def __getitem__(self, index: int, /) -> Image.Image:
-        return open_rgb(self.paths[index])
+        try:
+            return open_rgb(self.paths[index])
+        except UnreadableError as error:
+            raise InputError(f"{self.paths[index]} cannot be read: {error}; remove it") from error
 
 
 @dataclass(frozen=True)
@@ -54,27 +57,34 @@ Pictures = FilePictures | PixelPictures
 """Images before a model's own preparation."""
 
 
-def find_pictures(images: str | None, num_images: int, data_dir: Path | None) -> Pictures:
-    """The pictures that --images names, at most `num_images` of them, and always the same ones."""
+def find_pictures(images: str | None, num_images: int, data_dir: Path | None, *, all_decoded: bool = True) -> Pictures:
+    """The pictures that --images names, at most `num_images` of them, and always the same ones.
+
+    Files are decoded once, so that all that cannot be read are named at once; for somebody who is to look at a part of
+    them they need not be `all_decoded`.
+    """
+    files = readable_images if all_decoded else listed_images
     if images is None:
         pixels = make_shapes(num_images, image_size=EMBEDDED_SIZE, split="test").images_NCHW
         return PixelPictures("the embedded set", pixels)
     if images in DATASETS:
-        return _test_pictures(images, num_images, data_dir)
+        return _test_pictures(images, num_images, data_dir, files)
     folder = Path(images)
     if not folder.exists() and "/" not in images and "\\" not in images:
         raise unknown_name("data set, nor a folder that is there", images, DATASETS)
-    return FilePictures(images, readable_images(folder, num_images))
+    return FilePictures(images, files(folder, num_images))
 
 
-def _test_pictures(name: str, num_images: int, data_dir: Path | None) -> Pictures:
+def _test_pictures(
+    name: str, num_images: int, data_dir: Path | None, files: Callable[[Path, int], list[Path]]
+) -> Pictures:
     spec = DATASETS[name]
     if spec.find is not None:
         source = find_source(name, spec, data_folder(data_dir), spec.image_size)
         *others, last = source.files
         if others and last.is_dir() and last.name in TEST_NAMES:
             # A tree of pictures: a few of them, at their own size, need no decoded copy of the whole set.
-            return FilePictures(f"{name}, test", readable_images(last, num_images))
+            return FilePictures(f"{name}, test", files(last, num_images))
     # The training images are not looked at; of a set that is drawn, one is the least there can be.
     test = load_dataset(name, data_dir=data_dir, num_train=1).test
     return PixelPictures(f"{name}, test", test.images_NCHW[measuring_subset(len(test), num_images)])

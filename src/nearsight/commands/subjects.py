@@ -69,13 +69,17 @@ class Subject:
     notes: tuple[str, ...] = ()
 
 
-def open_subjects(request: Request, device: torch.device) -> list[Subject]:
-    """Every model that was named, with its images. Whatever can be wrong with them is found here."""
+def open_subjects(request: Request, device: torch.device, *, all_decoded: bool = True) -> list[Subject]:
+    """Every model that was named, with its images. Whatever can be wrong with them is found here.
+
+    Unless they are `all_decoded`: then an image that cannot be read is found when it is looked at.
+    """
     check_named(request.models, pretrained=request.pretrained, checkpoint=request.checkpoint)
     runs = [text for text in request.models if Path(text).is_dir()]
     pictures: Pictures | None = None
     if request.images is not None or len(runs) < len(request.models):
-        pictures = find_pictures(request.images, request.num_images or DEFAULT_NUM_IMAGES, request.data_dir)
+        num_images = request.num_images or DEFAULT_NUM_IMAGES
+        pictures = find_pictures(request.images, num_images, request.data_dir, all_decoded=all_decoded)
     subjects = [
         _open_run(text, request, pictures, device) if text in runs else _open_model(text, request, pictures, device)
         for text in request.models

@@ -7,6 +7,7 @@ from nearsight.lens.measuring import measure
 from nearsight.lens.positions import PositionGram, position_gram
 from nearsight.lens.registry import WHAT
 from nearsight.lens.rollout import attention_rollout
+from nearsight.lens.shards import Shards
 from nearsight.lens.similarity import LayerSimilarity, layer_similarity
 from nearsight.lens.survey import Site, Survey, survey
 from nearsight.lens.table import HeadTable
@@ -20,6 +21,7 @@ __all__ = [
     "HeadTable",
     "LayerSimilarity",
     "PositionGram",
+    "Shards",
     "Site",
     "Survey",
     "attention_rollout",

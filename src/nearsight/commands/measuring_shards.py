@@ -1,0 +1,182 @@
+"""`nearsight measure --shards N`: many images, or many models, in parts: by this process, by several, or job by job."""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nearsight.commands.dividing import images_record, part_of
+from nearsight.commands.further import in_the_table
+from nearsight.commands.job_processes import run_in_processes
+from nearsight.commands.progress import BarOrLines, MeasuringProgress
+from nearsight.commands.subjects import Request, Subject
+from nearsight.errors import InputError, check_at_least
+from nearsight.lens import HeadTable, Shards
+from nearsight.models.sources import has_published_weights
+from nearsight.probe.cache import weights_hash
+from nearsight.study.executors.places import places
+
+Options = TypeVar("Options", bound=Request)
+Watch = Callable[[Iterator[Tensor]], Iterable[Tensor]]
+"""Sees the batches of images go by."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """A subject that was tried on an image."""
+
+    subject: Subject
+    layers: Mapping[str, int]
+    """Those to measure, by name, with their numbers among all of the model's."""
+    first_look: HeadTable
+
+
+class ShardJob(NamedTuple):
+    """One shard of one model."""
+
+    model: int
+    """Its place among the models that are named."""
+    shard: int
+    said: str
+    """It, in words."""
+
+    def __str__(self) -> str:
+        return self.said
+
+
+def check_sharding(
+    shards: int | None, shard: int | None, engine: str, workers: int | None, what: Sequence[str]
+) -> None:
+    """Options that contradict each other, before anything is opened."""
+    if shards is None:
+        asked = {"--shard": shard is not None, "--engine": engine != "local", "--workers": workers is not None}
+        for option in (option for option, given in asked.items() if given):
+            raise InputError(f"{option} is for images in shards; say with --shards how many")
+        return
+    check_at_least("--shards", shards, 1)
+    if shard is not None and not 0 <= shard < shards:
+        raise InputError(f"--shard is {shard}, but {shards} shards count from 0 to {shards - 1}")
+    if shard is not None and engine != "local":
+        raise InputError("--shard is one job, for one process; leave --engine away")
+    if workers is not None:
+        check_at_least("--workers", workers, 1)
+        if engine != "processes":
+            raise InputError("--workers is for --engine processes")
+    for name in (name for name in what if name not in in_the_table(what)):
+        raise InputError(f"--what {name} is not divided into shards; leave it out, or ask for it without --shards")
+
+
+def shards_of(one: Prepared, what: Sequence[str], num_shards: int, folder: Path) -> Shards:
+    """How the images of a model are divided, and where its shards are kept."""
+    record, num_images = record_of(one, what), len(one.subject.images)
+    return Shards(folder=folder / "shards", record=record, num_images=num_images, num_shards=num_shards)
+
+
+def record_of(one: Prepared, what: Sequence[str]) -> dict[str, Any]:
+    """All that its numbers depend on but for rounding: not the device, nor how many images go through it at once."""
+    heads_L = (~np.isnan(one.first_look.mad)).sum(1).tolist()
+    heads_of = dict(zip(one.first_look.layer_names, heads_L, strict=True))
+    record = {
+        "model": weights_hash(one.subject.model),
+        # Weights do not say how they are divided among heads.
+        "heads": {name: heads_of[name] for name in one.layers},
+        "images": images_record(one.subject.images),
+        "precision": one.subject.precision,
+        "what": sorted(what),
+    }
+    as_read: dict[str, Any] = json.loads(json.dumps(record, default=str))
+    return as_read
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardMeasuring(Generic[Options]):
+    """How shards are measured, wherever that is: it is sent to processes, so its functions are those of modules."""
+
+    options: Options
+    batch_size: str
+    divided: Sequence[Shards]
+    """Of each model that is named."""
+    prepare: Callable[[Options, torch.device], list[Prepared]]
+    measure: Callable[[Prepared, str, Sequence[str], torch.device, Watch], HeadTable]
+
+    def missing(self, labels: Sequence[str], only: int | None) -> list[ShardJob]:
+        """The shards of all models that are still to be measured, as one list; of these, the one that is asked for."""
+        return [
+            ShardJob(model, shard, f"{label}, shard {shard} of {shards.num_shards}")
+            for model, (shards, label) in enumerate(zip(self.divided, labels, strict=True))
+            for shard in (range(shards.num_shards) if only is None else [only])
+            if not shards.is_done(shard)
+        ]
+
+    def here(self, prepared: Sequence[Prepared], jobs: Sequence[ShardJob], device: torch.device) -> None:
+        """One shard after the other, in this process."""
+        for job in jobs:
+            with MeasuringProgress(str(job), len(self.divided[job.model].span(job.shard))) as progress:
+                self._do(prepared[job.model], job, device, progress.counted)
+
+    def in_processes(self, jobs: Sequence[ShardJob], device: torch.device, workers: int | None) -> None:
+        """Several at a time; what loses its process is measured again."""
+        num_shards = sum(shards.num_shards for shards in self.divided)
+        with ShardsProgress("shards", num_shards, num_shards - len(jobs)) as progress:
+            for job in run_in_processes(self.worker, jobs, places(device, workers), lost=progress.again):
+                progress.done(job)
+
+    def worker(self, place: str) -> Callable[[ShardJob], None]:
+        """What a process does with its jobs: it opens a model when one asks for it, and keeps it for the next."""
+        device = torch.device(place)
+
+        @lru_cache(maxsize=1)
+        def opened(model: int) -> Prepared:
+            (one,) = self.prepare(_one_model(self.options, model), device)
+            shards = self.divided[model]
+            if record_of(one, shards.record["what"]) != shards.record:
+                raise InputError(
+                    f"{self.options.models[model]} or its images are others each time they are opened, so they cannot "
+                    "be measured by several processes; use --engine local"
+                )
+            return one
+
+        return lambda job: self._do(opened(job.model), job, device, iter)
+
+    def _do(self, one: Prepared, job: ShardJob, device: torch.device, watch: Watch) -> None:
+        shards = self.divided[job.model]
+        part = replace(one, subject=part_of(one.subject, shards.span(job.shard)))
+        shards.keep(job.shard, self.measure(part, self.batch_size, shards.record["what"], device, watch))
+
+
+def _one_model(request: Options, model: int) -> Options:
+    """A request for one of its models alone, opened as it is among the others."""
+    text = request.models[model]
+    leaves_the_choice = not Path(text).is_dir() and has_published_weights(text)
+    pretrained = request.pretrained and (len(request.models) == 1 or leaves_the_choice)
+    return replace(request, models=(text,), pretrained=pretrained)
+
+
+class ShardsProgress(BarOrLines):
+    """Counts the shards that processes have measured."""
+
+    def __init__(self, label: str, num_shards: int, num_done: int) -> None:
+        super().__init__(label)
+        self._num_shards, self._num_done = num_shards, num_done
+
+    def __enter__(self) -> "ShardsProgress":
+        super().__enter__()
+        if self._bar is not None:
+            self._task = self._bar.add_task(self._label, total=self._num_shards, completed=self._num_done, status="")
+        return self
+
+    def done(self, job: ShardJob) -> None:
+        self._num_done += 1
+        if self._bar is not None:
+            self._bar.update(self._task, completed=self._num_done)
+        else:
+            self._say(f"{job} measured, {self._num_done} of {self._num_shards} done")
+
+    def again(self, job: ShardJob, problem: str) -> None:
+        self._say(f"{job} is measured again, since {problem}")
