@@ -6,10 +6,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from nearsight.cli import main
+from nearsight.commands.frozen import open_frozen
+from nearsight.commands.probing_origins import find_origins
 from nearsight.models import ModelConfig, save_model
+from nearsight.train import DataConfig, RunConfig, RunFolder
+from nearsight.train.dino import DinoConfig
 
 SETTINGS = ["--data", "shapes", "--num-train", "120", "--num-test", "40", "--device", "cpu"]
 
@@ -64,22 +69,25 @@ def test_linear_with_and_without_random_crops(factory, tmp_path, capsys):
         assert model["best"] in model["heads"]
 
 
-def test_retrieval_on_a_small_voc(factory, tmp_path, capsys):
-    voc = tmp_path / "data" / "voc-small"
-    generator = np.random.default_rng(0)
-    for folder in ("JPEGImages", "SegmentationClass", "ImageSets/Segmentation"):
-        (voc / folder).mkdir(parents=True)
+@pytest.fixture
+def voc(tmp_path):
+    """A data folder with a VOC of six images; a picture's colours follow its classes."""
+    folder, generator = tmp_path / "data" / "voc-small", np.random.default_rng(0)
+    for name in ("JPEGImages", "SegmentationClass", "ImageSets/Segmentation"):
+        (folder / name).mkdir(parents=True)
     for part in ("train", "val"):
         names = [f"{part}{number}" for number in range(3)]
-        (voc / "ImageSets" / "Segmentation" / f"{part}.txt").write_text("\n".join(names))
+        (folder / "ImageSets" / "Segmentation" / f"{part}.txt").write_text("\n".join(names))
         for name in names:
-            Image.fromarray(generator.integers(0, 256, (40, 48, 3), dtype=np.uint8)).save(
-                voc / f"JPEGImages/{name}.jpg"
-            )
-            Image.fromarray(generator.integers(0, 3, (40, 48), dtype=np.uint8)).save(
-                voc / f"SegmentationClass/{name}.png"
-            )
-    command = ["retrieve", factory[0], "--data-dir", str(tmp_path / "data"), "--memory-size", "60", "--out", "out"]
+            mask = generator.integers(0, 3, (5, 6), dtype=np.uint8).repeat(8, 0).repeat(8, 1)
+            pixels = 80 * mask[..., None] + generator.integers(0, 90, (40, 48, 3), dtype=np.uint8)
+            Image.fromarray(pixels.astype(np.uint8)).save(folder / f"JPEGImages/{name}.jpg")
+            Image.fromarray(mask).save(folder / f"SegmentationClass/{name}.png")
+    return tmp_path / "data"
+
+
+def test_retrieval_on_a_small_voc(factory, voc, capsys):
+    command = ["retrieve", factory[0], "--data-dir", str(voc), "--memory-size", "60", "--out", "out"]
     code, printed = run([*command, "--device", "cpu", "--json"], capsys)
     assert code == 0, printed.err
     result = json.loads(printed.out)
@@ -103,6 +111,7 @@ def test_bad_input_is_one_line(factory, tmp_path, capsys):
         (["knn", factory[0], *SETTINGS, "--ks", "5", "--block", "3"], "no block 3"),
         (["knn", factory[0], *SETTINGS, "--ks", "5", "--place", "prr"], "does not refine its patches"),
         (["knn", str(run_folder)], "not a complete run folder"),
+        (["knn", "init:nowhere"], "nowhere is not a folder, so there is no run there"),
         (["linear", factory[0], *SETTINGS, "--num-epochs", "0"], "num_epochs is 0"),
         (["linear", factory[0], *SETTINGS, "--crop-pct", "0"], "crop_pct is 0"),
     ]
@@ -111,3 +120,221 @@ def test_bad_input_is_one_line(factory, tmp_path, capsys):
         assert (code, message in printed.err, printed.err.count("\n")) == (2, True, 1), printed.err
     assert not (tmp_path / "runs").exists()
     assert main(["probe", "--help"]) == 0
+
+
+def all_of(models, voc, out, *more):
+    quick = ["--ks", "5", "20", "--linear-epochs", "2", "--segment-iterations", "2", "--segment-batch-size", "2"]
+    places = ["--data-dir", str(voc), "--out", str(out), "--cache-dir", str(voc / "cache")]
+    return ["all", *models, *SETTINGS, *quick, *places, *more]
+
+
+def test_all_probes_of_two_models_agree_with_each_alone(factory, voc, tmp_path, capsys):
+    out = tmp_path / "all"
+    code, printed = run(all_of(factory, voc, out, "--json"), capsys)
+    assert code == 0, printed.err
+    told = json.loads(printed.out)
+    found = {(row["model"], row["measure"]): row for row in told["results"]}
+    measures = ("knn_5", "knn_20", "linear", "retrieve_miou", "segment_miou")
+    assert list(found) == [(model, measure) for model in factory for measure in measures]
+    assert all(0 <= row["low"] <= row["value"] <= row["high"] <= 1 for row in found.values())
+    assert {row["num_images"] for row in found.values()} == {40, 3}
+    # The features of both probes of classes are those of one pass: two parts of each model.
+    assert len(list((voc / "cache").iterdir())) == 4
+    rows = list(csv.DictReader((out / "probes.csv").open()))
+    assert [float(row["value"]) for row in rows] == [row["value"] for row in found.values()]
+    assert (out / "probes.md").read_text().count("probed_models:") == 2
+    assert {path.name for path in (out / "figures").iterdir()} == {"probes.png", "probes.svg", "captions.md"}
+    assert not (out / "verdict.md").exists()  # nobody said which of them is LocAt
+    common = [*SETTINGS, "--cache-dir", str(voc / "cache"), "--json"]
+    _, printed = run(["knn", factory[1], *common, "--ks", "5", "20", "--out", "knn"], capsys)
+    (alone,) = json.loads(printed.out)["models"]
+    row = found[factory[1], "knn_20"]
+    assert (alone["accuracy"]["20"], alone["interval"]["20"]) == (row["value"], [row["low"], row["high"]])
+    _, printed = run(["linear", factory[1], *common, "--num-epochs", "2", "--out", "linear"], capsys)
+    assert json.loads(printed.out)["models"][0]["test_accuracy"] == found[factory[1], "linear"]["value"]
+    dense = ["--data-dir", str(voc), "--device", "cpu", "--json"]
+    _, printed = run(["retrieve", factory[1], *dense, "--out", "retrieve"], capsys)
+    assert json.loads(printed.out)["models"][0]["mean_iou"] == found[factory[1], "retrieve_miou"]["value"]
+    steps = ["--iterations", "2", "--batch-size", "2"]
+    _, printed = run(["segment", factory[1], *dense, *steps, "--out", "segment"], capsys)
+    assert json.loads(printed.out)[0]["miou"] == found[factory[1], "segment_miou"]["value"]
+
+
+def test_all_probes_do_only_what_is_missing(factory, voc, tmp_path, capsys):
+    out = tmp_path / "all"
+    results = out / "results"
+    assert run(all_of(factory[:1], voc, out, "--probes", "knn", "segment"), capsys)[0] == 0
+    first = {path.name: path.stat().st_mtime_ns for path in results.iterdir()}
+    assert {name.split("-")[0] for name in first} == {"knn", "segment"}
+    before = (out / "probes.csv").read_bytes()
+    assert run(all_of(factory[:1], voc, out, "--probes", "knn", "segment"), capsys)[0] == 0
+    assert {path.name: path.stat().st_mtime_ns for path in results.iterdir()} == first
+    assert (out / "probes.csv").read_bytes() == before
+    # Another probe, another model, another setting and a damaged file are each computed, and nothing else.
+    (knn,) = (name for name in first if name.startswith("knn"))
+    (results / knn).write_text('{"probe": "knn", "scores": {')
+    assert run(all_of(factory, voc, out, "--probes", "knn", "retrieve"), capsys)[0] == 0
+    second = {path.name: path.stat().st_mtime_ns for path in results.iterdir()}
+    assert len(second) == 5  # segment of the first, knn and retrieve of both
+    assert {name for name in first if second[name] != first[name]} == {knn}
+    assert run(all_of(factory[:1], voc, out, "--probes", "knn", "--temperature", "0.1"), capsys)[0] == 0
+    assert len(list(results.iterdir())) == 6
+    # The name of a model is not part of what it is, but its number of heads is, which no weight shows.
+    lines = [
+        (tmp_path / "probed_models.py").read_text(),
+        "def same(): return build(0)",
+        "def heads():",
+        "    torch.manual_seed(0)",
+        "    return nearsight.create_model('compact_vit', depth=1, embed_dim=24, num_heads=2)",
+    ]
+    (tmp_path / "renamed_models.py").write_text("\n".join(lines))
+    assert run(all_of(["renamed_models:same"], voc, out, "--probes", "knn"), capsys)[0] == 0
+    assert len(list(results.iterdir())) == 6
+    elsewhere = ["--cache-dir", str(tmp_path / "other")]
+    assert run(all_of(["renamed_models:heads"], voc, out, "--probes", "knn", *elsewhere), capsys)[0] == 0
+    assert len(list(results.iterdir())) == 7
+
+
+def test_bad_input_of_all_probes_is_one_line(factory, voc, tmp_path, capsys):
+    """The list of what users get wrong: each is named, with exit code 2, and nothing is written."""
+    model, pictures, masks = factory[:1], voc / "voc-small" / "JPEGImages", voc / "voc-small" / "SegmentationClass"
+    whole = {path: path.read_bytes() for path in masks.iterdir()}
+
+    def save(name, mask):
+        Image.fromarray(mask.astype(np.uint8)).save(masks / name)
+
+    def swallow():
+        for path in masks.glob("val*.png"):
+            save(path.name, np.full((40, 48), 255))
+
+    knn, dense = ("--probes", "knn"), ("--probes", "retrieve", "segment")
+    cases = [
+        (lambda: save("train1.png", np.zeros((20, 20))), dense, "train1.png is 20×20, but its image"),
+        (lambda: save("train1.png", np.full((40, 48), 77)), dense, "labels out of range: 77"),
+        (swallow, dense, "every pixel of the 3 test masks is ignored"),
+        (lambda: None, (*knn, "--ks", "121"), "120 training images of shapes, but 121 neighbours"),
+        (lambda: None, (*knn, "--num-train", "4"), "of the test samples are never seen in training"),
+        (lambda: None, ("--probes", "linear", "--linear-epochs", "0"), "num_epochs is 0"),
+        (lambda: None, (*dense, "--memory-size", "20"), "20 patches in the memory, but 30 neighbours"),
+        (lambda: None, (*dense, "--dense-data", "shapes"), "'shapes' is not a known data set with masks"),
+        (lambda: None, (*knn, "--data", "voc-small"), "voc-small has masks"),
+        (lambda: None, ("--probes", "knm"), "invalid choice"),
+        ((pictures / "val2.jpg").unlink, dense, "val2.jpg missing"),
+    ]
+    for break_it, arguments, message in cases:
+        for path, content in whole.items():
+            path.write_bytes(content)
+        break_it()
+        quick = [] if "--ks" in arguments else ["--ks", "3"]
+        code, printed = run([*all_of(model, voc, tmp_path / "out"), *quick, *arguments], capsys)
+        last = printed.err.strip().splitlines()[-1]
+        assert (code, message in last, last.startswith("nearsight: ")) == (2, True, True), printed.err
+        assert not (tmp_path / "out" / "results").exists(), arguments
+    # Features of another model than the cache was made with: the same weights, but other heads.
+    lines = [
+        "import torch, nearsight",
+        "def build(num_heads):",
+        "    torch.manual_seed(0)",
+        "    model = nearsight.create_model('compact_vit', depth=1, embed_dim=24, num_heads=num_heads)",
+        "    model.blocks[0].attn.qkv.weight.data *= 20  # so that it matters where its heads look",
+        "    return model",
+        "def three(): return build(3)",
+        "def four(): return build(4)",
+    ]
+    (tmp_path / "bold_models.py").write_text("\n".join(lines))
+    assert run([*all_of(["bold_models:three"], voc, tmp_path / "out"), *knn], capsys)[0] == 0
+    code, printed = run([*all_of(["bold_models:four"], voc, tmp_path / "out"), *knn], capsys)
+    assert code == 2
+    assert "are those of another model, although its weights are the same; remove that folder" in printed.err
+
+
+def finished_run(path, seed, *, with_locat, **changes):
+    """The folder of a run that was never trained."""
+    small = {"depth": 1, "width": 24, "num_heads": 3, "mlp_width": 24}
+    model_config = ModelConfig(**small, gaug=with_locat, prr=with_locat, **changes)
+    config = RunConfig(model=model_config, data=DataConfig(num_train=120, num_test=40), seed=seed)
+    RunFolder(path).claim(config)
+    torch.manual_seed(seed)
+    model = model_config.build((32, 32), 10)
+    save_model(path / "model.safetensors", model.state_dict(), model_config, (32, 32), 10)
+    (path / "provenance.json").write_text("{}")
+    return config
+
+
+def test_all_runs_of_a_study_are_compared(voc, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    study, cells = tmp_path / "study", []
+    for seed in (0, 1, 2):
+        for condition in ("ViT", "LocAt"):
+            run_name = f"{condition}{seed}"
+            if seed < 2 or condition == "ViT":
+                finished_run(study / "runs" / run_name, seed, with_locat=condition == "LocAt")
+            cell = {"run": run_name, "condition": condition, "levels": {"model": condition}, "seed": seed}
+            cells.append({**cell, "config": {}})
+    described = {"schema": 1, "name": "pairs", "scale": "small", "design": "full factorial", "cells": cells}
+    described |= {"factors": {"model": ["ViT", "LocAt"]}, "settings": {}, "assumed": []}
+    (study / "study.json").write_text(json.dumps(described))
+    quick = ["--ks", "5", "--probes", "knn", "retrieve", "--data-dir", str(voc), "--cache-dir", str(tmp_path / "c")]
+    code, printed = run(["all", str(study), *quick, "--device", "cpu", "--out", "out", "--json"], capsys)
+    assert code == 0, printed.err
+    told = [row for row in json.loads(printed.out)["results"] if row["measure"] == "retrieve_miou"]
+    assert {row["trained_on"] for row in told} == {"shapes"}
+    value = {(row["condition"], row["seed"]): row["value"] for row in told}
+    assert list(value) == [("ViT", 0), ("LocAt", 0), ("ViT", 1), ("LocAt", 1), ("ViT", 2)]
+    difference = np.mean([value["LocAt", seed] - value["ViT", seed] for seed in (0, 1)])
+    rows = list(csv.DictReader(Path("out/tables/differences.csv").read_text().splitlines()))
+    (found,) = (row for row in rows if row["measure"] == "retrieve_miou")
+    assert (found["condition"], found["n"]) == ("LocAt", "2")
+    assert float(found["mean"]) == pytest.approx(difference, abs=1e-12)
+    verdict = Path("out/verdict.md").read_text()
+    assert "Of 1 claims of S2" in verdict  # of retrieval; segmentation was not asked for
+    assert "11.10" in verdict  # Table 4: 39.2 to 50.3
+    assert "32 pixels, trained on shapes; probed on voc-small" in verdict
+    assert "Small scale" in verdict
+    assert "LocAt (seed 2)" in verdict  # what others have and it lacks
+    # The same runs, named one by one, find their results and each other.
+    runs = [str(study / "runs" / name) for name in ("ViT0", "LocAt0", "ViT1", "LocAt1")]
+    again = [path.stat().st_mtime_ns for path in sorted(Path("out/results").iterdir())]
+    code, printed = run(["all", *runs, *quick, "--device", "cpu", "--out", "out", "--json"], capsys)
+    assert code == 0, printed.err
+    assert [path.stat().st_mtime_ns for path in sorted(Path("out/results").iterdir())] == again
+    named = {(row["condition"], row["seed"]) for row in json.loads(printed.out)["results"]}
+    assert named == {("ViT", 0), ("LocAt", 0), ("ViT", 1), ("LocAt", 1)}
+    for arguments, message in (
+        ([str(study), runs[0]], "is a study; name it on its own"),
+        ([str(tmp_path)], "config.json"),
+    ):
+        code, printed = run(["all", *arguments, *quick, "--out", "nowhere"], capsys)
+        assert (code, message in printed.err, printed.err.count("\n")) == (2, True, 1), printed.err
+
+
+def test_runs_are_grouped_where_nothing_but_locat_and_the_seed_differs(tmp_path):
+    for seed in (0, 1):
+        for name, with_locat in (("vit", False), ("locat", True)):
+            finished_run(tmp_path / f"{name}{seed}", seed, with_locat=with_locat)
+    names = ("vit0", "locat0", "vit1", "locat1")
+    origins = find_origins([str(tmp_path / name) for name in names]).models
+    assert [origin.label for origin in origins] == ["ViT, seed 0", "LocAt, seed 0", "ViT, seed 1", "LocAt, seed 1"]
+    # Pretrained by DINO they are conditions of their own, which may differ in all settings from the others.
+    for name, locat in (("dino_vit", {}), ("dino_locat", {"gaug": True, "prr": True})):
+        config = DinoConfig(model=ModelConfig(depth=1, **locat), seed=3)
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps(config.to_json()))
+    origins = find_origins([str(tmp_path / name) for name in ("vit0", "dino_vit", "dino_locat")]).models
+    assert [origin.label for origin in origins] == ["ViT, seed 0", "DINO ViT, seed 3", "DINO LocAt, seed 3"]
+    # Before training they are others again, of which a pair says what training gave.
+    texts = [f"{prefix}{tmp_path / name}" for name in ("vit0", "vit1") for prefix in ("init:", "")]
+    labels = [origin.label for origin in find_origins(texts).models]
+    assert labels == ["untrained ViT, seed 0", "ViT, seed 0", "untrained ViT, seed 1", "ViT, seed 1"]
+    untrained, trained, *_ = open_frozen(texts, pretrained=False, checkpoint=None, seed=0, device=torch.device("cpu"))
+    assert (untrained.label, trained.label) == ("untrained vit0", "vit0")
+    # This run is as it started, too, so that all weights have to be the same.
+    weights, others = untrained.model.state_dict(), trained.model.state_dict()
+    assert list(weights) == list(others)
+    assert all(torch.equal(weights[name], others[name]) for name in weights)
+    # Another patch size, the same place twice, and what is no run: they stand for themselves.
+    finished_run(tmp_path / "coarse", 0, with_locat=True, patch_size=8)
+    finished_run(tmp_path / "again", 0, with_locat=False)
+    for others in (["coarse"], ["again"], ["../compact_vit"]):
+        texts = [str(tmp_path / name) for name in ("vit0", "locat1", *others)]
+        assert {(origin.condition, origin.seed) for origin in find_origins(texts).models} == {(None, None)}

@@ -92,6 +92,10 @@ def test_a_data_set_from_end_to_end(reader):
         for true, taken in zip(mask.flatten().tolist(), found.flatten().tolist(), strict=True):
             if true != IGNORED:
                 confusion[true, taken] += 1
+    assert torch.equal(result.counts_N3c[:, 1].sum(0).double(), confusion.sum(1))  # true pixels of each class
+    hits, truth, predicted = result.counts_N3c.sum(0).double()
+    ious = hits / (truth + predicted - hits)
+    assert result.mean_iou == pytest.approx(float(ious.mean()), abs=1e-12)
     union = confusion.sum(0) + confusion.sum(1) - confusion.diagonal()
     assert result.mean_iou == pytest.approx(float((confusion.diagonal() / union).mean()), abs=2e-3)
     assert result.mean_iou > 0.4  # colours tell the classes apart, even to an untrained model

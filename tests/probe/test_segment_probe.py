@@ -107,6 +107,24 @@ def test_it_learns_and_its_numbers_are_those_of_its_predictions(tmp_path: Path, 
     assert {"commit", "versions", "hardware", "seed", "wall_seconds"} <= set(told)
 
 
+def test_its_numbers_are_those_of_scikit_learn(tmp_path: Path, dataset: SegmentationSet) -> None:
+    metrics = pytest.importorskip("sklearn.metrics", reason="needs scikit-learn: pip install 'nearsight[dev]'")
+    shown: list[Prediction] = []
+    folder = probe_segmentation(frozen(), dataset, config(iterations=15), tmp_path / "out", show=shown.extend)
+    truth, taken = (
+        np.concatenate([getattr(one, name)[one.truth_HW != 255].numpy() for one in shown])
+        for name in ("truth_HW", "prediction_HW")
+    )
+    labels = sorted({*truth, *taken})
+    ious = metrics.jaccard_score(truth, taken, labels=labels, average=None)
+    result, classes = folder.read_result(), folder.read_per_class()
+    assert result["miou"] == pytest.approx(ious.mean(), abs=1e-12)
+    assert result["pixel_accuracy"] == pytest.approx(metrics.accuracy_score(truth, taken), abs=1e-12)
+    assert classes["iou"].dropna().tolist() == pytest.approx(ious.tolist(), abs=1e-12)
+    assert classes["iou"].dropna().index.tolist() == labels
+    assert result["miou_low"] < result["miou"] < result["miou_high"]
+
+
 def test_a_stopped_probe_goes_on_as_if_nothing_had_been(tmp_path: Path, dataset: SegmentationSet) -> None:
     settings = config(iterations=10, photometric=True)
     whole = probe_segmentation(frozen(), dataset, settings, tmp_path / "whole")

@@ -1,15 +1,32 @@
-"""Models whose features are probed: runs, and anything `load_source` knows, each with how its images are prepared."""
+"""Models whose features are probed: runs, runs before training, and anything `load_source` knows.
+
+Each comes with how its images are prepared.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from nearsight.commands.opening import check_named, distinct_labels, open_run, open_source, run_image_size
 from nearsight.data import DATASETS
+from nearsight.errors import InputError
 from nearsight.probe.frozen import FrozenModel
 from nearsight.probe.preparation import Preparation
+from nearsight.train import RunFolder
+
+UNTRAINED = "init:"
+"""Before the folder of a run: its model with the weights that its seed started from."""
+
+
+def run_path(text: str) -> Path | None:
+    """The folder of the run that a model is of, trained or not."""
+    path = Path(text.removeprefix(UNTRAINED))
+    if text.startswith(UNTRAINED) and not path.is_dir():
+        raise InputError(f"{path} is not a folder, so there is no run there whose first weights could be probed")
+    return path if path.is_dir() else None
 
 
 def open_frozen(
@@ -19,7 +36,7 @@ def open_frozen(
     check_named(texts, pretrained=pretrained, checkpoint=checkpoint)
     opened = []
     for text in texts:
-        if Path(text).is_dir():
+        if run_path(text) is not None:
             opened.append(_open_run(text, checkpoint))
             continue
         only_one = len(texts) == 1
@@ -34,9 +51,26 @@ def open_frozen(
 
 
 def _open_run(text: str, checkpoint: Path | None) -> FrozenModel:
-    folder, model = open_run(text, checkpoint=checkpoint)
+    if text.startswith(UNTRAINED):
+        folder, model = _open_untrained(text, checkpoint)
+    else:
+        folder, model = open_run(text, checkpoint=checkpoint)
     config = folder.read_config()
     # The model's own config is its architecture's; what the run was trained on is the data set's.
     spec = DATASETS[config.data.name]
     preparation = Preparation(size=run_image_size(config), mean=spec.mean, std=spec.std)
-    return FrozenModel(label=folder.path.resolve().name, model=model, preparation=preparation)
+    untrained = "untrained " if text.startswith(UNTRAINED) else ""
+    return FrozenModel(label=f"{untrained}{folder.path.resolve().name}", model=model, preparation=preparation)
+
+
+def _open_untrained(text: str, checkpoint: Path | None) -> tuple[RunFolder, nn.Module]:
+    if checkpoint is not None:
+        raise InputError(f"--checkpoint does not go with {text}, whose weights are fresh")
+    folder = RunFolder(Path(text.removeprefix(UNTRAINED)))
+    config = folder.read_config()
+    # The classifier is not read, but drawn with the others: DINO has none.
+    num_classes = 0 if "dino" in folder.read_settings() else DATASETS[config.data.name].num_classes or 1000
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(config.seed)
+        model = config.model.build(run_image_size(config), num_classes)
+    return folder, model.eval()

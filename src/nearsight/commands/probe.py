@@ -1,4 +1,4 @@
-"""`nearsight probe {knn,linear,segment,retrieve} MODEL …`: what the features of frozen models are worth."""
+"""`nearsight probe {knn,linear,segment,retrieve,all} MODEL …`: what the features of frozen models are worth."""
 
 import importlib
 from collections.abc import Sequence
@@ -10,6 +10,7 @@ PROBES = {
     "linear": "a linear classifier on frozen features",
     "segment": "a segmentation head on frozen features",
     "retrieve": "segmentation by the nearest training patches, without training",
+    "all": "all of these, of models or of the runs of a study, in one table",
 }
 """Name → what it is. Each is a module `nearsight.commands.probe_…`, imported only when it is called."""
 

@@ -9,23 +9,16 @@ import pandas as pd
 
 from nearsight.commands.options import parse
 from nearsight.commands.probing import Outcome
-from nearsight.commands.probing_classes import ClassRequest, probed
-from nearsight.probe.knn import DEFAULT_KS, DEFAULT_TEMPERATURE, knn_accuracy
-from nearsight.probe.search import check_enough
+from nearsight.commands.probing_classes import KnnRequest, knn_found, probed
 from nearsight.report.study.table import percent
 
 
 @dataclass(frozen=True, kw_only=True)
-class KnnOptions(ClassRequest):
+class KnnOptions(KnnRequest):
     """Classify test images by their nearest training images: cosine, votes weighted by exp(similarity / T) as in DINO.
 
     Writes result.json, table.csv, table.md and provenance.json. Features are kept, and found again.
     """
-
-    ks: tuple[int, ...] = DEFAULT_KS
-    """Numbers of neighbours; one search serves all."""
-    temperature: float = DEFAULT_TEMPERATURE
-    """T of the votes."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -33,22 +26,19 @@ def main(arguments: Sequence[str]) -> int:
     options = parse(KnnOptions, arguments, prog="nearsight probe knn")
     options.check("knn")
     dataset = options.load()
-    check_enough(len(dataset.train), max(options.ks, default=1), f"training images of {dataset.name}")
+    options.check_enough(dataset)
     frozen, out = options.opened("knn", dataset.name)
     models = []
     for one in frozen:
         with probed(options, one, dataset) as features:
-            accuracy = knn_accuracy(
-                features.train_NC,
-                dataset.train.labels_N,
-                features.test_NC,
-                dataset.test.labels_N,
-                num_classes=dataset.num_classes,
-                ks=options.ks,
-                temperature=options.temperature,
-                device=options.torch_device,
-            )
-        models.append({**features.described, "accuracy": {str(k): value for k, value in accuracy.items()}})
+            found = knn_found(options, features, dataset)
+        models.append(
+            {
+                **features.described,
+                "accuracy": {str(k): score.value for k, score in found.items()},
+                "interval": {str(k): [score.low, score.high] for k, score in found.items()},
+            }
+        )
     numbers = pd.DataFrame(
         [
             {"model": model["model"], **{f"accuracy_k{k}": model["accuracy"][str(k)] for k in options.ks}}

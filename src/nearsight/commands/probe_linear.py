@@ -10,8 +10,8 @@ import pandas as pd
 
 from nearsight.commands.options import parse
 from nearsight.commands.probing import Outcome
-from nearsight.commands.probing_classes import ClassRequest, probed
-from nearsight.probe.linear import LinearConfig, linear_probe
+from nearsight.commands.probing_classes import ClassRequest, linear_found, probed
+from nearsight.probe.linear import LinearConfig
 from nearsight.report.study.table import percent
 
 _USUAL = LinearConfig()
@@ -56,20 +56,12 @@ def main(arguments: Sequence[str]) -> int:
     models = []
     for one in frozen:
         with probed(options, one, dataset, random_crops=options.random_crops) as features:
-            result = linear_probe(
-                features.train_NC,
-                dataset.train.labels_N,
-                features.test_NC,
-                dataset.test.labels_N,
-                num_classes=dataset.num_classes,
-                config=config,
-                device=options.torch_device,
-                crops=features.crops,
-            )
+            result, score = linear_found(options, features, dataset, config)
         models.append(
             {
                 **features.described,
                 "test_accuracy": result.test_accuracy,
+                "interval": [score.low, score.high],
                 "best": asdict(result.best),
                 "heads": [asdict(head) for head in result.heads],
             }

@@ -3,28 +3,21 @@
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from math import isnan
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import pandas as pd
 
 from nearsight.commands.options import parse
-from nearsight.commands.probing import Outcome, ProbeRequest, describe
-from nearsight.commands.progress import MeasuringProgress
-from nearsight.data.segmentation import SegmentationSet, load_segmentation
-from nearsight.errors import check_at_least
+from nearsight.commands.probing import Outcome, ProbeRequest
+from nearsight.commands.probing_dense import RetrieveSettings, first_images, retrieved
+from nearsight.data.segmentation import load_segmentation
 from nearsight.files import write_text
-from nearsight.probe import FeatureSpec, Retriever, build_memory, retrieve
-from nearsight.probe.frozen import FrozenModel
-from nearsight.probe.intermediates import Place
-from nearsight.probe.memory import DEFAULT_SIZE
-from nearsight.probe.retrieve import DEFAULT_K, DEFAULT_TEMPERATURE, IndexKind
 from nearsight.report.study.table import percent
 
 
 @dataclass(frozen=True, kw_only=True)
-class RetrieveOptions(ProbeRequest):
+class RetrieveOptions(ProbeRequest, RetrieveSettings):
     """Segment test images by retrieval (Hummingbird): the k nearest patches of training images say what a patch shows.
 
     Images are squeezed to the size the model takes; predictions are judged at the size of the masks. Writes
@@ -33,28 +26,25 @@ class RetrieveOptions(ProbeRequest):
 
     data: str = "voc-small"
     """A data set with masks: ade20k, pascal-context, coco-stuff, voc2012, camvid, voc-small."""
-    place: Place = "block"
-    """Features as the block returns them, after the final norm (norm), or refined (prr)."""
-    k: int = DEFAULT_K
-    """Neighbours of each patch."""
-    temperature: float = DEFAULT_TEMPERATURE
-    """T of their weights, softmax(similarity / T)."""
-    memory_size: int = DEFAULT_SIZE
-    """Patches in the memory at most; of more, a random choice, as many of each image."""
-    index: IndexKind = "exact"
-    """exact, or faiss (flat, on the CPU)."""
+
+    def __post_init__(self) -> None:
+        """The settings check themselves when they are made of these options."""
+
+    @property
+    def settings(self) -> RetrieveSettings:
+        return RetrieveSettings(**{field.name: getattr(self, field.name) for field in fields(RetrieveSettings)})
 
 
 def main(arguments: Sequence[str]) -> int:
     began = time.perf_counter()
     options = parse(RetrieveOptions, arguments, prog="nearsight probe retrieve")
     options.check("retrieve")
-    check_at_least("--k", options.k, 1)
-    check_at_least("--memory-size", options.memory_size, 1)
-    dataset = load_segmentation(options.data, options.data_dir)
+    settings = options.settings
+    dataset = first_images(load_segmentation(options.data, options.data_dir), options.num_train, options.num_test)
     frozen, out = options.opened("retrieve", dataset.name)
-    models = [_probe(options, one, dataset) for one in frozen]
-    keys = ("model", "mean_iou", "pixel_accuracy", "memory_patches", "memory_bytes")
+    found = [retrieved(options, one, dataset, settings) for one in frozen]
+    models = [{**one.described, **one.numbers(dataset)} for one in found]
+    keys = ("model", "mean_iou", "mean_iou_low", "mean_iou_high", "pixel_accuracy", "memory_patches", "memory_bytes")
     shown = [
         {
             "model": model["model"],
@@ -64,12 +54,11 @@ def main(arguments: Sequence[str]) -> int:
         }
         for model in models
     ]
-    settings = {name: getattr(options, name) for name in ("k", "temperature", "memory_size", "index", "place")}
     outcome = Outcome(
         probe="retrieve",
         title=f"Retrieval on {dataset.name}: mIoU over the data set and pixel accuracy in per cent",
         data={"name": dataset.name, "num_classes": dataset.num_classes, "num_test": models[0]["num_images"]},
-        settings=settings,
+        settings=asdict(settings),
         models=models,
         numbers=pd.DataFrame([{key: model[key] for key in keys} for model in models]),
         shown=pd.DataFrame(shown),
@@ -93,38 +82,3 @@ def _per_class(models: Sequence[dict[str, Any]]) -> pd.DataFrame:
             for name, iou in model["per_class_iou"].items()
         ]
     )
-
-
-def _probe(options: RetrieveOptions, frozen: FrozenModel, dataset: SegmentationSet) -> dict[str, Any]:
-    spec = FeatureSpec(block=options.block, place=options.place, tokens="patches")
-    num_train = min(options.num_train or len(dataset.train), len(dataset.train))
-    num_test = min(options.num_test or len(dataset.test), len(dataset.test))
-    with options.reading(frozen, spec) as reader:
-        batch_size = options.images_at_once(reader, frozen)
-        common: dict[str, Any] = {"batch_size": batch_size, "device": options.torch_device}
-        with MeasuringProgress(f"{frozen.label}, memory", num_train) as progress:
-            memory = build_memory(
-                reader,
-                dataset,
-                frozen.preparation,
-                size=options.memory_size,
-                num_images=num_train,
-                seed=options.seed,
-                watch=progress.counted,
-                **common,
-            )
-        retriever = Retriever(memory, k=options.k, temperature=options.temperature, index=options.index)
-        with MeasuringProgress(f"{frozen.label}, retrieval", num_test) as progress:
-            found = retrieve(
-                reader, retriever, dataset, frozen.preparation, num_images=num_test, watch=progress.counted, **common
-            )
-        described = describe(frozen, reader)
-    names = dataset.class_names
-    return {
-        **described,
-        **asdict(found),
-        "per_class_iou": {
-            name: None if isnan(value) else value for name, value in zip(names, found.per_class_iou, strict=True)
-        },
-        "unseen": [names[number] for number in found.unseen],
-    }

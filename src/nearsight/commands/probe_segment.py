@@ -45,7 +45,8 @@ class SegmentRequest(Common):
     models: Annotated[
         tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="MODEL [MODEL ...]", help_behavior_hint="")
     ]
-    """A run folder, a timm name, hf:org/name or hf:FOLDER, torchvision:NAME, package.module:function."""
+    """A run folder (init:FOLDER: before training), a timm name, hf:org/name or hf:FOLDER, torchvision:NAME,
+    package.module:function."""
     data: str = "voc-small"
     """A data set with masks: ade20k, pascal-context, coco-stuff, voc2012, camvid, voc-small."""
     pretrained: bool = False
@@ -118,7 +119,7 @@ def _probe_all(options: Any, dataset: SegmentationSet, out: Path, stop: Stop) ->
                 listener=progress,
                 stop=stop,
                 checkpoint_every=options.checkpoint_every,
-                show=functools.partial(_draw, dataset, one.label, path / "figures"),
+                show=functools.partial(draw_predictions, dataset, one.label, path / "figures"),
             )
         folders.append(folder)
     if several:
@@ -130,7 +131,8 @@ def _probe_all(options: Any, dataset: SegmentationSet, out: Path, stop: Stop) ->
     return 0
 
 
-def _draw(dataset: SegmentationSet, label: str, folder: Path, predictions: Sequence[Prediction]) -> None:
+def draw_predictions(dataset: SegmentationSet, label: str, folder: Path, predictions: Sequence[Prediction]) -> None:
+    """Images, truth and predictions side by side, as folder/predictions.png and .svg."""
     pictures = [
         (one.image_CHW.permute(1, 2, 0).numpy(), one.truth_HW.numpy(), one.prediction_HW.cpu().numpy())
         for one in predictions

@@ -31,7 +31,8 @@ class ProbeRequest(Common):
     models: Annotated[
         tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="MODEL [MODEL ...]", help_behavior_hint="")
     ]
-    """A run folder, a timm name, hf:org/name or hf:FOLDER, torchvision:NAME, package.module:function."""
+    """A run folder (init:FOLDER: before training), a timm name, hf:org/name or hf:FOLDER, torchvision:NAME,
+    package.module:function."""
     pretrained: bool = False
     """Load the published weights of models of timm and torchvision; they are random otherwise."""
     checkpoint: Path | None = None

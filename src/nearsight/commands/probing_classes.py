@@ -8,15 +8,29 @@ from typing import Any, Literal
 
 from torch import Tensor
 
+from nearsight.commands.frozen import run_path
 from nearsight.commands.probing import ProbeRequest, describe
 from nearsight.commands.progress import MeasuringProgress
 from nearsight.data import Dataset, ImageSet, load_dataset
 from nearsight.errors import InputError
-from nearsight.probe import FeatureKey, FeatureSpec, cached_features, weights_hash
+from nearsight.probe import (
+    FeatureKey,
+    FeatureSpec,
+    LinearConfig,
+    LinearResult,
+    Score,
+    accuracy_score,
+    cached_features,
+    knn_right,
+    linear_probe,
+    weights_hash,
+)
 from nearsight.probe.crops import cropped_features
 from nearsight.probe.features import Tokens
 from nearsight.probe.frozen import FrozenModel
 from nearsight.probe.intermediates import Place
+from nearsight.probe.knn import DEFAULT_KS, DEFAULT_TEMPERATURE
+from nearsight.probe.search import check_enough
 from nearsight.train import RunFolder, load_data
 
 EMBEDDED = "shapes"
@@ -43,7 +57,7 @@ class ClassRequest(ProbeRequest):
         return FeatureSpec(block=self.block, place=self.place, tokens=tokens)
 
     def load(self) -> Dataset:
-        runs = [RunFolder(Path(text)).read_config().data for text in self.models if Path(text).is_dir()]
+        runs = [RunFolder(path).read_config().data for text in self.models if (path := run_path(text)) is not None]
         if self.data is None and runs:
             if len(set(runs)) > 1 or len(runs) < len(self.models):
                 raise InputError("the models were not all trained on one data set; say with --data on which to probe")
@@ -60,6 +74,20 @@ class ClassRequest(ProbeRequest):
             "num_test": len(dataset.test),
             "num_classes": dataset.num_classes,
         }
+
+
+@dataclass(frozen=True, kw_only=True)
+class KnnRequest(ClassRequest):
+    """The options of k-NN."""
+
+    ks: tuple[int, ...] = DEFAULT_KS
+    """Numbers of neighbours; one search serves all."""
+    temperature: float = DEFAULT_TEMPERATURE
+    """T of the votes."""
+
+    def check_enough(self, dataset: Dataset) -> None:
+        """There are as many training images as neighbours."""
+        check_enough(len(dataset.train), max(self.ks, default=1), f"training images of {dataset.name}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,3 +136,35 @@ def probed(
             else None,
             described=describe(frozen, reader),
         )
+
+
+def knn_found(request: KnnRequest, features: Probed, dataset: Dataset) -> dict[int, Score]:
+    """k → the accuracy of k-NN."""
+    right = knn_right(
+        features.train_NC,
+        dataset.train.labels_N,
+        features.test_NC,
+        dataset.test.labels_N,
+        num_classes=dataset.num_classes,
+        ks=request.ks,
+        temperature=request.temperature,
+        device=request.torch_device,
+    )
+    return {k: accuracy_score(right_Q) for k, right_Q in right.items()}
+
+
+def linear_found(
+    request: ClassRequest, features: Probed, dataset: Dataset, config: LinearConfig
+) -> tuple[LinearResult, Score]:
+    """A linear classifier, and its accuracy."""
+    result = linear_probe(
+        features.train_NC,
+        dataset.train.labels_N,
+        features.test_NC,
+        dataset.test.labels_N,
+        num_classes=dataset.num_classes,
+        config=config,
+        device=request.torch_device,
+        crops=features.crops,
+    )
+    return result, accuracy_score(result.right_N)

@@ -20,22 +20,19 @@ def most_local_head(result: Mapping[str, Any]) -> str:
     return "no heads to measure" if result["min_mad"] is None else f"most local head {result['min_mad']:.3f}"
 
 
-class MeasuringProgress:
-    """Counts the images a model has been measured on; use it as a context manager."""
+class BarOrLines:
+    """What all progress has in common; use it as a context manager. A silent one shows nothing."""
 
-    def __init__(self, label: str, num_images: int) -> None:
-        self._label, self._num_images = label, num_images
+    def __init__(self, label: str, *, silent: bool = False) -> None:
+        self._label, self._silent = label, silent
         self._console = Console(file=sys.stderr)
         self._bar: Progress | None = None
-        self._task: TaskID | None = None
-        self._done = 0
-        self._began = self._said = time.perf_counter()
 
     def __enter__(self) -> Self:
-        if self._console.is_terminal:
+        if self._console.is_terminal and not self._silent:
             columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
-            self._bar = Progress(*columns, TimeRemainingColumn(), console=self._console).__enter__()
-            self._task = self._bar.add_task(self._label, total=self._num_images)
+            status = TextColumn("{task.fields[status]}", markup=False)
+            self._bar = Progress(*columns, TimeRemainingColumn(), status, console=self._console).__enter__()
         return self
 
     def __exit__(
@@ -43,7 +40,35 @@ class MeasuringProgress:
     ) -> None:
         if self._bar is not None:
             self._bar.__exit__(kind, error, traceback)
-        elif kind is None:
+
+    def _say(self, text: str) -> None:
+        if self._bar is not None:  # above the bar
+            self._bar.console.print(f"{self._label}: {text}", markup=False, highlight=False)
+        elif not self._silent:
+            print(f"{self._label}: {text}", file=sys.stderr, flush=True)
+
+
+class MeasuringProgress(BarOrLines):
+    """Counts the images a model has been measured on."""
+
+    def __init__(self, label: str, num_images: int) -> None:
+        super().__init__(label)
+        self._num_images = num_images
+        self._task: TaskID | None = None
+        self._done = 0
+        self._began = self._said = time.perf_counter()
+
+    def __enter__(self) -> Self:
+        super().__enter__()
+        if self._bar is not None:
+            self._task = self._bar.add_task(self._label, total=self._num_images, status="")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        super().__exit__(kind, error, traceback)
+        if self._bar is None and kind is None:
             self._say(f"{self._done} images measured in {time.perf_counter() - self._began:.1f} s")
 
     def counted(self, batches: Iterable[Tensor]) -> Iterator[Tensor]:
@@ -61,60 +86,46 @@ class MeasuringProgress:
             self._said = time.perf_counter()
             self._say(f"{done}/{self._num_images} images")
 
-    def _say(self, text: str) -> None:
-        print(f"{self._label}: {text}", file=sys.stderr, flush=True)
 
+class EpochProgress(BarOrLines):
+    """Counts the steps and epochs of one run at a time."""
 
-class TrainingProgress(Listener):
-    """Shows one run at a time; use it as a context manager."""
-
-    def __init__(self, label: str) -> None:
-        self._label = label
-        self._console = Console(file=sys.stderr)
-        self._bar: Progress | None = None
+    def __init__(self, label: str, *, silent: bool = False) -> None:
+        super().__init__(label, silent=silent)
         self._task: TaskID | None = None
-        self._steps_per_epoch = 0
-        self._steps_before = 0
-        self._max_epochs = 0
+        self._steps_per_epoch = self._steps_before = self._num_epochs = 0
 
-    def __enter__(self) -> Self:
-        if self._console.is_terminal:
-            self._bar = Progress(
-                TextColumn("{task.description}"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TimeRemainingColumn(),
-                TextColumn("{task.fields[status]}"),
-                console=self._console,
-            ).__enter__()
-        return self
+    def step(self, step: int) -> None:
+        """So many steps of this epoch are done."""
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, completed=self._steps_before + step)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if self._bar is not None:
-            self._bar.__exit__(kind, error, traceback)
-
-    def started(self, config: RunConfig, epochs_done: int, steps_per_epoch: int) -> None:
-        self._steps_per_epoch, self._max_epochs = steps_per_epoch, config.protocol.max_epochs
+    def _begin(self, num_epochs: int, epochs_done: int, steps_per_epoch: int) -> None:
+        self._steps_per_epoch, self._num_epochs = steps_per_epoch, num_epochs
         self._steps_before = epochs_done * steps_per_epoch
         if self._bar is not None:
-            total = self._max_epochs * steps_per_epoch
+            total = num_epochs * steps_per_epoch
             self._task = self._bar.add_task(self._label, total=total, completed=self._steps_before, status="")
         elif epochs_done:
             self._say(f"continuing after epoch {epochs_done}")
 
-    def step(self, step: int) -> None:
-        if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, completed=self._steps_before + step)
-
-    def epoch(self, config: RunConfig, row: HistoryRow) -> None:
-        self._steps_before = row.epoch * self._steps_per_epoch
-        status = f"train loss {row.train_loss:.3f}, validation accuracy {row.val_acc:.1%}"
+    def _end_epoch(self, epoch: int, status: str, seconds: float) -> None:
+        self._steps_before = epoch * self._steps_per_epoch
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, completed=self._steps_before, status=status)
         else:
-            self._say(f"epoch {row.epoch}/{self._max_epochs}: {status}, {row.seconds:.1f} s")
+            self._say(f"epoch {epoch}/{self._num_epochs}: {status}, {seconds:.1f} s")
+
+
+class TrainingProgress(EpochProgress, Listener):
+    """Shows training with labels."""
+
+    def started(self, config: RunConfig, epochs_done: int, steps_per_epoch: int) -> None:
+        self._begin(config.protocol.max_epochs, epochs_done, steps_per_epoch)
+
+    def epoch(self, config: RunConfig, row: HistoryRow) -> None:
+        status = f"train loss {row.train_loss:.3f}, validation accuracy {row.val_acc:.1%}"
+        self._end_epoch(row.epoch, status, row.seconds)
 
     def split(self, sizes: Sequence[int]) -> None:
         parts = " and ".join(map(str, sizes))
@@ -123,6 +134,3 @@ class TrainingProgress(Listener):
     def finished(self, config: RunConfig, folder: RunFolder) -> None:
         if self._bar is None:
             self._say(f"finished, test accuracy {folder.read_result()['test_acc']:.1%}")
-
-    def _say(self, text: str) -> None:
-        print(f"{self._label}: {text}", file=sys.stderr, flush=True)

@@ -1,42 +1,23 @@
 """Progress of a segmentation probe on standard error: a bar on a terminal, plain lines elsewhere."""
 
-import sys
 import time
-from types import TracebackType
-from typing import Self
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import TaskID
 
-from nearsight.commands.progress import SECONDS_BETWEEN_LINES
+from nearsight.commands.progress import SECONDS_BETWEEN_LINES, BarOrLines
 from nearsight.probe.segmentation.config import SegmentConfig
 from nearsight.probe.segmentation.probing import SegmentListener
 from nearsight.probe.segmentation.training import LossRow
 
 
-class SegmentProgress(SegmentListener):
+class SegmentProgress(BarOrLines, SegmentListener):
     """Shows one probe; use it as a context manager."""
 
     def __init__(self, label: str) -> None:
-        self._label = label
-        self._console = Console(file=sys.stderr)
-        self._bar: Progress | None = None
+        super().__init__(label)
         self._tasks: dict[str, TaskID] = {}
         self._said = time.perf_counter()
         self._iterations = 0
-
-    def __enter__(self) -> Self:
-        if self._console.is_terminal:
-            columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
-            status = TextColumn("{task.fields[status]}", markup=False)
-            self._bar = Progress(*columns, TimeRemainingColumn(), status, console=self._console).__enter__()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if self._bar is not None:
-            self._bar.__exit__(kind, error, traceback)
 
     def started(self, steps_done: int, config: SegmentConfig) -> None:
         self._iterations = config.iterations
@@ -55,11 +36,5 @@ class SegmentProgress(SegmentListener):
                 self._tasks[what] = self._bar.add_task(f"{self._label}, {what}", total=total, status="")
             self._bar.update(self._tasks[what], completed=done, status=status)
         elif done == total or time.perf_counter() - self._said > SECONDS_BETWEEN_LINES:
+            self._said = time.perf_counter()
             self._say(f"{what} {done}/{total}{', ' if status else ''}{status}")
-
-    def _say(self, text: str) -> None:
-        self._said = time.perf_counter()
-        if self._bar is not None:
-            self._bar.console.print(f"{self._label}: {text}", markup=False, highlight=False)
-        else:
-            print(f"{self._label}: {text}", file=sys.stderr, flush=True)

@@ -1,8 +1,9 @@
 """What the features of a frozen model are worth: k-NN, linear, segmentation, dense retrieval."""
 
+from nearsight.probe.bootstrap import Score, accuracy_score, miou_score
 from nearsight.probe.cache import FeatureKey, cached_features, weights_hash
 from nearsight.probe.features import FeatureReader, FeatureSpec, read_features, reading
-from nearsight.probe.knn import knn_accuracy, knn_scores
+from nearsight.probe.knn import knn_accuracy, knn_right, knn_scores
 from nearsight.probe.linear import LinearConfig, LinearResult, linear_probe
 from nearsight.probe.memory import PatchMemory, build_memory
 from nearsight.probe.preparation import Preparation
@@ -21,11 +22,15 @@ __all__ = [
     "Preparation",
     "RetrievalResult",
     "Retriever",
+    "Score",
+    "accuracy_score",
     "build_memory",
     "cached_features",
     "knn_accuracy",
+    "knn_right",
     "knn_scores",
     "linear_probe",
+    "miou_score",
     "read_features",
     "reading",
     "retrieve",

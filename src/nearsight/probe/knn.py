@@ -42,6 +42,32 @@ def knn_scores(
     return scores
 
 
+def knn_right(
+    train_NC: Tensor,
+    train_labels_N: Tensor,
+    test_QC: Tensor,
+    test_labels_Q: Tensor,
+    *,
+    num_classes: int,
+    ks: Sequence[int] = DEFAULT_KS,
+    temperature: float = DEFAULT_TEMPERATURE,
+    device: torch.device | str = "cpu",
+) -> dict[int, Tensor]:
+    """k → for each test feature whether its class gets the most votes, [Q] bool."""
+    _check(ks, temperature)
+    check_enough(len(train_labels_N), max(ks), "training samples")
+    check_classes_seen(train_labels_N, test_labels_Q)
+    index = ExactIndex(train_NC.to(device))
+    right: dict[int, list[Tensor]] = {k: [] for k in ks}
+    for part_qC, labels_q in zip(test_QC.split(_QUERIES_AT_ONCE), test_labels_Q.split(_QUERIES_AT_ONCE), strict=True):
+        scores = knn_scores(
+            index, train_labels_N, part_qC.to(device), num_classes=num_classes, ks=ks, temperature=temperature
+        )
+        for k in ks:
+            right[k].append(scores[k].argmax(1).cpu() == labels_q.cpu())
+    return {k: torch.cat(parts) for k, parts in right.items()}
+
+
 def knn_accuracy(
     train_NC: Tensor,
     train_labels_N: Tensor,
@@ -54,18 +80,17 @@ def knn_accuracy(
     device: torch.device | str = "cpu",
 ) -> dict[int, float]:
     """k → share of the test features whose class gets the most votes."""
-    _check(ks, temperature)
-    check_enough(len(train_labels_N), max(ks), "training samples")
-    check_classes_seen(train_labels_N, test_labels_Q)
-    index = ExactIndex(train_NC.to(device))
-    correct = dict.fromkeys(ks, 0)
-    for part_qC, labels_q in zip(test_QC.split(_QUERIES_AT_ONCE), test_labels_Q.split(_QUERIES_AT_ONCE), strict=True):
-        scores = knn_scores(
-            index, train_labels_N, part_qC.to(device), num_classes=num_classes, ks=ks, temperature=temperature
-        )
-        for k in ks:
-            correct[k] += int((scores[k].argmax(1).cpu() == labels_q.cpu()).sum())
-    return {k: count / len(test_labels_Q) for k, count in correct.items()}
+    right = knn_right(
+        train_NC,
+        train_labels_N,
+        test_QC,
+        test_labels_Q,
+        num_classes=num_classes,
+        ks=ks,
+        temperature=temperature,
+        device=device,
+    )
+    return {k: float(right_Q.double().mean()) for k, right_Q in right.items()}
 
 
 def _check(ks: Sequence[int], temperature: float) -> None:

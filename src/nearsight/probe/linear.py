@@ -77,6 +77,8 @@ class LinearResult:
     best: HeadScore
     heads: tuple[HeadScore, ...]
     """All of the grid."""
+    right_N: Tensor
+    """Of which test samples the best head says the class, bool."""
     weight_Cc: Tensor
     """Of the best head."""
     bias_c: Tensor
@@ -130,14 +132,16 @@ class Heads:
         weight *= 1 - rate_K1 * self._decay_K1
         weight -= rate_K1 / (1 - beta1**self._steps) * first / deviation
 
-    def accuracy(self, features_NC: Tensor, labels_N: Tensor) -> Tensor:
-        """[K]."""
+    def right(self, features_NC: Tensor, labels_N: Tensor) -> Tensor:
+        """Of which samples each head says the class: [N, K] bool on the CPU."""
         parts = zip(features_NC.split(_EVALUATED_AT_ONCE), labels_N.split(_EVALUATED_AT_ONCE), strict=True)
         device = self.bias_Kc.device
-        right_K = torch.zeros(self.num_heads, dtype=torch.int64, device=device)
-        for features_BC, labels_B in parts:
-            right_K += (self.logits(features_BC.to(device)).argmax(-1) == labels_B.to(device).unsqueeze(1)).sum(0)
-        return right_K.double().cpu() / len(labels_N)
+        return torch.cat(
+            [
+                (self.logits(features_BC.to(device)).argmax(-1) == labels_B.to(device).unsqueeze(1)).cpu()
+                for features_BC, labels_B in parts
+            ]
+        )
 
     def keep(self, best: int) -> None:
         """Let go of all heads but one."""
@@ -175,17 +179,19 @@ def linear_probe(
             place_B = training_n[order_1B[0]]
             features_BC = stored_NC[place_B.to(device)] if crops is None else crops(place_B, epoch).to(device)
             heads.step(features_BC, labels_N[place_B.to(device)], schedule)
-    accuracy_K = heads.accuracy(stored_NC[validation_n.to(device)], train_labels_N[validation_n])
+    accuracy_K = heads.right(stored_NC[validation_n.to(device)], train_labels_N[validation_n]).double().mean(0)
     scores = tuple(
         HeadScore(learning_rate=rate, weight_decay=decay, validation_accuracy=float(accuracy))
         for (rate, decay), accuracy in zip(config.grid, accuracy_K, strict=True)
     )
     best = int(accuracy_K.argmax())
     heads.keep(best)
+    right_N = heads.right(test_NC, test_labels_N)[:, 0]
     return LinearResult(
-        test_accuracy=float(heads.accuracy(test_NC, test_labels_N)[0]),
+        test_accuracy=float(right_N.double().mean()),
         best=scores[best],
         heads=scores,
+        right_N=right_N,
         weight_Cc=heads.weight_CKc[:, 0].cpu(),
         bias_c=heads.bias_Kc[0].cpu(),
     )

@@ -77,15 +77,15 @@ def image_quotas(num_images: int, size: int) -> list[int]:
 def patch_maps(
     reader: FeatureReader,
     images: MaskedImages,
-    num_images: int,
     preparation: Preparation,
     *,
     batch_size: int,
     device: torch.device,
     watch: Watch = unwatched,
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """(feature map [C, h, w], mask [H, W]) of each of the first images, which threads read one batch ahead."""
+    """(feature map [C, h, w], mask [H, W]) of each image, which threads read one batch ahead."""
     masks: deque[Tensor] = deque()
+    num_images = len(images)
 
     def maps() -> Iterator[Tensor]:
         with ThreadPoolExecutor() as threads:
@@ -112,7 +112,6 @@ def build_memory(
     preparation: Preparation,
     *,
     size: int = DEFAULT_SIZE,
-    num_images: int | None = None,
     seed: int = 0,
     batch_size: int = 16,
     device: torch.device | str = "cpu",
@@ -121,13 +120,12 @@ def build_memory(
     """The labelled patches of the training images, or a random choice of them where there are more than `size`.
 
     Every image may give the same number of patches; which of its patches those are depends on seed and image alone.
-    `num_images`: only the first so many.
     """
     check_at_least("--memory-size", size, 1)
-    device, count = torch.device(device), min(num_images or len(dataset.train), len(dataset.train))
+    device, count = torch.device(device), len(dataset.train)
     found: list[Tensor] = []
     labels: list[Tensor] = []
-    maps = patch_maps(reader, dataset.train, count, preparation, batch_size=batch_size, device=device, watch=watch)
+    maps = patch_maps(reader, dataset.train, preparation, batch_size=batch_size, device=device, watch=watch)
     for number, (quota, (map_Chw, mask_HW)) in enumerate(zip(image_quotas(count, size), maps, strict=True)):
         grid_size = (map_Chw.shape[1], map_Chw.shape[2])
         labels_Pc = pooled_labels(mask_HW.to(device), grid_size, dataset.num_classes, dataset.ignore_index)

@@ -4,7 +4,7 @@ Every patch of a test image looks for its k nearest patches in a memory of train
 distributions, weighted by softmax(similarity / T), are its prediction; the map of predictions is stretched to the size
 of the image's mask, and the largest is the class of each pixel.
 
-Shape suffixes: M patches of the memory, Q patches that look, P patches of an image, C channels, c classes,
+Shape suffixes: N images, M patches of the memory, Q patches that look, P patches of an image, C channels, c classes,
 k neighbours, H rows and W columns of pixels, h rows and w columns of patches.
 """
 
@@ -19,6 +19,7 @@ from torch import Tensor
 from nearsight.data.segmentation import SegmentationSet
 from nearsight.errors import InputError
 from nearsight.metrics.segmentation import confusion_matrix, mean_iou, per_class_iou, pixel_accuracy
+from nearsight.probe.bootstrap import image_counts
 from nearsight.probe.features import FeatureReader, Watch, unwatched
 from nearsight.probe.memory import PatchMemory, patch_maps
 from nearsight.probe.preparation import Preparation
@@ -43,6 +44,8 @@ class RetrievalResult:
     num_images: int
     memory_patches: int
     memory_bytes: int
+    counts_N3c: Tensor
+    """Hits, true and predicted pixels of each class in each image; see `image_counts`."""
 
 
 class Retriever:
@@ -87,28 +90,31 @@ def retrieve(
     dataset: SegmentationSet,
     preparation: Preparation,
     *,
-    num_images: int | None = None,
     batch_size: int = 16,
     device: torch.device | str = "cpu",
     watch: Watch = unwatched,
 ) -> RetrievalResult:
-    """Segment the test images, or the first so many of them, from the memory."""
-    device, count = torch.device(device), min(num_images or len(dataset.test), len(dataset.test))
+    """Segment the test images from the memory."""
+    device = torch.device(device)
     confusion_cc = torch.zeros(dataset.num_classes, dataset.num_classes, dtype=torch.int64)
-    maps = patch_maps(reader, dataset.test, count, preparation, batch_size=batch_size, device=device, watch=watch)
+    counts: list[Tensor] = []
+    maps = patch_maps(reader, dataset.test, preparation, batch_size=batch_size, device=device, watch=watch)
     # The patches of a batch look together: those of one image are too few to keep a device busy.
     while batch := list(islice(maps, batch_size)):
         predictions_Qc = retriever.predict(torch.cat([map_Chw.flatten(1).T for map_Chw, _ in batch]))
         parts = predictions_Qc.split([map_Chw[0].numel() for map_Chw, _ in batch])
         for (map_Chw, truth_HW), prediction_Pc in zip(batch, parts, strict=True):
             found_HW = stretched(prediction_Pc, tuple(map_Chw.shape[1:]), tuple(truth_HW.shape)).cpu()
-            confusion_cc += confusion_matrix(found_HW, truth_HW, dataset.num_classes, dataset.ignore_index)
+            of_image_cc = confusion_matrix(found_HW, truth_HW, dataset.num_classes, dataset.ignore_index)
+            confusion_cc += of_image_cc
+            counts.append(image_counts(of_image_cc))
     return RetrievalResult(
         mean_iou=float(mean_iou(confusion_cc)),
         pixel_accuracy=float(pixel_accuracy(confusion_cc)),
         per_class_iou=tuple(per_class_iou(confusion_cc).tolist()),
         unseen=tuple(retriever.memory.unseen()),
-        num_images=count,
+        num_images=len(counts),
         memory_patches=len(retriever.memory),
         memory_bytes=retriever.memory.num_bytes,
+        counts_N3c=torch.stack(counts),
     )

@@ -1,6 +1,6 @@
 """Testing a head on whole images, each at the config's scale and scored at its own size.
 
-Shape suffixes: C classes, H rows, W columns.
+Shape suffixes: N images, C classes, H rows, W columns.
 """
 
 import os
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from nearsight.data.segmentation import MaskedImages
 from nearsight.metrics.segmentation import confusion_matrix
+from nearsight.probe.bootstrap import image_counts
 from nearsight.probe.segmentation.config import SegmentConfig
 from nearsight.probe.segmentation.head import pixel_logits
 from nearsight.probe.segmentation.sizes import whole_size
@@ -71,11 +72,17 @@ class Tester:
 
     def confusion(
         self, num_classes: int, ignore_index: int, device: torch.device, after_image: Callable[[int], None]
-    ) -> Tensor:
-        """The confusion matrix of all images, [C, C] int64 on the CPU; `after_image` is told how many are done."""
+    ) -> tuple[Tensor, Tensor]:
+        """The confusion matrix of all images [C, C] and the `image_counts` of each [N, 3, C], int64 on the CPU.
+
+        `after_image` is told how many are done.
+        """
         total_CC = torch.zeros(num_classes, num_classes, dtype=torch.int64, device=device)
+        counts: list[Tensor] = []
         every = range(len(self._images))
         for done, (_, truth_HW, labels_HW) in enumerate(self.predictions(every, device), start=1):
-            total_CC += confusion_matrix(labels_HW, truth_HW.to(device), num_classes, ignore_index)
+            of_image_CC = confusion_matrix(labels_HW, truth_HW.to(device), num_classes, ignore_index)
+            total_CC += of_image_CC
+            counts.append(image_counts(of_image_CC))
             after_image(done)
-        return total_CC.cpu()
+        return total_CC.cpu(), torch.stack(counts).cpu()

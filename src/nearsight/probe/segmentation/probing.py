@@ -72,7 +72,7 @@ def probe_segmentation(
     listener: SegmentListener | None = None,
     stop: Stop | None = None,
     checkpoint_every: int = 500,
-    show: Show = lambda predictions: None,
+    show: Show | None = None,
 ) -> SegmentFolder:
     """Train and test a head in the folder `path`, or finish what is missing there.
 
@@ -135,7 +135,7 @@ class _Probe:
                 f"{one_line(error)}; if it takes one size only, use --square --crop {own}"
             ) from error
 
-    def run(self, listener: SegmentListener, stop: Stop, checkpoint_every: int, show: Show) -> None:
+    def run(self, listener: SegmentListener, stop: Stop, checkpoint_every: int, show: Show | None) -> None:
         began = time.perf_counter()
         config, dataset = self._config, self._dataset
         self._folder.claim(self._record)
@@ -151,8 +151,9 @@ class _Probe:
                 trained = time.perf_counter()
                 tester = Tester(dataset.test, features, training.head, config, step=self._step)
                 result = self._test(tester, training, listener, stop)
-                chosen = measuring_subset(len(dataset.test), NUM_SHOWN, config.seed)
-                show(list(tester.predictions(chosen.tolist(), self._device)))
+                if show is not None:
+                    chosen = measuring_subset(len(dataset.test), NUM_SHOWN, config.seed)
+                    show(list(tester.predictions(chosen.tolist(), self._device)))
             except torch.OutOfMemoryError as error:
                 raise _too_large(self._frozen.label, f"{config.batch_size} crops", "--batch-size") from error
             except (StoppedError, InputError):  # of a file that cannot be read, say; not a loss that is not finite
@@ -205,9 +206,11 @@ class _Probe:
             _heed(stop, training)
 
         dataset = self._dataset
-        confusion = tester.confusion(dataset.num_classes, dataset.ignore_index, self._device, after_image)
+        confusion, counts = tester.confusion(dataset.num_classes, dataset.ignore_index, self._device, after_image)
         trained_C = training.seen_L[: dataset.num_classes].cpu()
-        return SegmentResult(confusion_CC=confusion, trained_C=trained_C, class_names=dataset.class_names)
+        return SegmentResult(
+            confusion_CC=confusion, counts_N3C=counts, trained_C=trained_C, class_names=dataset.class_names
+        )
 
     def _write(self, training: HeadTraining, result: SegmentResult) -> None:
         dataset, config = self._dataset, self._config

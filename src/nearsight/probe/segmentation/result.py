@@ -1,6 +1,6 @@
 """What a segmentation probe gives: numbers from one confusion matrix, for machines and for people.
 
-Shape suffixes: C classes.
+Shape suffixes: N images, C classes.
 """
 
 from dataclasses import dataclass
@@ -10,6 +10,7 @@ import pandas as pd
 from torch import Tensor
 
 from nearsight.metrics.segmentation import mean_iou, per_class_accuracy, per_class_iou, pixel_accuracy
+from nearsight.probe.bootstrap import miou_score
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,6 +19,8 @@ class SegmentResult:
 
     confusion_CC: Tensor
     """Rows: the truth; columns: the prediction."""
+    counts_N3C: Tensor
+    """Hits, true and predicted pixels of each class in each image; see `image_counts`."""
     trained_C: Tensor
     """Which classes the head has seen in training."""
     class_names: tuple[str, ...]
@@ -30,8 +33,11 @@ class SegmentResult:
         """The numbers of result.json."""
         truth_C = self.confusion_CC.sum(1).double()
         present = truth_C > 0
+        score = miou_score(self.counts_N3C)
         return {
             "miou": self.miou,
+            "miou_low": score.low,
+            "miou_high": score.high,
             "pixel_accuracy": float(pixel_accuracy(self.confusion_CC)),
             "mean_accuracy": float(per_class_accuracy(self.confusion_CC).nanmean()),
             # What the best single class everywhere would give: its share of all pixels, and 0 for the other classes.

@@ -1,0 +1,219 @@
+"""All probes of one model after the other: what is on disk is read, what is missing is computed and put there at once.
+
+k-NN and the linear classifier read the same features, which are computed once. Retrieval reads whole images squeezed
+to the model's own size, segmentation random crops and larger images: they share none. Segmentation comes last, because
+it may change the sizes that a model takes.
+"""
+
+import functools
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from nearsight.commands.probe_segment import draw_predictions
+from nearsight.commands.probing_classes import KnnRequest, Probed, knn_found, linear_found, probed
+from nearsight.commands.probing_dense import RetrieveSettings, first_images, retrieved
+from nearsight.commands.segment_progress import SegmentProgress
+from nearsight.data import Dataset
+from nearsight.data.segmentation import SegmentationSet, load_segmentation
+from nearsight.errors import InputError, check_at_least
+from nearsight.probe import LinearConfig, Score
+from nearsight.probe.frozen import FrozenModel
+from nearsight.probe.intermediates import Place
+from nearsight.probe.memory import DEFAULT_SIZE
+from nearsight.probe.segmentation.config import SegmentConfig, default_settings
+from nearsight.probe.segmentation.probing import probe_segmentation
+from nearsight.probe.segmentation.sizes import size_step
+from nearsight.probe.stored import ProbeKey, ProbeStore, StoredProbe, model_identity
+from nearsight.train import Stop
+
+ProbeName = Literal["knn", "linear", "retrieve", "segment"]
+OF_CLASSES: tuple[ProbeName, ...] = ("knn", "linear")
+OF_PATCHES: tuple[ProbeName, ...] = ("retrieve", "segment")
+
+Found = tuple[Mapping[str, Score], Mapping[str, Any]]
+"""Scores by name, and what else is to be told."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AllRequest(KnnRequest):
+    """The options of all probes together."""
+
+    probes: tuple[ProbeName, ...] = (*OF_CLASSES, *OF_PATCHES)
+    """Which of them."""
+    linear_epochs: int = LinearConfig.num_epochs
+    """Over which the linear classifiers are trained."""
+    dense_data: str = "voc-small"
+    """A data set with masks for retrieval and segmentation; --data is for k-NN and linear."""
+    dense_num_train: int | None = None
+    """Its training images at most, the first ones."""
+    dense_num_test: int | None = None
+    """Its test images at most, likewise."""
+    dense_place: Place = "block"
+    """Features of patches as the block returns them, after the final norm, or refined."""
+    memory_size: int = DEFAULT_SIZE
+    """Patches in the memory of retrieval at most."""
+    segment_iterations: int | None = None
+    """Steps of the segmentation head; by default those of the data set."""
+    segment_batch_size: int | None = None
+    """Its crops per step, likewise."""
+    segment_square: bool = False
+    """Segment images squeezed to the model's own size, for models that take one size only."""
+    pictures: bool = False
+    """Draw what each segmentation head predicts beside the truth when it is tested; of small models that takes long."""
+    checkpoint_every: int = 500
+    """Its steps between checkpoints; a kill costs those since the last, SIGINT and SIGTERM none."""
+
+    @property
+    def linear_config(self) -> LinearConfig:
+        return LinearConfig(num_epochs=self.linear_epochs, seed=self.seed)
+
+    @property
+    def retrieve_settings(self) -> RetrieveSettings:
+        return RetrieveSettings(block=self.block, place=self.dense_place, memory_size=self.memory_size, seed=self.seed)
+
+    def segment_config(self, frozen: FrozenModel, dataset: SegmentationSet) -> SegmentConfig:
+        usual = default_settings(dataset.name, image_size=max(frozen.preparation.size), step=size_step(frozen.model))
+        given = {"iterations": self.segment_iterations, "batch_size": self.segment_batch_size}
+        chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        if self.segment_square:
+            chosen |= {"square": True, "crop": max(frozen.preparation.size)}
+        return SegmentConfig(**{**usual, **chosen}, block=self.block, place=self.dense_place, seed=self.seed)
+
+    def check(self, probe: str) -> None:
+        super().check(probe)
+        if not self.probes:
+            raise InputError(f"no probe is named; leave out --probes, or choose of {', '.join(AllRequest.probes)}")
+        for name in ("dense_num_train", "dense_num_test", "segment_iterations", "segment_batch_size"):
+            check_at_least(f"--{name.replace('_', '-')}", 1 if (value := getattr(self, name)) is None else value, 1)
+        check_at_least("--checkpoint-every", self.checkpoint_every, 1)
+        _ = self.linear_config, self.retrieve_settings  # which check themselves
+
+    def load_both(self) -> tuple[Dataset | None, SegmentationSet | None]:
+        """The data sets that the chosen probes need. What is wrong with them is found here, as far as a look tells."""
+        dataset = dense = None
+        if set(OF_CLASSES) & set(self.probes):
+            dataset = self.load()
+            if "knn" in self.probes:
+                self.check_enough(dataset)
+        if set(OF_PATCHES) & set(self.probes):
+            whole = load_segmentation(self.dense_data, self.data_dir)
+            dense = first_images(whole, self.dense_num_train, self.dense_num_test)
+            dense.train.check_labelled("training")
+            dense.test.check_labelled("test")
+        return dataset, dense
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Step:
+    """One probe of one model."""
+
+    probe: ProbeName
+    data: Mapping[str, Any]
+    """What is told of the data set, with its fingerprint."""
+    settings: Mapping[str, Any]
+    compute: Callable[[ProbeKey], Found]
+
+
+class AllProbes:
+    """The probes that were asked for, on the data sets that they need."""
+
+    def __init__(
+        self, request: AllRequest, dataset: Dataset | None, dense: SegmentationSet | None, out: Path, stop: Stop
+    ) -> None:
+        self._request, self._dataset, self._dense, self._stop = request, dataset, dense, stop
+        self._store, self._out = ProbeStore(out / "results"), out
+
+    def of(self, frozen: FrozenModel) -> Iterator[StoredProbe]:
+        """What each probe finds in a model, one after the other."""
+        model = model_identity(frozen.model)
+        with ExitStack() as opened:
+            yield from (self._found(step, frozen, model) for step in self._wanted(self._of_classes(frozen, opened)))
+        yield from (self._found(step, frozen, model) for step in self._wanted(self._of_patches(frozen)))
+
+    def _wanted(self, steps: Iterator[_Step]) -> Iterator[_Step]:
+        return (step for step in steps if step.probe in self._request.probes)
+
+    def _found(self, step: _Step, frozen: FrozenModel, model: str) -> StoredProbe:
+        """From the store, or computed and put there."""
+        key = ProbeKey(
+            probe=step.probe,
+            model=model,
+            preparation=asdict(frozen.preparation),
+            data=step.data["fingerprint"],
+            settings=step.settings,
+        )
+        stored = self._store.read(key)
+        if stored is not None:
+            return stored
+        began = time.perf_counter()
+        scores, told = step.compute(key)
+        about = {"label": frozen.label, "data_set": step.data, "settings": step.settings, **told}
+        return self._store.write(key, scores, {**about, "seconds": round(time.perf_counter() - began, 3)})
+
+    def _of_classes(self, frozen: FrozenModel, opened: ExitStack) -> Iterator[_Step]:
+        request, dataset = self._request, self._dataset
+        if dataset is None:
+            return
+
+        @functools.cache
+        def features() -> Probed:
+            """Opened by the first of the two that is missing, and kept for the other."""
+            return opened.enter_context(probed(request, frozen, dataset))
+
+        def knn(_: ProbeKey) -> Found:
+            found = knn_found(request, features(), dataset)
+            return {f"knn_{k}": score for k, score in found.items()}, {"features": features().described}
+
+        def linear(_: ProbeKey) -> Found:
+            result, score = linear_found(request, features(), dataset, config)
+            told = {"best": asdict(result.best), "heads": [asdict(head) for head in result.heads]}
+            return {"linear": score}, {"features": features().described, **told}
+
+        config, data = request.linear_config, request.described(dataset)
+        common: dict[str, Any] = {**asdict(request.spec), "crop_pct": request.crop_pct}
+        of_votes = {**common, "ks": request.ks, "temperature": request.temperature}
+        yield _Step(probe="knn", data=data, settings=of_votes, compute=knn)
+        yield _Step(probe="linear", data=data, settings={**common, **asdict(config)}, compute=linear)
+
+    def _of_patches(self, frozen: FrozenModel) -> Iterator[_Step]:
+        request, dense = self._request, self._dense
+        if dense is None:
+            return
+        settings, config = request.retrieve_settings, request.segment_config(frozen, dense)
+
+        def retrieve(_: ProbeKey) -> Found:
+            found = retrieved(request, frozen, dense, settings)
+            return {"retrieve_miou": found.score}, {"features": found.described, **found.numbers(dense)}
+
+        def segment(key: ProbeKey) -> Found:
+            path = self._out / "segment" / key.identity
+            drawn = functools.partial(draw_predictions, dense, frozen.label, path / "figures")
+            with SegmentProgress(f"{frozen.label}, segmentation") as progress:
+                folder = probe_segmentation(
+                    frozen,
+                    dense,
+                    config,
+                    path,
+                    device=request.torch_device,
+                    listener=progress,
+                    stop=self._stop,
+                    checkpoint_every=request.checkpoint_every,
+                    show=drawn if request.pictures else None,
+                )
+            told = folder.read_result()
+            score = Score(value=told["miou"], low=told["miou_low"], high=told["miou_high"], num_images=told["num_test"])
+            return {"segment_miou": score}, {"folder": str(path.relative_to(self._out)), "result": told}
+
+        data = {
+            "name": dense.name,
+            "fingerprint": dense.fingerprint,
+            "num_train": len(dense.train),
+            "num_test": len(dense.test),
+            "num_classes": dense.num_classes,
+        }
+        yield _Step(probe="retrieve", data=data, settings=asdict(settings), compute=retrieve)
+        yield _Step(probe="segment", data=data, settings=asdict(config), compute=segment)
