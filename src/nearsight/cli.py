@@ -14,6 +14,7 @@ COMMANDS = {
     "train": "train a model from a recipe",
     "study": "which part of a recipe makes attention local, and how sure that is",
     "probe": "what the features of a frozen model are worth",
+    "report": "one page of a run, a study or a measured model, or of several side by side",
     "data": "which data sets are here, getting one, and whether it is intact",
     "bench": "this project and its peers on the same work",
 }

@@ -123,7 +123,8 @@ def test_a_run_with_a_damaged_checkpoint(run: Path, capsys: pytest.CaptureFixtur
         ("model.safetensors", ["measure", str(run), "--device", "cpu"]),
         ("checkpoint.safetensors", ["train", "compact-shapes", "--out", str(run), *TINY]),
     ):
-        (run / "provenance.json").unlink(missing_ok=True)  # unfinished, so that training goes on
+        for last in ("provenance.json", "checksums.json"):
+            (run / last).unlink(missing_ok=True)  # unfinished, so that training goes on
         path = run / name
         content = bytearray(path.read_bytes())
         content[-3] ^= 0xFF

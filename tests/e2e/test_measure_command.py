@@ -93,8 +93,8 @@ def test_models_of_different_shapes_side_by_side(folder: Path, capsys: pytest.Ca
         for name in ("heatmaps", "mad-entropy-plane", "mad-profiles")
         for kind in ("png", "svg")
     }
-    tables = {f"{name}/heads.{kind}" for name in names for kind in ("csv", "npz")}
-    assert files(out) == {"report.html", *figures, *tables}
+    tables = {f"{name}/{file}" for name in names for file in ("heads.csv", "heads.npz", "measured.json")}
+    assert files(out) == {"report.html", "explorer.json", *figures, *tables}
     assert [len(read_heads(out / name / "heads.csv")) for name in names] == [4, 12, 64]
     tables_in_text = shown.out.split("\n\n")[0].splitlines()
     assert len(tables_in_text) == 3 + 8  # three lines of headings, and the layers of the deepest
@@ -139,7 +139,8 @@ def test_numbers_are_those_of_the_library(folder: Path, capsys: pytest.CaptureFi
     table = HeadTable.load(folder / "out" / "heads.npz")
     np.testing.assert_allclose(table.mad, expected.mad, rtol=1e-6)
     assert table.layer_names == expected.layer_names
-    assert printed["files"] == ["out/heads.csv", "out/heads.npz", "out/report.html"]
+    described = ["out/measured.json", "out/explorer.json"]
+    assert printed["files"] == ["out/heads.csv", "out/heads.npz", *described, "out/report.html"]
 
 
 def test_random_weights_depend_on_the_seed_alone(capsys: pytest.CaptureFixture[str], quick: None) -> None:

@@ -1,15 +1,23 @@
 """The page as a browser would read it."""
 
+import base64
+import hashlib
+import json
 import re
 from collections import Counter
 from dataclasses import replace
 from html.parser import HTMLParser
+from importlib import resources
+from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from nearsight.errors import InputError
 from nearsight.report import compare, describe, layer_table, write_page
 from nearsight.report.figures.style import GRID, INK, MUTED, PAPER
+from nearsight.report.page.document import LIBRARIES
+from nearsight.report.page.pieces import PAPERS
 from nearsight.report.tables import flattened
 
 VOID = {"meta", "link", "br", "hr", "img", "input", "base"}
@@ -21,7 +29,7 @@ class Page(HTMLParser):
 
     def __init__(self, text):
         super().__init__()
-        self.tags, self.open, self.texts, self.styles = [], [], [], []
+        self.tags, self.open, self.texts, self.styles, self.scripts = [], [], [], [], []
         self.feed(text)
         self.close()
         assert self.open == [], f"never closed: {self.open}"
@@ -40,7 +48,10 @@ class Page(HTMLParser):
         assert self.open.pop() == tag
 
     def handle_data(self, data):
-        (self.styles if self.open and self.open[-1] == "style" else self.texts).append((tuple(self.open), data))
+        if self.open and self.open[-1] == "script":
+            self.scripts.append((self.named("script")[-1], data))
+        else:
+            (self.styles if self.open and self.open[-1] == "style" else self.texts).append((tuple(self.open), data))
 
     @property
     def text(self):
@@ -110,7 +121,7 @@ def hostile_page(tmp_path_factory, make_model):
 def test_the_page_asks_nothing_of_the_network(request, kind):
     text, page = request.getfixturevalue(kind)
     tags = Counter(tag for tag, _ in page.tags)
-    assert not tags.keys() & {"script", "link", "iframe", "object", "embed", "img", "base", "form", "audio", "video"}
+    assert not tags.keys() & {"link", "iframe", "object", "embed", "img", "base", "form", "audio", "video"}
     references = [value for name in REFERENCES for value in page.attributes(name)]
     assert references
     assert all(value.startswith(("#", "data:image/png;base64,")) for value in references)
@@ -120,8 +131,55 @@ def test_the_page_asks_nothing_of_the_network(request, kind):
     assert not [name for _, attributes in page.tags for name in attributes if name.startswith("on")]
     (policy,) = (meta["content"] for meta in page.named("meta") if meta.get("http-equiv") == "Content-Security-Policy")
     assert policy.startswith("default-src 'none'")
+    assert "unsafe-eval" not in policy
+    assert "'unsafe-inline'" not in policy.partition("script-src")[2].partition(";")[0]
+    for _, script in page.scripts:
+        text = text.replace(script, "")
     assert "http://" not in text
     assert "https://" not in text
+
+
+@pytest.mark.parametrize("kind", ["page", "hostile_page"])
+def test_only_our_own_scripts_may_run(request, kind):
+    _, page = request.getfixturevalue(kind)
+    (policy,) = (meta["content"] for meta in page.named("meta") if meta.get("http-equiv") == "Content-Security-Policy")
+    allowed = re.findall(r"'sha256-([^']+)'", policy.partition("script-src")[2].partition(";")[0])
+    run = [data for attributes, data in page.scripts if not attributes]
+    assert allowed == [base64.b64encode(hashlib.sha256(data.encode()).digest()).decode() for data in run]
+    assert [attributes for attributes, _ in page.scripts if attributes] == [
+        {"type": "application/json", "id": "page-data"}
+    ]
+
+
+def test_vendored_files_are_those_that_were_looked_at():
+    folder = resources.files("nearsight.report.page").joinpath("vendor")
+    listed = dict(
+        re.findall(r"^(\S+\.js) .* ([0-9a-f]{64})$", folder.joinpath("VENDORED.txt").read_text(), re.MULTILINE)
+    )
+    assert set(listed) == {file.name for file in folder.iterdir() if file.name.endswith(".js")} == set(LIBRARIES)
+    for name, expected in listed.items():
+        assert hashlib.sha256(folder.joinpath(name).read_bytes()).hexdigest() == expected
+
+
+def test_charts_get_every_head_with_the_digits_that_are_printed(page, pair):
+    _, parsed = page
+    (data,) = (json.loads(text) for attributes, text in parsed.scripts if attributes)
+    assert [group["label"] for group in data["groups"]] == [model.label for model in pair]
+    frame = pd.DataFrame(data["heads"])
+    for place, model in enumerate(pair):
+        here, rows = frame[frame["run"] == place], model.measured()
+        assert here["layer"].tolist() == rows["layer"].tolist()
+        for name in ("mad", "mad_std", "entropy", "entropy_std"):
+            assert [f"{value:.4f}" for value in here[name]] == [f"{value:.4f}" for value in rows[name]]
+    epochs = pd.DataFrame(data["history"])
+    assert len(epochs) == sum(len(model.history) for model in pair)
+    assert data["course"] is None
+
+
+def test_what_to_cite_is_what_the_repository_says():
+    citation = (Path(__file__).parents[2] / "CITATION.cff").read_text(encoding="utf-8")
+    named = re.findall(r"value: (arXiv:\S+)", citation)
+    assert named == list(PAPERS)
 
 
 @pytest.mark.parametrize("kind", ["page", "hostile_page"])
@@ -139,8 +197,13 @@ def test_ids_are_unique_and_every_reference_has_its_target(request, kind):
 
 def test_hostile_names_are_text(hostile_page):
     text, page = hostile_page
-    assert "<script" not in text
+    assert text.count("<script") == text.count("</script>") == len(page.scripts)
+    for _, script in page.scripts:
+        text = text.replace(script, "")
     assert "<img" not in text
+    (data,) = (json.loads(text) for attributes, text in page.scripts if attributes)
+    assert [group["label"] for group in data["groups"]] == list(HOSTILE.values())
+    assert all(len(group["short"]) <= 60 and "\u202e" not in group["short"] for group in data["groups"])
     names = [data for tags, data in page.texts if "bdi" in tags]
     assert HOSTILE["script"] in names
     assert HOSTILE["quotes"] in names
@@ -191,7 +254,8 @@ def test_every_section_is_in_the_navigation(page):
     links = [link["href"] for link in parsed.named("a") if link["href"] != "#finding"]
     assert sections == links
     assert " ".join(sections) == (
-        "#models #layers #profiles #plane #heatmaps #training #terms #differences #provenance #configuration #again"
+        "#models #layers #profiles #plane #heatmaps #training #terms #differences #provenance #configuration "
+        "#again #cite"
     )
 
 
@@ -254,6 +318,7 @@ def test_one_model_without_a_past_has_a_shorter_page(tmp_path, make_model):
         "plane",
         "heatmaps",
         "terms",
+        "cite",
     ]
 
 
@@ -278,7 +343,7 @@ def test_the_same_inputs_give_the_same_page(tmp_path, pair, page):
         tmp_path / "again.html", title="Does it help?", models=pair, grid_size=(8, 8), command="nearsight demo --seed 0"
     )
     assert again == text
-    assert len(text) < 1_000_000
+    assert len(text) < 1_500_000
 
 
 def test_nothing_is_written_when_the_inputs_do_not_fit(tmp_path, pair):

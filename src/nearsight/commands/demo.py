@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from nearsight.commands.exploring import explorer_of_runs
 from nearsight.commands.options import Common, parse
 from nearsight.commands.progress import TrainingProgress
 from nearsight.commands.signals import stoppable
@@ -46,11 +47,13 @@ def _demonstrate(options: DemoOptions, command: str, stop: Stop) -> int:
     configs = demo_runs(seed=options.seed, epochs=options.epochs, num_train=options.num_train)
     device = options.torch_device
     output_folder(options.out)
-    models = []
+    models, runs = [], {}
     for label, config in configs.items():
         with TrainingProgress(label) as progress:
-            path = options.out / label.replace(" ", "-").lower()
-            folder = train_run(config, path, device=device, data_dir=options.data_dir, listener=progress, stop=stop)
+            runs[label] = options.out / label.replace(" ", "-").lower()
+            folder = train_run(
+                config, runs[label], device=device, data_dir=options.data_dir, listener=progress, stop=stop
+            )
         models.append(model_heads(folder, label))
     reading = compare(*models)
     grid_size = patch_grid(load_model(folder.model))
@@ -63,6 +66,7 @@ def _demonstrate(options: DemoOptions, command: str, stop: Stop) -> int:
         readings=[reading],
         grid_size=grid_size,
         command=command,
+        explorer=explorer_of_runs(runs, data_dir=options.data_dir, device=device),
     )
     if options.json:
         accuracies = {model.label: model.test_accuracy for model in models}

@@ -5,16 +5,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from nearsight.commands.exploring import explorer_of
 from nearsight.commands.subjects import Subject
+from nearsight.errors import InputError
 from nearsight.files import output_folder
 from nearsight.lens import HeadTable
 from nearsight.report import ModelHeads, compare_with_first, describe, layer_table, write_page
+from nearsight.report.explorer import Explorer
 from nearsight.report.inputs import shorten
+from nearsight.report.page.measured_folder import write_measured
+from nearsight.report.page.models import common_grid
 from nearsight.report.runs import write_figures
 from nearsight.train import write_heads
 
 LAYERS_NAMED = 3
 LABEL_LIMIT = 40
+EXPLORER = "explorer.json"
+"""Where the heads look on a few images, kept for a page that is made when the model is no longer there."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,22 +52,38 @@ class Measured:
 def write_all(out: Path, measured: Sequence[Measured], command: str) -> list[Path]:
     """Everything, now that nothing can be refused any more; the files."""
     models = [one.heads for one in measured]
-    grids = {grid for model in models for grid in (model.grids or {}).values()}
-    # The mark of uniform attention has one place only if all layers have the same grid.
-    grid_size = grids.pop() if len(grids) == 1 and all(model.grids for model in models) else None
+    grid_size = common_grid(models)
     output_folder(out)
+    described: list[Path] = []
     for one in measured:
         table, arrays = one.files()
         run = one.subject.run
-        # In its own folder, a run keeps what was measured during its training.
-        during = run.read_heads() if run is not None and table.resolve() == run.heads.resolve() else None
+        # In its own folder, a run keeps what was measured during its training, and says itself what it is.
+        at_home = run is not None and table.resolve() == run.heads.resolve()
+        during = run.read_heads() if run is not None and at_home else None
         write_heads(table, one.heads.heads, one.subject.epoch, others=during)
         one.table.save(arrays)
+        if not at_home:
+            described.append(write_measured(one.folder, one.heads, command))
     figures = write_figures(models, out / "figures", grid_size=grid_size)
+    explorer = _explorer(measured)
+    if explorer is not None and described:  # of a run at home it can be made again
+        explorer.write(out / EXPLORER)
+        described.append(out / EXPLORER)
     page = out / "report.html"
     title = " and ".join(filter(None, [", ".join(one.label for one in models[:-1]), models[-1].label]))
-    write_page(page, title=title, models=models, grid_size=grid_size, command=command)
-    return [*(path for one in measured for path in one.files()), *figures, page]
+    write_page(page, title=title, models=models, grid_size=grid_size, command=command, explorer=explorer)
+    return [*(path for one in measured for path in one.files()), *described, *figures, page]
+
+
+def _explorer(measured: Sequence[Measured]) -> Explorer | None:
+    """Where the heads look on some of the images; None where that cannot be shown."""
+    subjects = [one.subject for one in measured]
+    device = next(subjects[0].model.parameters()).device
+    try:
+        return explorer_of(subjects, [one.heads for one in measured], device)
+    except (InputError, torch.OutOfMemoryError):  # the tables are what was asked for, and they are there
+        return None
 
 
 def _sentences(models: Sequence[ModelHeads]) -> list[str]:

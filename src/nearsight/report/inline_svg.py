@@ -37,6 +37,7 @@ def inline_svg(svg: str, *, prefix: str, description: str) -> str:
     width = float(root.attrib["viewBox"].split()[2])
     for name in ("width", "height", "version"):
         root.attrib.pop(name, None)
+    root.set("preserveAspectRatio", "xMinYMid meet")  # where the page limits its height, it stays at the left
     root.set("role", "img")
     root.set("aria-label", description)
     least = min(SMALLEST_SCALE * width, SMALLEST_WIDTH)

@@ -30,7 +30,7 @@ def label_html(label: str) -> str:
 def model_html(index: int, model: ModelHeads, limit: int = 60) -> str:
     """A model's name with the colour it has in the figures; its characters beyond `limit` are in the overview."""
     colour = model_style(index).colour
-    swatch = f'<span class="swatch" style="background: {colour}" aria-hidden="true"></span>'
+    swatch = f'<span class="swatch" style="--colour: {colour}" aria-hidden="true"></span>'
     return swatch + label_html(shorten(model.label, limit))
 
 
@@ -54,8 +54,8 @@ def overview(models: Sequence[ModelHeads]) -> str:
         )
     return table(
         "The models and their most local heads",
-        [_row("th", head, scope="col")],
-        map(_labelled, rows),
+        [headings(head)],
+        map(labelled, rows),
         kind="numbers overview",
     )
 
@@ -72,11 +72,13 @@ def estimate_html(estimate: Estimate) -> str:
 def layers(models: Sequence[ModelHeads]) -> str:
     """The per-layer table; each column's smallest number stands out."""
     numbers = layer_table(models)
-    first = '<tr><th scope="col" rowspan="2">layer</th>' + "".join(
+    first = '<tr><th scope="col" rowspan="2" data-column="0">layer</th>' + "".join(
         f'<th scope="colgroup" colspan="{len(NUMBER_TITLES)}">{model_html(index, model)}</th>'
         for index, model in enumerate(models)
     )
-    second = _row("th", list(NUMBER_TITLES.values()) * len(models), scope="col")
+    titles = list(NUMBER_TITLES.values())
+    names = [f"{shorten(model.label, FULL_NAME)}: {title}" for model in models for title in titles]
+    second = headings(titles * len(models), names=names, first=1)
     smallest = numbers.min().to_numpy()
     body = []
     for layer, values in zip(numbers.index, numbers.to_numpy(), strict=True):
@@ -84,7 +86,7 @@ def layers(models: Sequence[ModelHeads]) -> str:
             MISSING if np.isnan(value) else f"<b>{value:.3f}</b>" if value == least else f"{value:.3f}"
             for value, least in zip(values, smallest, strict=True)
         ]
-        body.append(_labelled((str(layer), *cells)))
+        body.append(labelled((str(layer), *cells)))
     return table(
         "Distance and entropy per layer, over its heads", [first + "</tr>", second], body, kind="numbers layers"
     )
@@ -98,11 +100,9 @@ def facts(records: Sequence[Mapping[str, Any] | None], models: Sequence[ModelHea
         names = [name for name in names if len({record.get(name) for record in flat}) > 1]
     if not names:
         return ""
-    body = [
-        _labelled((label_html(name), *(label_html(record.get(name, MISSING)) for record in flat))) for name in names
-    ]
+    body = [labelled((label_html(name), *(label_html(record.get(name, MISSING)) for record in flat))) for name in names]
     head = ["", *(model_html(index, model) for index, model in enumerate(models))]
-    return table("Settings by model", [_row("th", head, scope="col")], body, kind="facts")
+    return table("Settings by model", [headings(head)], body, kind="facts")
 
 
 def flattened(record: Mapping[str, Any], above: str = "") -> dict[str, str]:
@@ -120,19 +120,32 @@ def json_text(value: Any, indent: int | None = None) -> str:
     return json.dumps(value, indent=indent, ensure_ascii=False, default=str)
 
 
-def table(caption: str, head: Iterable[str], body: Iterable[str], *, kind: str = "numbers") -> str:
-    """A table in a box that scrolls sideways, by keyboard too, when the screen is narrow."""
+def table(
+    caption: str, head: Iterable[str], body: Iterable[str], *, kind: str = "numbers", is_tall: bool = False
+) -> str:
+    """A table in a box that scrolls sideways, by keyboard too, when the screen is narrow.
+
+    Where scripts run, it can be sorted by the columns whose headings know their number. `is_tall`: it scrolls within
+    the page.
+    """
+    box = "scroll tall" if is_tall else "scroll"
     return (
-        f'<div class="scroll" role="region" tabindex="0" aria-label="{escape(caption)}">'
+        f'<div class="{box}" data-table role="region" tabindex="0" aria-label="{escape(caption)}">'
         f'<table class="{kind}"><caption class="unseen">{escape(caption)}</caption>'
         f"<thead>{''.join(head)}</thead><tbody>{''.join(body)}</tbody></table></div>"
     )
 
 
-def _row(cell: str, contents: Iterable[str], *, scope: str) -> str:
-    return "<tr>" + "".join(f'<{cell} scope="{scope}">{content}</{cell}>' for content in contents) + "</tr>"
+def headings(titles: Sequence[str], *, names: Sequence[str] | None = None, first: int = 0) -> str:
+    """The row of column headings; `names` say in a copy what a title alone does not, `first` counts columns before."""
+    cells = []
+    for place, title in enumerate(titles):
+        name = "" if names is None else f' data-name="{escape(names[place])}"'
+        shown = title or '<span class="unseen">name</span>'  # what sorts must be called something
+        cells.append(f'<th scope="col" data-column="{first + place}"{name}>{shown}</th>')
+    return "<tr>" + "".join(cells) + "</tr>"
 
 
-def _labelled(contents: Sequence[str]) -> str:
+def labelled(contents: Sequence[str]) -> str:
     """A row whose first cell names it."""
     return f'<tr><th scope="row">{contents[0]}</th>' + "".join(f"<td>{cell}</td>" for cell in contents[1:]) + "</tr>"

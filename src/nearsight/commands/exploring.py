@@ -1,0 +1,75 @@
+"""Which models and pictures a page's attention explorer shows."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from nearsight.commands.pictures import Images, PreparedImages
+from nearsight.commands.subjects import Request, Subject, open_subjects
+from nearsight.errors import InputError
+from nearsight.report import ModelHeads
+from nearsight.report.explorer import Exhibit, Explorer, explore
+from nearsight.report.runs import model_heads
+from nearsight.report.study.conditions import base_and_full, with_attention
+from nearsight.study import StudyResults
+from nearsight.train import RunFolder
+
+NUM_PICTURES = 4
+
+
+def explorer_of(subjects: Sequence[Subject], heads: Sequence[ModelHeads], device: torch.device) -> Explorer:
+    """Of measured models, on the first of the images they were measured on.
+
+    `heads` are what the page says about the same models, in the same order.
+    """
+    exhibits = []
+    for subject, own in zip(subjects, heads, strict=True):
+        images_BCHW = next(subject.images.batches(NUM_PICTURES))
+        pictures = _as_seen(subject.images, images_BCHW)
+        exhibits.append(Exhibit(heads=own, model=subject.model, images_BCHW=images_BCHW, pictures_BHWC=pictures))
+    return explore(exhibits, device=device)
+
+
+def explorer_of_runs(
+    runs: Mapping[str, Path], *, data_dir: Path | None = None, device: torch.device
+) -> Explorer | None:
+    """Of complete runs, by their label, on test images of their own; None where their weights or data are gone."""
+    request = Request(models=tuple(map(str, runs.values())), data_dir=data_dir)
+    try:
+        subjects = open_subjects(request, device)
+        heads = [model_heads(RunFolder(path), label) for label, path in runs.items()]
+        return explorer_of(subjects, heads, device)
+    except InputError:  # a page can be made anywhere; what the explorer needs is not always there
+        return None
+
+
+def explorer_of_study(
+    folder: Path, results: StudyResults, *, data_dir: Path | None = None, device: torch.device
+) -> Explorer | None:
+    """Of a study: the first run with no factor on, and the first with all of them on (S1: Baseline | Modern)."""
+    try:
+        conditions = reversed(base_and_full(with_attention(results)))
+    except InputError:  # neither has a run yet
+        return None
+    rows = results.runs.sort_values("seed", kind="stable")
+    runs = {label: str(rows.loc[rows["condition"] == label, "run"].iloc[0]) for label in conditions}
+    return explorer_of_runs(
+        {label: folder / "runs" / run for label, run in runs.items()}, data_dir=data_dir, device=device
+    )
+
+
+def _as_seen(images: Images, images_BCHW: Tensor) -> NDArray[np.uint8]:
+    """Normalised images as pictures again: [B, H, W, C]."""
+    per_channel = (
+        (images.data_config["mean"], images.data_config["std"])
+        if isinstance(images, PreparedImages)
+        else (images.dataset.mean, images.dataset.std)
+    )
+    mean_C11, std_C11 = (torch.tensor(values).view(-1, 1, 1) for values in per_channel)
+    levels_BCHW = (images_BCHW.float().cpu() * std_C11 + mean_C11).clamp(0, 1).mul(255).round().to(torch.uint8)
+    pictures: NDArray[np.uint8] = levels_BCHW.permute(0, 2, 3, 1).numpy()
+    return pictures

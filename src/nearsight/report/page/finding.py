@@ -1,0 +1,80 @@
+"""What a study found, in words: the headline of its page and the sentences under it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from nearsight.report.study.conditions import key_factor, level_in_words, with_attention
+from nearsight.report.study.notes import SMALL, missing_notes
+from nearsight.report.study.rules import Finding, Verdict
+from nearsight.report.study.table import with_interval
+from nearsight.study.results import StudyResults
+from nearsight.study.statistics import by_condition, mean_interval
+
+OVER_RUNS = "± is half the 95 % interval of the mean over runs."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Words:
+    headline: str
+    sentences: tuple[str, ...]
+
+
+def judged_in_words(judged: Sequence[tuple[str, Finding]], *, are_questions: bool) -> Words | None:
+    """The first claim or question that the runs can judge, with its numbers; None where there is none."""
+    for text, finding in judged:
+        if finding.verdict == Verdict.NOT_TESTED:
+            continue
+        answer = str(finding.verdict)
+        headline = f"{text} {answer[:1].upper()}{answer[1:]}." if are_questions else f"{text}: {answer}."
+        seeds = "1 seed" if finding.n == 1 else f"{finding.n} seeds"
+        return Words(headline=headline, sentences=(f"{finding.ours[:1].upper()}{finding.ours[1:]} ({seeds}).",))
+    return None
+
+
+def locality_in_words(results: StudyResults) -> Words:
+    """How local the most local heads are, with the factor that moves them most and without it."""
+    measured = with_attention(results)
+    if measured.runs.empty:
+        return _in_words(results, "test_acc", "The test accuracy is highest", scale=100, largest=True)
+    key = key_factor(measured)
+    levels = measured.factors.get(key, ()) if key else ()
+    if key is None or len(levels) != 2 or set(measured.runs[key]) != set(levels):
+        return _in_words(measured, "min_mad", "The most local head looks nearest", scale=1, largest=False)
+    groups = {level: mean_interval(measured.runs.loc[measured.runs[key] == level, "min_mad"]) for level in levels}
+    near, far = sorted(levels, key=lambda level: groups[level].mean)
+    words = {level: level_in_words(key, levels, level) for level in levels}
+    runs = {level: measured.runs.loc[measured.runs[key] == level, "min_mad"] for level in levels}
+    gap = float(runs[far].min() - runs[near].max())
+    parted = (
+        f"No run bridges the gap of {gap:.3f} between the two groups."
+        if gap > 0
+        else "The runs of the two groups overlap."
+    )
+    return Words(
+        headline=f"{words[near][:1].upper()}{words[near][1:]} the most local head has a mean attention distance of "
+        f"{with_interval(groups[near])}, {words[far]} {with_interval(groups[far])}.",
+        sentences=(f"Means over {groups[near].n} and {groups[far].n} runs. {parted}", OVER_RUNS),
+    )
+
+
+def _in_words(results: StudyResults, response: str, opening: str, *, scale: float, largest: bool) -> Words:
+    """The condition at the end of the scale, and the one at the other end."""
+    table = by_condition(results.runs, response).set_index("condition")
+    order = table["mean"].sort_values(ascending=not largest).index
+    digits, unit = (2, " %") if scale == 100 else (3, "")
+    told = {
+        label: with_interval(
+            mean_interval(results.runs.loc[results.runs["condition"] == label, response]), scale=scale, digits=digits
+        )
+        for label in (order[0], order[-1])
+    }
+    beside = "" if len(order) == 1 else f"; at the other end is “{order[-1]}” with {told[order[-1]]}{unit}"
+    return Words(
+        headline=f"{opening} in “{order[0]}”: {told[order[0]]}{unit}{beside}.",
+        sentences=(OVER_RUNS,),
+    )
+
+
+def warnings_in_words(results: StudyResults) -> tuple[str, ...]:
+    """What keeps the numbers from being a result."""
+    return (*([SMALL] if results.scale != "full" else []), *missing_notes(results))

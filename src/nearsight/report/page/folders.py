@@ -1,0 +1,154 @@
+"""From a folder to its page: what kind of folder it is, and what is in it."""
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from nearsight.errors import InputError
+from nearsight.files import write_text
+from nearsight.lens import patch_grid
+from nearsight.models import load_model
+from nearsight.report.inputs import ModelHeads
+from nearsight.report.page.document import BodyPart
+from nearsight.report.page.measured_folder import read_measured
+from nearsight.report.page.models import common_grid, page_html
+from nearsight.report.page.simulation import simulation_page_html
+from nearsight.report.page.study import study_page_html
+from nearsight.report.runs import model_heads
+from nearsight.study import SimulationResults, StudyResults, is_simulation
+from nearsight.train import RunFolder
+
+Kind = Literal["simulation", "study", "run", "measured", "several"]
+PAGE = "report.html"
+KNOWN = (
+    "a run (config.json), a study (study.json), what `nearsight measure` leaves (heads.csv), or a folder of such runs "
+    "or models"
+)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Contents:
+    """What a page is made of: a study, a simulation, or models."""
+
+    kind: Kind
+    title: str
+    study: StudyResults | None = None
+    simulation: SimulationResults | None = None
+    models: tuple[ModelHeads, ...] = ()
+    runs: Mapping[str, Path] = field(default_factory=dict)
+    """Label → folder of the models that are runs."""
+    provenance: Mapping[str, Any] | None = None
+    command: str | None = None
+
+    def html(self, explorer: BodyPart | None = None) -> str:
+        """The page."""
+        if self.simulation is not None:
+            return simulation_page_html(self.simulation, provenance=self.provenance)
+        if self.study is not None:
+            return study_page_html(self.study, provenance=self.provenance, explorer=explorer)
+        return page_html(
+            title=self.title,
+            models=self.models,
+            grid_size=common_grid(self.models),
+            command=self.command,
+            explorer=explorer,
+        )
+
+
+def write_folder_page(folder: Path, *, explorer: BodyPart | None = None) -> Path:
+    """Write the page of a folder into it, all of it or nothing; the file."""
+    write_text(folder / PAGE, read_folder(folder).html(explorer))
+    return folder / PAGE
+
+
+def read_folder(folder: Path) -> Contents:
+    """A run, a study, a measured model, or several of the latter below one folder."""
+    kind = kind_of(folder)
+    if kind == "simulation":
+        simulation = SimulationResults.read(folder)
+        return Contents(kind=kind, title=simulation.name, simulation=simulation, provenance=_provenance(folder))
+    if kind == "study":
+        study = StudyResults.read(folder)
+        return Contents(kind=kind, title=study.name, study=study, provenance=_provenance(folder))
+    return read_folders(_members(folder) if kind == "several" else [folder])
+
+
+def read_folders(folders: Sequence[Path]) -> Contents:
+    """Runs and measured models, side by side."""
+    found: list[tuple[ModelHeads, str | None]] = []
+    for folder in folders:
+        if (kind := kind_of(folder)) not in ("run", "measured"):
+            raise InputError(f"{folder} is not a single run or measured model; name each that is to be compared")
+        found.append(_model(folder))
+    labels = [model.label for model, _ in found]
+    told = [str(folder) if labels.count(label) > 1 else label for folder, label in zip(folders, labels, strict=True)]
+    models = tuple(replace(model, label=label) for (model, _), label in zip(found, told, strict=True))
+    compared = shlex.join(["nearsight", "report", "--compare", *map(str, folders)])
+    return Contents(
+        kind=kind if len(models) == 1 else "several",
+        title=" and ".join(filter(None, [", ".join(told[:-1]), told[-1]])),
+        models=models,
+        runs={label: folder for label, folder in zip(told, folders, strict=True) if _is_run(folder)},
+        command=found[0][1] if len(models) == 1 else compared,
+    )
+
+
+def kind_of(folder: Path) -> Kind:
+    if not folder.is_dir():
+        raise InputError(f"{folder} is not a folder; name {KNOWN}")
+    if (folder / "study.json").exists():
+        return "simulation" if is_simulation(folder) else "study"
+    if _is_run(folder):
+        return "run"
+    if (folder / "heads.csv").exists():
+        return "measured"
+    if _members(folder):
+        return "several"
+    raise InputError(f"{folder} holds nothing to report on; name {KNOWN}")
+
+
+def _is_run(folder: Path) -> bool:
+    return (folder / "config.json").exists()
+
+
+def _members(folder: Path) -> list[Path]:
+    return [path for path in sorted(folder.iterdir()) if path.is_dir() and (path / "heads.csv").exists()]
+
+
+def _model(folder: Path) -> tuple[ModelHeads, str | None]:
+    """A run or a measured model, and the command that makes it again."""
+    if not _is_run(folder):
+        measured = read_measured(folder)
+        return measured.heads, measured.command
+    run = RunFolder(folder)
+    model = model_heads(run, folder.resolve().name)
+    grid = patch_grid(load_model(run.model)) if run.model.exists() else None
+    grids = None if grid is None else dict.fromkeys(model.layers(), grid)
+    return replace(model, grids=grids), _command_of(run)
+
+
+def _command_of(run: RunFolder) -> str | None:
+    """What trains a run again from its config.json."""
+    try:
+        run.read_config()
+    except InputError:  # pretraining has more in it
+        return None
+    again = (
+        "from pathlib import Path; from nearsight.train import RunFolder, train_run; "
+        f"train_run(RunFolder(Path({str(run.path)!r})).read_config(), Path({f'{run.path}-again'!r}))"
+    )
+    return shlex.join(["python", "-c", again])
+
+
+def _provenance(folder: Path) -> dict[str, Any] | None:
+    path = folder / "provenance.json"
+    try:
+        told = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:  # of a study that is not done
+        return None
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path} is damaged or cannot be read: {error}") from error
+    return told if isinstance(told, dict) else None
