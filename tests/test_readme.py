@@ -8,6 +8,7 @@ import pytest
 
 README = Path(__file__).parent.parent / "README.md"
 TEXT = README.read_text(encoding="utf-8")
+PAGES = [*README.parent.glob("*.md"), *(README.parent / "docs").glob("*.md")]
 EXAMPLES = re.findall(r"```python\n(.*?)```", TEXT, flags=re.DOTALL)
 
 
@@ -20,11 +21,22 @@ def test_python_examples_run(capsys: pytest.CaptureFixture[str]) -> None:
     assert "blocks.11.attn" in capsys.readouterr().out
 
 
-def test_links_lead_somewhere() -> None:
-    targets = [target for target in re.findall(r"\]\(([^)]+)\)", TEXT) if not target.startswith("http")]
-    assert targets
-    for target in targets:
-        assert (README.parent / target).exists(), target
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if target.startswith("http"):
+            continue
+        file, _, section = target.partition("#")
+        path = page.parent / file if file else page
+        assert path.exists(), target
+        assert not section or section in sections(path), target
+
+
+def sections(page: Path) -> set[str]:
+    """The names of a page's headings in an address."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading).strip().lower().replace(" ", "-") for heading in headings}
 
 
 def test_both_commands_are_shown_and_exist() -> None:
@@ -41,3 +53,21 @@ def test_the_cost_of_measuring_is_what_was_measured() -> None:
         extra, extra_of_maps = row["extra_bytes"] / 1e6, row["maps_extra_bytes"] / 1e6
         line = f"| {row['num_tokens']:,} | {slower:.2f} × | {maps:.2f} × | {extra:.1f} of {extra_of_maps:,.0f} MB |"
         assert line in TEXT
+
+
+def test_the_speed_of_training_is_what_was_measured() -> None:
+    ordinary, *ours = json.loads((README.parent / "results/bench-train/h200.json").read_text())["rows"]
+    assert f"16 DataLoader workers | {round(ordinary['images_per_second'], -2):,.0f} | 1 × |" in TEXT
+    shown = {1: "one model", 8: "8 models", 24: "24 models"}
+    for row in ours:
+        line = f"| {shown.get(row['num_cells'])} | {round(row['images_per_second'], -2):,.0f} | {row['ratio']:.0f} × |"
+        assert line in TEXT or row["num_cells"] not in shown
+
+
+def test_the_cost_of_locat_is_what_was_measured() -> None:
+    rows = (README.parent / "results/bench-gaug/h200.txt").read_text().splitlines()
+    ratios = {(words[0], words[1], words[3]): float(words[6]) for words in map(str.split, rows[2:])}
+    told = re.sub(r"\s+", " ", TEXT)
+    assert f"takes {ratios['vit_base_patch16_224', '197', 'nearsight']:.2f} times the plain one" in told
+    assert f"1,025 tokens {ratios['attention', '1025', 'nearsight']:.2f} times" in told
+    assert f"takes {ratios['attention', '1025', 'dense']:.0f} times" in told

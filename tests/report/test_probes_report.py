@@ -1,6 +1,8 @@
 """The report on probes: intervals against scipy, S2's numbers against its text, verdicts on made-up scores, files."""
 
+import re
 from dataclasses import replace
+from html import unescape
 
 import numpy as np
 import pandas as pd
@@ -8,12 +10,14 @@ import pytest
 from scipy import stats
 
 from nearsight.errors import InputError
+from nearsight.files import write_json
+from nearsight.report.page.folders import read_folder
 from nearsight.report.probes import ProbedModel, ProbeResults, write_probe_report
 from nearsight.report.probes.claims import CLAIMS, claims_about
 from nearsight.report.probes.figures import differences_of_conditions, scores_of_models
 from nearsight.report.probes.measures import main_measures, ordered, title_of
 from nearsight.report.probes.tables import conditions_table, differences, differences_table, models_table
-from nearsight.report.probes.verdict import judge_claims, verdict_markdown
+from nearsight.report.probes.verdict import judge_claims, verdict_markdown, verdict_table
 from nearsight.report.study.locat import paper as s2
 from nearsight.report.study.rules import Verdict
 
@@ -181,6 +185,28 @@ def test_models_without_a_condition_stand_side_by_side(tmp_path):
     line = "| LocAt, seed 0 | 50.00 (49.00 to 52.00) | 60.00 | 11.00 (10.00 to 13.00) | 25.00 (24.00 to 27.00) |"
     assert line in models_table(alone).markdown().splitlines()
     assert ProbeResults.read(tmp_path).models[0].seed is None
+
+
+def test_the_page_says_what_the_files_say(tmp_path):
+    results = made_up()
+    write_probe_report(results, tmp_path)
+    write_json(tmp_path / "provenance.json", {"commit": "abc123", "command": "nearsight probe all 'a <b>'"})
+    contents = read_folder(tmp_path)
+    assert (contents.kind, contents.title) == ("probes", results.name)
+    page = words_of(contents.html())
+    assert "nearsight probe all 'a <b>'" in page
+    for table in (models_table(results), conditions_table(results), verdict_table(results, judge_claims(results))):
+        for cell in table.shown.iloc[0]:
+            assert cell.strip("*") in page
+    (tmp_path / "alone").mkdir()
+    alone = made_up(seeds=(0,), conditions=tuple(GAINS)[:1])
+    write_probe_report(alone, tmp_path / "alone")
+    ((model, score),) = alone.scores(main_measures(alone.measures)[0]).items()
+    assert f"“{model}” with {100 * score.value:.1f} %" in words_of(read_folder(tmp_path / "alone").html())
+
+
+def words_of(page):
+    return unescape(re.sub("<[^>]*>", "", page)).replace("\N{NO-BREAK SPACE}", " ")
 
 
 def test_what_cannot_be_read_is_named(tmp_path):

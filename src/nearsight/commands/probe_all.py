@@ -17,6 +17,7 @@ from nearsight.errors import InputError
 from nearsight.files import check_output_folder, write_json
 from nearsight.probe.frozen import FrozenModel
 from nearsight.probe.stored import StoredProbe
+from nearsight.report.page.folders import write_folder_page
 from nearsight.report.probes import ProbedModel, ProbeResults, write_probe_report
 from nearsight.report.probes.tables import models_table
 from nearsight.train import RunFolder, Stop
@@ -30,7 +31,8 @@ class AllOptions(AllRequest):
 
     MODEL may be the folder of a study: then all its finished runs are probed, and conditions are compared over seeds.
     Every result is written as soon as it is there; the same command does only what is missing. Writes probes.csv,
-    probes.md, a figure, provenance.json and, of several conditions, their comparison and a verdict on S2's claims.
+    probes.md, a figure, a page, provenance.json and, of several conditions, their comparison and a verdict on S2's
+    claims.
     """
 
 
@@ -69,6 +71,7 @@ def _probe_all(options: AllOptions, origins: Origins, out: Path, arguments: Sequ
     command = shlex.join(["nearsight", "probe", "all", *arguments])
     seconds = round(time.perf_counter() - began, 3)
     write_json(out / "provenance.json", {**certificate, "command": command, "seconds": seconds})
+    write_folder_page(out)
     print(json.dumps({"folder": str(out), **results.as_json()}) if options.json else _as_text(results, out))
     return 0
 
@@ -88,7 +91,7 @@ def _described(frozen: FrozenModel, origin: Origin) -> ProbedModel:
 def _as_text(results: ProbeResults, out: Path) -> str:
     table = models_table(results)
     notes = [f"Note: {note}" for note in table.notes]
-    return "\n".join([table.title, table.shown.to_string(index=False), *notes, f"Tables and figures: {out}"])
+    return "\n".join([table.title, table.shown.to_string(index=False), *notes, f"Tables, figures and page: {out}"])
 
 
 def _rows(stored: Iterable[StoredProbe]) -> Iterator[dict[str, Any]]:

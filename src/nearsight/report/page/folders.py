@@ -15,28 +15,31 @@ from nearsight.report.inputs import ModelHeads
 from nearsight.report.page.document import BodyPart
 from nearsight.report.page.measured_folder import read_measured
 from nearsight.report.page.models import common_grid, page_html
+from nearsight.report.page.probes import probes_page_html
 from nearsight.report.page.simulation import simulation_page_html
 from nearsight.report.page.study import study_page_html
+from nearsight.report.probes import ProbeResults
 from nearsight.report.runs import model_heads
 from nearsight.study import SimulationResults, StudyResults, is_simulation
 from nearsight.train import RunFolder
 
-Kind = Literal["simulation", "study", "run", "measured", "several"]
+Kind = Literal["simulation", "study", "probes", "run", "measured", "several"]
 PAGE = "report.html"
 KNOWN = (
-    "a run (config.json), a study (study.json), what `nearsight measure` leaves (heads.csv), or a folder of such runs "
-    "or models"
+    "a run (config.json), a study (study.json), what `nearsight measure` leaves (heads.csv) or `nearsight probe all` "
+    "(probes.csv), or a folder of such runs or models"
 )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Contents:
-    """What a page is made of: a study, a simulation, or models."""
+    """What a page is made of: a study, a simulation, probes, or models."""
 
     kind: Kind
     title: str
     study: StudyResults | None = None
     simulation: SimulationResults | None = None
+    probes: ProbeResults | None = None
     models: tuple[ModelHeads, ...] = ()
     runs: Mapping[str, Path] = field(default_factory=dict)
     """Label → folder of the models that are runs."""
@@ -47,6 +50,8 @@ class Contents:
         """The page."""
         if self.simulation is not None:
             return simulation_page_html(self.simulation, provenance=self.provenance)
+        if self.probes is not None:
+            return probes_page_html(self.probes, provenance=self.provenance)
         if self.study is not None:
             return study_page_html(self.study, provenance=self.provenance, explorer=explorer)
         return page_html(
@@ -65,7 +70,7 @@ def write_folder_page(folder: Path, *, explorer: BodyPart | None = None) -> Path
 
 
 def read_folder(folder: Path) -> Contents:
-    """A run, a study, a measured model, or several of the latter below one folder."""
+    """A run, a study, probes, a measured model, or several of the latter below one folder."""
     kind = kind_of(folder)
     if kind == "simulation":
         simulation = SimulationResults.read(folder)
@@ -73,6 +78,9 @@ def read_folder(folder: Path) -> Contents:
     if kind == "study":
         study = StudyResults.read(folder)
         return Contents(kind=kind, title=study.name, study=study, provenance=_provenance(folder))
+    if kind == "probes":
+        probes = ProbeResults.read(folder)
+        return Contents(kind=kind, title=probes.name, probes=probes, provenance=_provenance(folder))
     return read_folders(_members(folder) if kind == "several" else [folder])
 
 
@@ -101,6 +109,8 @@ def kind_of(folder: Path) -> Kind:
         raise InputError(f"{folder} is not a folder; name {KNOWN}")
     if (folder / "study.json").exists():
         return "simulation" if is_simulation(folder) else "study"
+    if (folder / "probes.csv").exists():
+        return "probes"
     if _is_run(folder):
         return "run"
     if (folder / "heads.csv").exists():

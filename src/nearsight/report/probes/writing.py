@@ -13,6 +13,7 @@ from nearsight.report.probes.results import ProbeResults
 from nearsight.report.probes.tables import conditions_table, differences, differences_table, models_table
 from nearsight.report.probes.verdict import judge_claims, verdict_markdown, verdict_table
 from nearsight.report.study.drawing import Drawing
+from nearsight.report.study.table import Table
 
 DIFFERENCES = "differences-"
 """How the names of figures of differences begin."""
@@ -36,24 +37,14 @@ def write_probe_report(results: ProbeResults, folder: Path) -> tuple[Path, ...]:
         raise InputError("no model has been probed yet, so there is nothing to report")
     written = [*results.write(folder), folder / "probes.md"]
     write_text(folder / "probes.md", models_table(results).markdown())
-    drawings: dict[str, Callable[[], Drawing]] = {"probes": partial(scores_of_models, results)}
-    if results.num_conditions > 0:
-        tables = [conditions_table(results)]
-        if results.num_conditions > 1:
-            tables.append(differences_table(results))
-            drawings |= {
-                f"{DIFFERENCES}{measure.replace('_', '-')}": partial(differences_of_conditions, results, measure)
-                for measure in main_measures(results.measures)
-                if differences(results, measure)
-            }
-        judgements = judge_claims(results)
-        if judgements:
-            tables.append(verdict_table(results, judgements))
-            write_text(folder / "verdict.md", verdict_markdown(results, judgements))
-            written.append(folder / "verdict.md")
-        written += [path for table in tables for path in table.write(folder / "tables")]
+    tables = tables_of_conditions(results)
+    if judgements := judge_claims(results):
+        tables.append(verdict_table(results, judgements))
+        write_text(folder / "verdict.md", verdict_markdown(results, judgements))
+        written.append(folder / "verdict.md")
+    written += [path for table in tables for path in table.write(folder / "tables")]
     captions = [f"# {results.name}: the figures", ""]
-    for name, draw in drawings.items():
+    for name, draw in drawings_of(results).items():
         drawing = draw()
         written += save_figure(drawing.figure, folder / "figures", name)
         captions.append(f"- **{name}**: {drawing.caption}")
@@ -63,3 +54,22 @@ def write_probe_report(results: ProbeResults, folder: Path) -> tuple[Path, ...]:
         for path in set(folder.glob(pattern)) - set(written):
             path.unlink()
     return tuple(written)
+
+
+def tables_of_conditions(results: ProbeResults) -> list[Table]:
+    """None where the models stand for themselves; no differences of a single condition."""
+    if results.num_conditions == 0:
+        return []
+    return [conditions_table(results), *([differences_table(results)] if results.num_conditions > 1 else [])]
+
+
+def drawings_of(results: ProbeResults) -> dict[str, Callable[[], Drawing]]:
+    """The figures by their name; the first is of all models."""
+    drawings: dict[str, Callable[[], Drawing]] = {"probes": partial(scores_of_models, results)}
+    if results.num_conditions > 1:
+        drawings |= {
+            f"{DIFFERENCES}{measure.replace('_', '-')}": partial(differences_of_conditions, results, measure)
+            for measure in main_measures(results.measures)
+            if differences(results, measure)
+        }
+    return drawings
