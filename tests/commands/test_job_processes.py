@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from nearsight.commands.job_processes import LostJobError, run_in_processes
+from nearsight.commands.job_processes import run_in_processes
+from nearsight.commands.jobs import LostJobError
 from nearsight.errors import InputError
 from nearsight.study.executors.places import places
 

@@ -151,7 +151,7 @@ def test_the_shard_of_a_process_that_was_killed_is_measured_again(
         (["--shards", "4", "--workers", "2"], "--workers is for --engine processes"),
         (["--shards", "4", "--what", "shares", "cka"], "--what cka is not divided into shards"),
         (["--shards", "12"], "11 images cannot be divided into 12 shards"),
-        (["--shards", "2", "--engine", "ray"], "--engine"),
+        (["--shards", "2", "--engine", "dask"], "--engine"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

@@ -4,28 +4,20 @@ done again by another one."""
 import contextlib
 import multiprocessing
 import signal
-from collections import Counter, deque
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic
 
 import torch
 
+from nearsight.commands.jobs import MOST_LOSSES, Job, work_off
 from nearsight.errors import InputError
-from nearsight.train import TrainingError
 
-Job = TypeVar("Job", bound=Hashable)
-MOST_LOSSES = 3
-"""Processes that may be lost at one job before it is given up."""
 _SECONDS_TO_END = 10.0
 """For a process whose pipe has closed."""
 _REFUSED, _FAILED = "refused", "failed"
-
-
-class LostJobError(TrainingError):
-    """A job has cost too many processes."""
 
 
 def run_in_processes(
@@ -50,23 +42,8 @@ def run_in_processes(
     An `InputError` in a process is one here. Any other error ends the process, which is lost: whatever state it is in
     then, as after an error of CUDA, the next one starts without it.
     """
-    waiting, losses = deque(jobs), Counter[Job]()
     with _Processes[Job](make, places, start_method) as processes:
-        while waiting or processes.num_busy:
-            while waiting and processes.num_free:
-                processes.give(waiting.popleft())
-            for job, problem in processes.ended():
-                if problem is None:
-                    yield job
-                    continue
-                losses[job] += 1
-                if losses[job] >= most_losses:
-                    raise LostJobError(
-                        f"{job} was given up after it had lost {most_losses} processes, the last because {problem}; "
-                        "what is done is kept, and the same command tries the rest again"
-                    )
-                lost(job, problem)
-                waiting.appendleft(job)
+        yield from work_off(processes, jobs, lost=lost, most_losses=most_losses)
 
 
 @dataclass(eq=False)

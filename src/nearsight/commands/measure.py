@@ -23,6 +23,7 @@ from nearsight.files import check_output_folder
 from nearsight.lens import HeadTable, Shards, measure, patch_grid
 from nearsight.report import ModelHeads
 from nearsight.report.runs import model_heads
+from nearsight.study.executors.ray_cluster import check_device, import_ray
 from nearsight.train.provenance import provenance
 
 
@@ -52,11 +53,12 @@ class MeasureOptions(Request):
     """Divide each model's images into so many shards. Those that are done are kept: what was killed goes on there."""
     shard: int | None = None
     """Measure this shard alone (from 0) and write no report, as one of many jobs; without it, what is missing."""
-    engine: Literal["local", "processes"] = "local"
-    """Who measures the shards: this process, or several of this machine. On a cluster: a job for each --shard, not ray.
-    """
+    engine: Literal["local", "processes", "ray"] = "local"
+    """Who measures the shards: this process, several of this machine, or a Ray cluster."""
     workers: int | None = None
     """Of the engine processes: how many; by default one per GPU, or on a CPU one per core, with one thread."""
+    address: str = "auto"
+    """Of the engine ray: auto (the cluster that runs here), local (a new one of this machine), or HOST:PORT."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -67,6 +69,9 @@ def main(arguments: Sequence[str]) -> int:
     device = options.torch_device
     what = check_what(options.what, len(options.models))
     check_sharding(options.shards, options.shard, options.engine, options.workers, what)
+    if options.engine == "ray":
+        check_device(options.device)
+        import_ray()
     prepared = _prepare(options, device)
     subjects, chosen = [one.subject for one in prepared], [one.layers for one in prepared]
     folders = [out] if len(subjects) == 1 else _folders(out, options.models)
@@ -219,6 +224,8 @@ def _measure_shards(
     jobs = measuring.missing([one.subject.label for one in prepared], options.shard)
     if options.engine == "processes":
         measuring.in_processes(jobs, device, options.workers)
+    elif options.engine == "ray":
+        measuring.on_ray(jobs, options.device, options.address)
     else:
         measuring.here(prepared, jobs, device)
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from nearsight.commands.dividing import images_record, part_of
 from nearsight.commands.further import in_the_table
 from nearsight.commands.job_processes import run_in_processes
+from nearsight.commands.job_ray import run_on_ray
 from nearsight.commands.progress import BarOrLines, MeasuringProgress
 from nearsight.commands.subjects import Request, Subject
 from nearsight.errors import InputError, check_at_least
@@ -125,6 +126,13 @@ class ShardMeasuring(Generic[Options]):
         num_shards = sum(shards.num_shards for shards in self.divided)
         with ShardsProgress("shards", num_shards, num_shards - len(jobs)) as progress:
             for job in run_in_processes(self.worker, jobs, places(device, workers), lost=progress.again):
+                progress.done(job)
+
+    def on_ray(self, jobs: Sequence[ShardJob], device: str, address: str) -> None:
+        """Several at a time, wherever the cluster has room; what loses its worker is measured again."""
+        num_shards = sum(shards.num_shards for shards in self.divided)
+        with ShardsProgress("shards", num_shards, num_shards - len(jobs)) as progress:
+            for job in run_on_ray(self.worker, jobs, address=address, device=device, lost=progress.again):
                 progress.done(job)
 
     def worker(self, place: str) -> Callable[[ShardJob], None]:

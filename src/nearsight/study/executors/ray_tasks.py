@@ -8,7 +8,6 @@ import contextlib
 import dataclasses
 import importlib
 import os
-import signal
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -18,9 +17,10 @@ from typing import Any
 import torch
 
 from nearsight.data.locations import ENVIRONMENT_VARIABLE
-from nearsight.errors import InputError, check_at_least
+from nearsight.errors import check_at_least
 from nearsight.study.executors.backlog import Retries
 from nearsight.study.executors.driver import Driver, Ended, Heard, Lost
+from nearsight.study.executors.ray_cluster import check_device, connected, device_of_workers, import_ray
 from nearsight.study.executors.work import Work
 from nearsight.study.executors.worker import Assignment, Message, Outcome, do
 from nearsight.study.listening import StudyListener
@@ -45,13 +45,12 @@ class RayExecutor:
 
     def __post_init__(self) -> None:
         check_at_least("cpus", self.cpus, 1)
-        if self.device not in ("auto", "cpu", "cuda"):
-            raise InputError(f"{self.device!r} is no device of Ray's workers; use auto, cpu or cuda")
-        _import_ray()
+        check_device(self.device)
+        import_ray()
 
     def check(self) -> None:
         if self.address != "local":  # that one is made when it is needed
-            with _connected(self.address):
+            with connected(self.address):
                 pass
 
     def run(self, work: Work, listener: StudyListener, stop: Stop) -> dict[str, Exception]:
@@ -62,60 +61,12 @@ class RayExecutor:
             folder=work.folder.resolve(),
             data_dir=Path(named).expanduser().resolve() if named else None,
         )
-        with _connected(self.address) as ray:
-            has_gpus = ray.cluster_resources().get("GPU", 0) > 0
-            device = ("cuda" if has_gpus else "cpu") if self.device == "auto" else self.device
+        with connected(self.address) as ray:
             try:
-                with _tasks(ray, device, self.cpus) as tasks:
+                with _tasks(ray, device_of_workers(ray, self.device), self.cpus) as tasks:
                     return Driver(work, tasks, self.retries, listener, stop).run()
             except ray.exceptions.RayError as error:
                 raise TrainingError(f"the Ray cluster was lost ({error}); the same command continues") from error
-
-
-def _import_ray() -> Any:
-    try:
-        return importlib.import_module("ray")
-    except ImportError as error:
-        raise InputError(f"Ray cannot be imported ({error}); install it with `pip install nearsight[ray]`") from error
-
-
-@contextlib.contextmanager
-def _connected(address: str) -> Iterator[Any]:
-    """Ray, connected to a cluster; one that the caller is connected to already stays so."""
-    ray = _import_ray()
-    if ray.is_initialized():
-        yield ray
-        return
-    with _own_signals():
-        try:
-            ray.init(address=address, log_to_driver=False, logging_level="ERROR")
-        except ConnectionError as error:
-            raise InputError(
-                f"no Ray cluster at {address!r}; start one with `ray start --head`, or use --address local"
-            ) from error
-        except RuntimeError as error:  # another version of Ray, say
-            raise InputError(
-                f"the Ray cluster at {address!r} cannot be used: {' '.join(str(error).split())}"
-            ) from error
-    try:
-        yield ray
-    finally:
-        ray.shutdown()
-
-
-@contextlib.contextmanager
-def _own_signals() -> Iterator[None]:
-    """Ray sets handlers that end the process at once, but whoever runs a study has better ones."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            if handler is not None:  # else it is not Python's
-                signal.signal(number, handler)
 
 
 class _Board:
@@ -205,7 +156,7 @@ class _Tasks:
 
 def do_as_task(assignment: Assignment, board: Any, device: str, cpus: int) -> Outcome:
     """What a worker of Ray does with an assignment."""
-    ray = _import_ray()
+    ray = import_ray()
     stop, over, unsent = Stop(), threading.Event(), list[Message]()
     changing = threading.Lock()
 
