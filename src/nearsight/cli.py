@@ -54,13 +54,18 @@ def _dispatch(arguments: list[str]) -> int:
         return 0
     if arguments[0] not in COMMANDS:
         raise unknown_name("command", arguments[0], COMMANDS)
-    from nearsight.train.runner import TrainingError
+    import torch
+
+    from nearsight.train import TrainingError
 
     try:
         command = importlib.import_module(f"nearsight.commands.{arguments[0]}")
         return int(command.main(arguments[1:]))
     except TrainingError as error:
         return _complain(error, 1)
+    except torch.AcceleratorError as error:  # after which this process can do nothing more there
+        reason = str(error).splitlines()[0]
+        return _complain(f"the device failed ({reason}); what was saved is kept, and the same command continues", 1)
 
 
 def _complain(problem: object, code: int) -> int:
