@@ -154,3 +154,8 @@ def test_a_study_that_is_damaged_is_refused(tmp_path):
     (tmp_path / "study.json").write_text("[]")
     with pytest.raises(InputError, match="does not describe a study"):
         read_folder(tmp_path)
+
+
+def test_a_run_without_measured_heads_says_how_to_measure_them(folder, capsys):
+    (folder / "plain" / "heads.csv").unlink()
+    assert "nearsight measure plain does, with a page" in complaint("plain", capsys=capsys)

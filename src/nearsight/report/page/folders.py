@@ -134,6 +134,8 @@ def _model(folder: Path) -> tuple[ModelHeads, str | None]:
         measured = read_measured(folder)
         return measured.heads, measured.command
     run = RunFolder(folder)
+    if run.is_complete and not run.heads.exists():  # of pretraining
+        raise InputError(f"the heads of {folder} have not been measured; nearsight measure {folder} does, with a page")
     model = model_heads(run, folder.resolve().name)
     grid = patch_grid(load_model(run.model)) if run.model.exists() else None
     grids = None if grid is None else dict.fromkeys(model.layers(), grid)
