@@ -8,11 +8,12 @@ from functools import cached_property
 from typing import Any, Literal
 
 from nearsight.configuration import encode
-from nearsight.errors import InputError, check_at_least, unknown_name
+from nearsight.errors import InputError, unknown_name
 from nearsight.study.conditions import condition_name
 from nearsight.study.factors import Factor, Levels
 from nearsight.study.fractions import Fraction
 from nearsight.study.results import SCHEMA, run_columns
+from nearsight.study.seeds import listed
 from nearsight.study.settings import assumed_names, flat_settings, shared_settings
 from nearsight.study.small import MOST_SEEDS, shrink
 from nearsight.train import RunConfig
@@ -70,14 +71,11 @@ class Study:
         for name in self.factors:
             if name in run_columns(()):
                 raise InputError(f"a factor cannot be called {name!r}: runs.csv has a column of that name")
-        if isinstance(self.seeds, int):
-            check_at_least("seeds", self.seeds, 1)
-        elif not self.seeds or len(set(self.seeds)) < len(self.seeds):
-            raise InputError(f"seeds are {list(self.seeds)}, but must be some different numbers")
+        listed(self.seeds)
 
     @cached_property
     def seed_list(self) -> tuple[int, ...]:
-        return tuple(range(self.seeds) if isinstance(self.seeds, int) else self.seeds)
+        return listed(self.seeds)
 
     @cached_property
     def parsed(self) -> tuple[Factor, ...]:

@@ -11,9 +11,10 @@ import pandas as pd
 import torch
 
 from nearsight.configuration import encode, identifying
-from nearsight.errors import InputError, check_at_least
+from nearsight.errors import InputError
 from nearsight.files import canonical_hash
 from nearsight.study.design import Scale
+from nearsight.study.seeds import listed
 from nearsight.study.settings import shared_settings
 from nearsight.study.small import MOST_SEEDS
 
@@ -66,14 +67,11 @@ class Simulation:
             raise InputError(f"study {self.name!r} has no conditions; give it one")
         if len(set(self.conditions.values())) < len(self.conditions):
             raise InputError(f"two conditions of study {self.name!r} have the same settings")
-        if isinstance(self.seeds, int):
-            check_at_least("seeds", self.seeds, 1)
-        elif not self.seeds or len(set(self.seeds)) < len(self.seeds):
-            raise InputError(f"seeds are {list(self.seeds)}, but must be some different numbers")
+        listed(self.seeds)
 
     @cached_property
     def seed_list(self) -> tuple[int, ...]:
-        return tuple(range(self.seeds) if isinstance(self.seeds, int) else self.seeds)
+        return listed(self.seeds)
 
     @cached_property
     def cells(self) -> tuple[SimulationCell, ...]:
