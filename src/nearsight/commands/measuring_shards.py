@@ -95,6 +95,10 @@ def record_of(one: Prepared, what: Sequence[str]) -> dict[str, Any]:
     return as_read
 
 
+Lost = Callable[[ShardJob, str], None]
+"""Told when a shard has lost who measured it, and how."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ShardMeasuring(Generic[Options]):
     """How shards are measured, wherever that is: it is sent to processes, so its functions are those of modules."""
@@ -123,16 +127,16 @@ class ShardMeasuring(Generic[Options]):
 
     def in_processes(self, jobs: Sequence[ShardJob], device: torch.device, workers: int | None) -> None:
         """Several at a time; what loses its process is measured again."""
-        num_shards = sum(shards.num_shards for shards in self.divided)
-        with ShardsProgress("shards", num_shards, num_shards - len(jobs)) as progress:
-            for job in run_in_processes(self.worker, jobs, places(device, workers), lost=progress.again):
-                progress.done(job)
+        self._elsewhere(jobs, lambda lost: run_in_processes(self.worker, jobs, places(device, workers), lost=lost))
 
     def on_ray(self, jobs: Sequence[ShardJob], device: str, address: str) -> None:
         """Several at a time, wherever the cluster has room; what loses its worker is measured again."""
+        self._elsewhere(jobs, lambda lost: run_on_ray(self.worker, jobs, address=address, device=device, lost=lost))
+
+    def _elsewhere(self, jobs: Sequence[ShardJob], run: Callable[[Lost], Iterator[ShardJob]]) -> None:
         num_shards = sum(shards.num_shards for shards in self.divided)
         with ShardsProgress("shards", num_shards, num_shards - len(jobs)) as progress:
-            for job in run_on_ray(self.worker, jobs, address=address, device=device, lost=progress.again):
+            for job in run(progress.again):
                 progress.done(job)
 
     def worker(self, place: str) -> Callable[[ShardJob], None]:

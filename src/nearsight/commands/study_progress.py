@@ -30,25 +30,14 @@ class _Stack:
     """Images per second."""
 
 
-class StudyProgress(StudyListener):
-    """Shows the cells that train now, of one runner or of several workers; use it as a context manager.
-
-    What is left is counted in epochs of cells. Early stopping ends cells sooner, so the time left is at most that.
-    """
+class StudyBar:
+    """A bar over a whole study on a terminal, plain lines elsewhere, on standard error; use it as a context manager."""
 
     def __init__(self, label: str) -> None:
         self._label = label
         self._console = Console(file=sys.stderr)
         self._bar: Progress | None = None
         self._task: TaskID | None = None
-        self._conditions: dict[str, str] = {}
-        self._num_cells = self._num_done = 0
-        self._max_epochs: dict[str, int] = {}
-        """Of the cells that this runner has not done; 0 once it has."""
-        self._total = 0
-        self._stacks: list[_Stack] = []
-        """What each runner trains now."""
-        self._epochs_done_here = 0
         self._began = self._said = time.perf_counter()
 
     def __enter__(self) -> Self:
@@ -63,6 +52,28 @@ class StudyProgress(StudyListener):
     ) -> None:
         if self._bar is not None:
             self._bar.__exit__(kind, error, traceback)
+
+    def _say(self, text: str) -> None:
+        self._said = time.perf_counter()
+        self._console.print(f"{self._label}: {text}", markup=False, highlight=False, soft_wrap=True)
+
+
+class StudyProgress(StudyBar, StudyListener):
+    """Shows the cells that train now, of one runner or of several workers; use it as a context manager.
+
+    What is left is counted in epochs of cells. Early stopping ends cells sooner, so the time left is at most that.
+    """
+
+    def __init__(self, label: str) -> None:
+        super().__init__(label)
+        self._conditions: dict[str, str] = {}
+        self._num_cells = self._num_done = 0
+        self._max_epochs: dict[str, int] = {}
+        """Of the cells that this runner has not done; 0 once it has."""
+        self._total = 0
+        self._stacks: list[_Stack] = []
+        """What each runner trains now."""
+        self._epochs_done_here = 0
 
     def planned(self, cells: Sequence[Cell], missing: Sequence[Cell]) -> None:
         self._num_cells, self._num_done = len(cells), len(cells) - len(missing)
@@ -165,10 +176,6 @@ class StudyProgress(StudyListener):
     def _time_left(self) -> str:
         rate = self._epochs_done_here / (time.perf_counter() - self._began)
         return f"at most {self._epochs_left() / rate / 60:.0f} min left"
-
-    def _say(self, text: str) -> None:
-        self._said = time.perf_counter()
-        self._console.print(f"{self._label}: {text}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _counted(cells: Sequence[Cell]) -> str:

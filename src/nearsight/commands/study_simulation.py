@@ -5,15 +5,13 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import pandas as pd
 import torch
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from nearsight.commands.progress import SECONDS_BETWEEN_LINES
+from nearsight.commands.study_progress import StudyBar
 from nearsight.commands.study_tables import finite, with_half_width
 from nearsight.study import Simulation, SimulationCell, SimulationListener, SimulationResults, run_simulation
 from nearsight.study.statistics import by_condition
@@ -99,29 +97,13 @@ def table(results: SimulationResults) -> str:
     return "\n".join([*lines, "", f"Assumed, since the paper does not report it: {shown}"] if shown else lines)
 
 
-class SimulationProgress(SimulationListener):
-    """Shows how many conditions are done, on standard error; use it as a context manager."""
+class SimulationProgress(StudyBar, SimulationListener):
+    """Shows how many conditions are done; use it as a context manager."""
 
     def __init__(self, label: str, responses: Mapping[str, str]) -> None:
-        self._label, self._responses = label, responses
-        self._console = Console(file=sys.stderr)
-        self._bar: Progress | None = None
-        self._task: TaskID | None = None
+        super().__init__(label)
+        self._responses = responses
         self._num_conditions = self._num_done = 0
-        self._began = self._said = time.perf_counter()
-
-    def __enter__(self) -> Self:
-        if self._console.is_terminal:
-            columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeRemainingColumn())
-            status = TextColumn("{task.fields[status]}", markup=False)
-            self._bar = Progress(*columns, status, console=self._console).__enter__()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if self._bar is not None:
-            self._bar.__exit__(kind, error, traceback)
 
     def planned(self, cells: Sequence[SimulationCell], missing: Sequence[SimulationCell]) -> None:
         self._num_conditions = len({cell.condition for cell in missing})
@@ -146,7 +128,3 @@ class SimulationProgress(SimulationListener):
         seconds = time.perf_counter() - self._began
         seeds = "1 seed" if len(runs) == 1 else f"{len(runs)} seeds"
         self._say(f"{condition}: {seeds} in {seconds:.0f} s: {told}")
-
-    def _say(self, text: str) -> None:
-        self._said = time.perf_counter()
-        self._console.print(f"{self._label}: {text}", markup=False, highlight=False, soft_wrap=True)

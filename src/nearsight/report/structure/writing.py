@@ -1,6 +1,7 @@
 """All files of a simulation's report."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from matplotlib.figure import Figure
@@ -17,6 +18,7 @@ from nearsight.report.structure.figure_transfer import transfer_curves
 from nearsight.report.structure.numbers import notes_of
 from nearsight.report.structure.tables import structure_tables
 from nearsight.report.structure.verdict import judge_claims, verdict_markdown, verdict_table
+from nearsight.report.study.captioned import write_captioned
 from nearsight.report.study.drawing import Drawing
 from nearsight.study.simulation_folder import SimulationResults
 
@@ -47,19 +49,15 @@ def write_structure_report(results: SimulationResults, folder: Path) -> tuple[Pa
 
 
 def _write_figures(results: SimulationResults, folder: Path) -> list[Path]:
-    written: list[Path] = []
-    captions = [f"# {results.name}: the figures", ""]
-    for name, draw in FIGURES.get(results.name, {}).items():
-        try:
-            drawing = draw(results)
-        except InputError as reason:
-            captions.append(f"- **{name}**: not drawn; {reason}.")
-            continue
-        _settle(drawing.figure)
-        written += save_figure(drawing.figure, folder, name)
-        captions.append(f"- **{name}**: {drawing.caption}")
-    write_text(folder / "captions.md", "\n".join([*captions, *(f"- {note}" for note in notes_of(results))]) + "\n")
-    return [*written, folder / "captions.md"]
+    drawn = FIGURES.get(results.name, {})
+    figures = {name: partial(_write_figure, draw, results) for name, draw in drawn.items()}
+    return write_captioned(folder, results.name, figures, notes_of(results))
+
+
+def _write_figure(draw: Draw, results: SimulationResults, folder: Path, name: str) -> tuple[Sequence[Path], str]:
+    drawing = draw(results)
+    _settle(drawing.figure)
+    return save_figure(drawing.figure, folder, name), drawing.caption
 
 
 def _settle(figure: Figure) -> None:

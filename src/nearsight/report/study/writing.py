@@ -8,6 +8,7 @@ from nearsight.errors import InputError
 from nearsight.files import write_text
 from nearsight.report.figures import save_figure
 from nearsight.report.study.animation import Animation, save_animation
+from nearsight.report.study.captioned import write_captioned
 from nearsight.report.study.conditions import with_attention
 from nearsight.report.study.drawing import Drawing
 from nearsight.report.study.figure1_profiles import profiles
@@ -51,24 +52,14 @@ def write_study_report(results: StudyResults, folder: Path) -> tuple[Path, ...]:
 
 
 def _write_figures(results: StudyResults, folder: Path) -> list[Path]:
-    written: list[Path] = []
-    captions = [f"# {results.name}: the figures", ""]
     own = parts_of(results.name)
-    for name, write in {
-        **{name: partial(_write_figure, partial(_of_heads, draw)) for name, draw in FIGURES.items()},
-        **{name: partial(_write_figure, draw) for name, draw in own.figures.items()},
-        **{name: partial(_write_animation, draw) for name, draw in own.animations.items()},
-    }.items():
-        try:
-            paths, caption = write(results, folder, name)
-        except InputError as reason:
-            captions.append(f"- **{name}**: not drawn; {reason}.")
-            continue
-        written += paths
-        captions.append(f"- **{name}**: {caption}")
-    notes = [*scale_notes(results), *missing_notes(results), *assumed_notes(results)]
-    write_text(folder / "captions.md", "\n".join([*captions, *(f"- {note}" for note in notes)]) + "\n")
-    return [*written, folder / "captions.md"]
+    figures = {
+        **{name: partial(_write_figure, partial(_of_heads, draw), results) for name, draw in FIGURES.items()},
+        **{name: partial(_write_figure, draw, results) for name, draw in own.figures.items()},
+        **{name: partial(_write_animation, draw, results) for name, draw in own.animations.items()},
+    }
+    notes = (*scale_notes(results), *missing_notes(results), *assumed_notes(results))
+    return write_captioned(folder, results.name, figures, notes)
 
 
 def _of_heads(draw: Callable[[StudyResults], Drawing], results: StudyResults) -> Drawing:
