@@ -62,8 +62,9 @@ def attention_maps(model: Any, block: int) -> list[list[list[float]]]:
 
 
 @torch.no_grad()
-def test_the_forward_is_that_of_the_definition() -> None:
-    model = positional(reg_tokens=1).double()
+@pytest.mark.parametrize("training", [False, True])
+def test_the_forward_is_that_of_the_definition(training: bool) -> None:
+    model = positional(reg_tokens=1).double().train(training)
     images = torch.randn(2, 3, 32, 32, dtype=torch.float64)
     patches = model.patch_embed(images)  # values are made of these, without positions
     for image in range(2):
@@ -186,10 +187,11 @@ def test_configs_that_make_no_sense_are_refused() -> None:
 
 @pytest.mark.parametrize("forward", [stacked_forward, vmapped_forward])
 @pytest.mark.parametrize("settings", [{}, {"reg_tokens": 2, "global_pool": "avg"}, {"qkv_bias": False}], ids=str)
-def test_a_stack_gives_what_its_models_give(settings: dict[str, Any], forward: Any) -> None:
-    """Outputs and gradients, both as one batch and by vmap."""
+@pytest.mark.parametrize("training", [False, True])
+def test_a_stack_gives_what_its_models_give(settings: dict[str, Any], forward: Any, training: bool) -> None:
+    """Outputs and gradients, both as one batch and by vmap; in training by one map for all images."""
     cells = [positional(seed, **settings).double() for seed in range(3)]
-    skeleton = weightless(cells[0])
+    skeleton = weightless(cells[0]).train(training)
     images = torch.randn(3, 2, 3, 32, 32, dtype=torch.float64)
     weights = stack_weights([dict(cell.named_parameters()) for cell in cells], CPU)
     weights = {name: weight.requires_grad_() for name, weight in weights.items()}
@@ -222,9 +224,12 @@ def test_it_runs_as_one_batch_and_is_measured_so(num: int) -> None:
         alone = nearsight.measure(cell, batches)
         for name in ("mad", "mad_std", "entropy", "entropy_std"):
             np.testing.assert_allclose(getattr(table, name), getattr(alone, name), atol=1e-6)
-    reduced = stacked_forward(skeleton, weights, batches[0].expand(num, -1, -1, -1, -1), reduced=True)
     exact = torch.stack([cell(batches[0]).detach() for cell in cells])
-    assert float((reduced - exact).norm() / exact.norm()) < 0.05
+    for training in (False, True):
+        skeleton.train(training)
+        reduced = stacked_forward(skeleton, weights, batches[0].expand(num, -1, -1, -1, -1), reduced=True)
+        assert float((reduced - exact).norm() / exact.norm()) < 0.05
+    assert runs_as_one_batch(skeleton)
 
 
 def test_training_in_a_stack_equals_training_alone() -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from nearsight.train import stacked
 from nearsight.train.optimizer import Arrangement
 from nearsight.train.stacked import stack_weights, stacked_forward, verify_stacking, weightless
-from nearsight.train.stackedweight import UnstackableError, stack_up
+from nearsight.train.stackedweight import UnstackableError, plain, stack_up
 from nearsight.train.vmapped import _FoldedAttention, vmapped_forward
 
 CPU = torch.device("cpu")
@@ -173,6 +173,18 @@ def test_weights_with_a_number_for_each_sample() -> None:
     assert torch.equal(stack_up(weight) * activations, expected.view(6, 4))
     with pytest.raises(UnstackableError, match="of a whole batch"):
         _ = activations * stack_up(torch.randn(2, 3, 3, 4))
+
+
+def test_einsum_of_weights_and_activations() -> None:
+    maps, mixed = torch.randn(2, 3, 5, 5), torch.randn(2, 5, 5)
+    values = torch.randn(8, 5, 3, 4)  # 4 images of each of the 2 cells
+    expected = [torch.einsum("hnm,bmhd->bnhd", maps[k], values[4 * k : 4 * k + 4]) for k in range(2)]
+    torch.testing.assert_close(torch.einsum("hnm,bmhd->bnhd", stack_up(maps), values), torch.cat(expected))
+    of_weights = torch.einsum("hnm,mo->hno", stack_up(maps), stack_up(mixed))
+    torch.testing.assert_close(plain(of_weights), torch.einsum("khnm,kmo->khno", maps, mixed))
+    for equation in ("hnm,bmhd->nbhd", "bnm,bmhd->bnhd", "hnm,bmhd", "hnm,b...->b..."):
+        with pytest.raises(UnstackableError, match="einsum"):
+            torch.einsum(equation, stack_up(maps), values)
 
 
 def test_what_is_not_known_is_named() -> None:

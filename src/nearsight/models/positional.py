@@ -41,20 +41,44 @@ class PositionalAttention(Attention):  # type: ignore[misc]  # timm carries no t
         values = 2 * self.attn_dim  # where those of queries and keys end
         value_BNC = F.linear(x_BNC, weight[values:], None if bias is None else bias[values:])
         both_1NC = F.linear(model.pos_embed, weight[:values], None if bias is None else bias[:values])
-        # For every image what was computed once. A zero of each token rather than `expand`, since it says which token
-        # a position belongs to: whoever follows where on the image things come from can see where attention goes.
-        both_BNC = both_1NC + torch.zeros_like(value_BNC[..., :1])
-        query, key = both_BNC.unflatten(-1, (2, self.num_heads, self.head_dim)).permute(2, 0, 3, 1, 4).unbind(0)
+        if self.training and attn_mask is None and not is_causal and self.attn_drop.p == 0:
+            attended_BNC = self._weighed_once(both_1NC, value_BNC)
+        else:
+            attended_BNC = self._weighed_by_image(both_1NC, value_BNC, attn_mask, is_causal)
+        output_BNC: Tensor = self.proj_drop(self.proj(self.norm(attended_BNC)))
+        return output_BNC
+
+    def _weighed_once(self, both_1NC: Tensor, value_BNC: Tensor) -> Tensor:
+        """By one map for all images: per head one product with the values of the whole batch."""
+        exact = torch.promote_types(both_1NC.dtype, torch.float32)
+        query_1HNd, key_1HNd = (tokens.transpose(1, 2).to(exact) for tokens in self._queries_and_keys(both_1NC))
+        with torch.autocast(value_BNC.device.type, enabled=False):  # logits as exact as those of fused attention
+            map_1HNM = torch.softmax(torch.matmul(query_1HNd * self.scale, key_1HNd.transpose(-2, -1)), -1)
+        value_BMHd = value_BNC.unflatten(-1, (self.num_heads, self.head_dim))
+        return torch.einsum("hnm,bmhd->bnhd", map_1HNM[0].to(value_BNC.dtype), value_BMHd).flatten(2)
+
+    def _weighed_by_image(
+        self, both_1NC: Tensor, value_BNC: Tensor, attn_mask: Tensor | None, is_causal: bool
+    ) -> Tensor:
+        """By the map of each image, though all are alike: what looks into attention finds it where it always is."""
+        # A zero of each token rather than `expand`, since it says which token a position belongs to: whoever follows
+        # where on the image things come from can see where attention goes.
+        query_BNHd, key_BNHd = self._queries_and_keys(both_1NC + torch.zeros_like(value_BNC[..., :1]))
         attended_BHNd = F.scaled_dot_product_attention(
-            self.q_norm(query),
-            self.k_norm(key),
+            query_BNHd.transpose(1, 2),
+            key_BNHd.transpose(1, 2),
             value_BNC.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2),
             attn_mask=attn_mask,
             dropout_p=self.attn_drop.p if self.training else 0.0,
             is_causal=is_causal,
         )
-        output_BNC: Tensor = self.proj_drop(self.proj(self.norm(attended_BHNd.transpose(1, 2).flatten(2))))
-        return output_BNC
+        attended_BNC: Tensor = attended_BHNd.transpose(1, 2).flatten(2)
+        return attended_BNC
+
+    def _queries_and_keys(self, both_BNC: Tensor) -> tuple[Tensor, Tensor]:
+        """Each [B, N, H, d]; B may be 1, for all images."""
+        both_BN2Hd = both_BNC.unflatten(-1, (2, self.num_heads, self.head_dim))
+        return self.q_norm(both_BN2Hd[:, :, 0]), self.k_norm(both_BN2Hd[:, :, 1])
 
 
 class PositionalViT(CompactViT):

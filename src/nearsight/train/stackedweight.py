@@ -8,6 +8,7 @@ compiles to the same program for any K.
 Shape suffixes: K cells, B samples.
 """
 
+import string
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -197,9 +198,32 @@ def _expand(weight: Tensor, *sizes: Any) -> Tensor:
 
 
 def _matmul(one: Tensor, other: Tensor) -> Tensor:
+    if isinstance(one, StackedWeight) and isinstance(other, StackedWeight) and one.dim() == other.dim():
+        return stack_up(torch.matmul(plain(one), plain(other)))
     if isinstance(one, StackedWeight) or other.dim() != 3:
         raise UnstackableError("matmul of weights other than activations @ matrix")
     return _linear(one, plain(other).transpose(1, 2))
+
+
+def _einsum(equation: str, *operands: Tensor) -> Tensor:
+    """Of weights, and of activations whose first axis is the batch, which must be the first of the result too."""
+    inputs, arrow, output = equation.replace(" ", "").partition("->")
+    terms = inputs.split(",")
+    of_weights = [isinstance(operand, StackedWeight) for operand in operands]
+    batches = {term[:1] for term, is_weight in zip(terms, of_weights, strict=True) if not is_weight}
+    in_weights = any(is_weight and set(term) & batches for term, is_weight in zip(terms, of_weights, strict=True))
+    if not arrow or "." in equation or in_weights or batches - {output[:1]}:
+        raise UnstackableError(f"einsum {equation!r} of weights")
+    num_cells = next(len(plain(operand)) for operand, is_weight in zip(operands, of_weights, strict=True) if is_weight)
+    cell = next(letter for letter in string.ascii_letters if letter not in equation)
+    result = torch.einsum(
+        ",".join(cell + term for term in terms) + f"->{cell}{output}",
+        *(
+            plain(operand) if is_weight else _by_cell(operand, num_cells)
+            for operand, is_weight in zip(operands, of_weights, strict=True)
+        ),
+    )
+    return result.flatten(0, 1) if batches else stack_up(result)
 
 
 def _element_by_element(func: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -234,11 +258,14 @@ _RULES: dict[Any, Rule] = {
     torch.matmul: _matmul,
     Tensor.matmul: _matmul,
     Tensor.__matmul__: _matmul,
+    torch.einsum: _einsum,
     Tensor.expand: _expand,
     Tensor.__getitem__: _getitem,
     Tensor.unsqueeze: lambda weight, dim: stack_up(plain(weight).unsqueeze(_shifted(dim))),
     Tensor.squeeze: lambda weight, dim: stack_up(plain(weight).squeeze(_shifted(dim))),
     Tensor.transpose: lambda weight, one, other: stack_up(plain(weight).transpose(_shifted(one), _shifted(other))),
+    Tensor.unflatten: lambda weight, dim, sizes: stack_up(plain(weight).unflatten(_shifted(dim), sizes)),
+    torch.softmax: lambda weight, dim: stack_up(torch.softmax(plain(weight), _shifted(dim))),
     Tensor.dim: lambda weight: plain(weight).dim() - 1,
     Tensor.shape.__get__: lambda weight: plain(weight).shape[1:],  # type: ignore[attr-defined]
     Tensor.dtype.__get__: lambda weight: plain(weight).dtype,  # type: ignore[attr-defined]
