@@ -13,7 +13,8 @@ from torch import Tensor, nn
 import nearsight
 from nearsight.errors import InputError
 from nearsight.lens import WHAT, PositionGram, position_gram
-from nearsight.models import create_model
+from nearsight.models import ModelConfig, create_model
+from nearsight.models.shuffledtiles import ShuffledTiles
 
 ROWS, COLS, PATCH = 3, 4, 16
 SIZE = (ROWS * PATCH, COLS * PATCH)
@@ -159,3 +160,28 @@ def test_it_is_told_where_to_go_and_what_there_is() -> None:
     assert "positions" in WHAT
     with pytest.raises(InputError, match=r"use nearsight\.lens\.position_gram"):
         nearsight.measure(timm_vit(), torch.zeros(1, 3, *SIZE), what=["positions"])
+
+
+def test_positions_follow_the_pixels_of_shuffled_tiles() -> None:
+    """Positions that know where their patches come from are found to know it, however tiles were shuffled."""
+    side, patch = 8, 4
+    places = torch.stack(torch.meshgrid(torch.arange(side), torch.arange(side), indexing="ij"), -1).reshape(-1, 2) / 1.0
+    # Bumps over the grid: positions are the more alike, the nearer they are.
+    known_PC = torch.exp(-torch.cdist(places, places).square() / 4)
+    found = {}
+    for tiles in (1, 2, 4):
+        shuffled = ModelConfig(depth=1, shuffled_tiles=tiles).build((32, 32), 5)
+        # An image of the numbers of its patches, as the model gets to see it.
+        numbers = torch.arange(side**2).view(side, side).repeat_interleave(patch, 0).repeat_interleave(patch, 1)
+        for module in shuffled.modules():
+            numbers = module(numbers) if isinstance(module, ShuffledTiles) else numbers
+        order = numbers[::patch, ::patch].flatten()
+        assert (tiles == 1) == torch.equal(order, torch.arange(side**2))
+        learned = next(p for name, p in shuffled.named_parameters() if name.endswith("pos_embed"))
+        with torch.no_grad():
+            learned.zero_()[0, 1:, : side**2] = known_PC[order]
+        found[tiles] = position_gram(shuffled).neighbours.fraction
+    assert found[1] > 0.9
+    assert found[2] == found[4] == found[1]
+    with pytest.raises(InputError, match="finer than the patches"):
+        position_gram(ModelConfig(depth=1, shuffled_tiles=32).build((32, 32), 5))

@@ -210,6 +210,19 @@ def test_conditions_of_many_levels_and_of_four_factors() -> None:
     assert [cell.condition for cell in one.cells] == ["lr 0.001", "lr 0.002"]
 
 
+def test_conditions_of_a_choice_are_called_after_it() -> None:
+    networks = {"ViT": {"depth": 8}, "Shallow ViT": {"depth": 4}, "Deep ViT": {"depth": 12}}
+    factors: dict[str, Any] = {"model": networks, "patch": {"4": OFF, "2": {"patch_size": 2}, "8": {"patch_size": 8}}}
+    study = Study(BASE, factors=factors, ends=("ViT", "Deep ViT, patch 8"))
+    names = [f"{network}{patch}" for network in networks for patch in ("", ", patch 2", ", patch 8")]
+    assert [cell.condition for cell in study.cells] == names
+    # A factor that can be absent is not a choice, though its levels were given names.
+    absent = Study(BASE, factors={**factors, "model": {**networks, "ViT": OFF}})
+    assert {"+model Deep ViT", "model Deep ViT+patch 2", "+patch 2"} < {cell.condition for cell in absent.cells}
+    both = Study(BASE, factors={"model": networks, "lr": (1e-3, 2e-3)})
+    assert [cell.condition for cell in both.cells][1:4] == ["ViT, lr", "Shallow ViT", "Shallow ViT, lr"]
+
+
 def test_a_small_study_keeps_its_conditions_and_its_form() -> None:
     full, small = ablation(seeds=3), ablation(seeds=3).small()
     assert (small.scale, len(small.cells)) == ("small", 16)

@@ -11,12 +11,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nearsight.errors import InputError
 from nearsight.metrics import NeighbourAssociation, gram_distance_correlation, neighbour_association
 from nearsight.metrics.precision import to_float64
+from nearsight.models.shuffledtiles import ShuffledTiles, shuffled_pixels
 
 _NAMES = ("pos_embed", "pos_embedding", "position_embedding", "position_embeddings", "positional_embedding")
 """What timm, torchvision, transformers and CLIP call them."""
@@ -107,7 +109,20 @@ def position_gram(model: nn.Module, *, grid_size: tuple[int, int] | None = None)
             "Gram matrix is that of its patches"
         )
     ((name, (grid, positions_PC)),) = fitting.items()
-    return PositionGram(name, grid, positions_PC)
+    return PositionGram(name, grid, _where_they_come_from(model, grid, positions_PC))
+
+
+def _where_they_come_from(model: nn.Module, grid: tuple[int, int], positions_PC: Tensor) -> Tensor:
+    """In the order of the patches of the image itself, also if the model shuffles its tiles."""
+    tiles = next((module for module in model.modules() if isinstance(module, ShuffledTiles)), None)
+    if tiles is None:
+        return positions_PC
+    if any(side % tiles.num_tiles for side in grid):
+        tiles_of = f"{tiles.num_tiles}×{tiles.num_tiles} shuffled tiles"
+        raise InputError(f"{tiles_of} are finer than the patches, which have no place in the image then")
+    # A patch that lies within a tile moves as a pixel of an image of patches does.
+    places_P = shuffled_pixels(grid, tiles.num_tiles, tiles.seed)
+    return torch.empty_like(positions_PC).index_copy(0, places_P, positions_PC)
 
 
 def _candidates(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:

@@ -29,7 +29,7 @@ def permuted_cifar100(*, seeds: int = 2) -> Study:
 
     Run     nearsight study run permuted-cifar100 --stack-by all
     Cost    18 cells of at most 12 epochs of 40,000 images (8 M); needs a GPU
-    Result  see results/permuted-cifar100
+    Result  a ViT minds pixels, not tiles; a ResNet both, more: see results/spatial-structure/permuted-cifar100
     """
     # Larger batches than S1's: patches of 2 are four times as many, and convolutions run one cell at a time.
     protocol = dataclasses.replace(compact_cifar100("baseline").protocol, batch_size=256, warmup_epochs=2)
@@ -52,7 +52,7 @@ def positional_cifar10(*, seeds: int = 5) -> Study:
 
     Run     nearsight study run positional-cifar10 --stack-by all
     Cost    10 cells of at most 60 epochs of 40,000 images (24 M); needs a GPU
-    Result  see results/positional-cifar10
+    Result  see results/spatial-structure/positional-cifar10
     """
     return _against_positional(compact_cifar10("modern"), seeds)
 
@@ -63,7 +63,7 @@ def positional_cifar100(*, seeds: int = 5) -> Study:
 
     Run     nearsight study run positional-cifar100 --stack-by all
     Cost    10 cells of at most 60 epochs of 40,000 images (24 M); needs a GPU
-    Result  see results/positional-cifar100
+    Result  see results/spatial-structure/positional-cifar100
     """
     return _against_positional(compact_cifar100("modern"), seeds)
 
@@ -76,7 +76,7 @@ def positional_svhn(*, seeds: int = 5) -> Study:
 
     Run     nearsight study run positional-svhn --stack-by all
     Cost    10 cells of at most 60 epochs of 58,606 images (35 M); needs a GPU
-    Result  see results/positional-svhn
+    Result  see results/spatial-structure/positional-svhn
     """
     protocol = modern().without("flip").without("autoaugment")
     return _against_positional(RunConfig(data=DataConfig(name="svhn"), protocol=protocol), seeds)

@@ -1,10 +1,12 @@
 """Results made up for any study: numbers by condition and seed go in, tables of runs, heads and epochs come out."""
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 
 from nearsight.study import Cell, Study
 from nearsight.study.results import StudyResults, run_columns
@@ -97,3 +99,14 @@ def _epoch(cell: Cell, epoch: int, accuracy: float) -> dict[str, Any]:
 def noise(cell: Cell, size: float) -> float:
     """The same for a cell whenever it is asked."""
     return size * float(np.random.default_rng([cell.seed, 11, *cell.condition.encode()]).standard_normal())
+
+
+def only(results: StudyResults, keep: Callable[[pd.DataFrame], "pd.Series[bool]"]) -> StudyResults:
+    """The part of the results that has these runs."""
+    return dataclasses.replace(results, runs=results.runs[keep(results.runs)].reset_index(drop=True))
+
+
+def drawn(panel: Axes, gid: str) -> tuple[list[float], list[float]]:
+    """Where the line of this name has its points."""
+    (line,) = [line for line in panel.get_lines() if line.get_gid() == gid]
+    return [float(x) for x in line.get_xdata()], [float(y) for y in line.get_ydata()]

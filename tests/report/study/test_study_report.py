@@ -5,14 +5,19 @@ import xml.etree.ElementTree as ET
 
 import pandas as pd
 import pytest
+from made_up_results import made_up
 from matplotlib.image import imread
 
 from nearsight.errors import InputError
-from nearsight.report.study import write_study_report
+from nearsight.files import write_json
+from nearsight.recipes.protocols import protocol_cifar10
+from nearsight.report.study import write_results, write_study_report, writing
 from nearsight.report.study.conditions import with_attention
 from nearsight.report.study.tables import study_tables
+from nearsight.study import StudyResults
 
 TABLES = {"conditions", "gain", "effects", "effects-by-layer", "separation", "dissociation", "correlation", "verdict"}
+TABLES |= {"training-length"}
 SMALL_MODEL = (3, 2)
 FIGURES = {
     "figure-1-profiles",
@@ -20,6 +25,7 @@ FIGURES = {
     "figure-3-heatmaps",
     "figure-4-minimum-mad",
     "figure-5-key-conditions",
+    "training-length",
 }
 
 
@@ -128,3 +134,28 @@ def test_networks_without_attention_are_left_out_of_what_is_about_heads(make_stu
     write_study_report(none, tmp_path)
     captions = (tmp_path / "figures" / "captions.md").read_text(encoding="utf-8")
     assert captions.count("no network of the study has attention") == 5
+
+
+def test_what_is_kept_of_a_study(tmp_path, monkeypatch):
+    monkeypatch.setattr(writing, "FIGURES", {})
+    planned = protocol_cifar10(seeds=2)
+    results, description = made_up(planned, lambda cell: {"test_acc": 0.5 + 0.01 * cell.seed}), planned.to_json()
+    study, folder = tmp_path / "study", tmp_path / "results" / "kept"
+    write_json(study / "study.json", description)
+    write_json(study / "provenance.json", {"runs": 4})
+    results.write_tables(study)
+    (folder / "tables").mkdir(parents=True)
+    (folder / "tables" / "of-old.md").write_text("a table that is not written any more", encoding="utf-8")
+    paths = {str(path.relative_to(folder)) for path in write_results(study, folder)}
+    assert paths == set(written_under(folder))
+    kept = {"study.json", "provenance.json", "verdict.md", "runs.csv", "heads.csv", "tables/conditions.md"}
+    assert kept < paths
+    again = StudyResults.read(folder)
+    pd.testing.assert_frame_equal(again.runs, results.runs, check_dtype=False)
+    before = written_under(folder)
+    write_results(folder, folder)  # from what was kept, in its place
+    assert written_under(folder) == before
+    write_json(study / "study.json", {**description, "scale": "small"})
+    with pytest.raises(InputError, match="of small scale, which tests the path"):
+        write_results(study, tmp_path / "results" / "small")
+    assert not (tmp_path / "results" / "small").exists()

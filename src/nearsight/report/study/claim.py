@@ -7,10 +7,13 @@ from nearsight.report.study.rules import Finding
 from nearsight.report.study.table import MISSING
 from nearsight.study.results import StudyResults
 
+OURS = "our question"
+"""The source of what is asked beside a paper's claims, and is none of them."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """A claim of a paper or, where the study's parts name no paper, a question."""
+    """A claim of a paper or, where the study's parts name no paper or the source is `OURS`, a question."""
 
     text: str
     source: str

@@ -208,3 +208,5 @@ def _elsewhere(claim: Claim) -> Claim:
 
 CLAIMS: Mapping[str, tuple[Claim, ...]] = _claims()
 """By the name of the study that tests them."""
+ABLATIONS = tuple(name for name in CLAIMS if name.startswith("ablation-"))
+"""Those that take the Modern protocol apart."""

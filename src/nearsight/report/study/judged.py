@@ -5,6 +5,7 @@ from typing import Any, Protocol
 
 import pandas as pd
 
+from nearsight.report.study.claim import OURS
 from nearsight.report.study.rules import Finding, Verdict
 from nearsight.report.study.table import MISSING
 
@@ -36,11 +37,14 @@ def not_tested(reason: str) -> Finding:
 
 
 def judged_rows(judgements: Iterable[Judged], scale: str, *, of_paper: bool = True) -> dict[str, pd.DataFrame]:
-    """The `numbers` and what is `shown` of a table of verdicts. `of_paper`: claims, with what the paper has; else
-    questions of our own."""
+    """The `numbers` and what is `shown` of a table of verdicts. `of_paper`: claims, with what the paper has, and
+    perhaps questions of our own among them; else nothing but such questions."""
+    judged = list(judgements)
+    is_mixed = any(judgement.claim.source == OURS for judgement in judged)
+    asked = "question" if not of_paper else "claim or question" if is_mixed else "claim"
     rows: list[dict[str, Any]] = []
     shown: list[dict[str, str]] = []
-    for number, judgement in enumerate(judgements, start=1):
+    for number, judgement in enumerate(judged, start=1):
         claim, finding = judgement.claim, judgement.finding
         texts = {"claim": claim.text, "source": claim.source, "paper": claim.paper, "ours": finding.ours}
         numbers = {"value": finding.value, "low": finding.low, "high": finding.high, "n": finding.n}
@@ -48,7 +52,7 @@ def judged_rows(judgements: Iterable[Judged], scale: str, *, of_paper: bool = Tr
         shown.append(
             {
                 "": str(number),
-                "claim" if of_paper else "question": f"{claim.text} ({claim.source})",
+                asked: f"{claim.text} ({claim.source})",
                 **({"paper": claim.paper} if of_paper else {}),
                 "ours" if of_paper else "numbers": finding.ours,
                 "seeds": str(finding.n) if finding.n else MISSING,

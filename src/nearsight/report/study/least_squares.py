@@ -48,6 +48,8 @@ class LeastSquares:
     coefficients: NDArray[np.float64]
     covariance: NDArray[np.float64]
     """Of the coefficients; NaN where no run is left over to learn the noise from."""
+    noise: float
+    """Variance of a run about the fit; NaN likewise."""
     residual_df: int
 
     def estimate(self, weights: Mapping[str, float]) -> Estimate:
@@ -74,7 +76,9 @@ def least_squares(columns: pd.DataFrame, values: Sequence[float] | pd.Series) ->
     residual_df = num_runs - num_columns
     noise = float(np.sum((response - design @ coefficients) ** 2)) / residual_df if residual_df else float("nan")
     names = tuple(map(str, columns.columns))
-    return LeastSquares(names=names, coefficients=coefficients, covariance=noise * inverse, residual_df=residual_df)
+    return LeastSquares(
+        names=names, coefficients=coefficients, covariance=noise * inverse, noise=noise, residual_df=residual_df
+    )
 
 
 def condition_means(runs: pd.DataFrame, response: str) -> LeastSquares:

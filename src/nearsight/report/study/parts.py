@@ -12,7 +12,7 @@ from nearsight.study.results import StudyResults
 
 @dataclass(frozen=True, kw_only=True)
 class StudyParts:
-    """The claims that a study judges, and its own tables and figures.
+    """The claims that a study judges, its own tables and figures, and those of all studies that it does without.
 
     Tables, figures and animations are functions of the results. One that the runs there are cannot give raises an
     `InputError`, which says why.
@@ -21,6 +21,11 @@ class StudyParts:
     paper: str | None = None
     """Whose claims they are, as in S1 (arXiv 2605.16390); None: they are questions of our own."""
     claims: tuple[Claim, ...] = ()
+    """Of the paper, and questions of our own beside them."""
+    intervals: str = ""
+    """How the intervals in the verdict were estimated; by default seed by seed, and in studies of our own by fits."""
+    without: frozenset[str] = frozenset()
+    """Names of tables and figures that all studies have, and that say nothing in this one."""
     tables: Sequence[Callable[[StudyResults], Table]] = ()
     figures: Mapping[str, Callable[[StudyResults], Drawing]] = field(default_factory=dict)
     """By the name of their files."""

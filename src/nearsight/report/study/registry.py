@@ -5,17 +5,28 @@ A family of studies has a module with a mapping of study names to `StudyParts`; 
 
 from collections.abc import Mapping
 
-from nearsight.report.study.claims import CLAIMS
+from nearsight.report.study.claims import ABLATIONS, CLAIMS
 from nearsight.report.study.locat.parts import LOCAT_PARTS
 from nearsight.report.study.open_questions import OPEN_QUESTIONS
 from nearsight.report.study.paper import PAPER
 from nearsight.report.study.parts import StudyParts
 from nearsight.report.study.positions.parts import ASSOCIATION_FIGURES, ASSOCIATION_TABLES, POSITION_PARTS
+from nearsight.report.study.training_length import LENGTH_CLAIMS, length_and_distance, length_table
 
 PARTS: Mapping[str, StudyParts] = {
     **{
         name: StudyParts(paper=PAPER, claims=claims, tables=ASSOCIATION_TABLES, figures=ASSOCIATION_FIGURES)
         for name, claims in CLAIMS.items()
+    },
+    # Those with runs enough to ask beside what the paper says.
+    **{
+        name: StudyParts(
+            paper=PAPER,
+            claims=(*CLAIMS[name], *LENGTH_CLAIMS),
+            tables=(length_table, *ASSOCIATION_TABLES),
+            figures={"training-length": length_and_distance, **ASSOCIATION_FIGURES},
+        )
+        for name in ABLATIONS
     },
     **OPEN_QUESTIONS,
     **LOCAT_PARTS,

@@ -16,18 +16,18 @@ from nearsight.study.results import StudyResults
 
 def study_tables(results: StudyResults) -> list[Table]:
     """What can be said with the runs there are; under every table its scale and what was assumed."""
-    conditions = conditions_table(results)
-    if many := factors_of_many_levels(with_attention(results)):
+    conditions, own = conditions_table(results), parts_of(results.name)
+    if "effects" not in own.without and (many := factors_of_many_levels(with_attention(results))):
         why = f"No table of effects: they are fitted for factors of two levels, not for {', '.join(many)}."
         conditions = dataclasses.replace(conditions, notes=(*conditions.notes, why))
     tables = [conditions, gain_table(results), *_of_locality(results)]
-    for make in parts_of(results.name).tables:
+    for make in own.tables:
         with suppress(InputError):  # the runs there are cannot give it
             tables.append(make(results))
     return [
         dataclasses.replace(table, notes=(*scale_notes(results), *table.notes, *assumed_notes(results)))
         for table in tables
-        if table is not None
+        if table is not None and table.name not in own.without
     ]
 
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from nearsight.errors import InputError
-from nearsight.report.study.claim import Claim
+from nearsight.report.study.claim import OURS, Claim
 from nearsight.report.study.judged import counted, judged_rows, not_tested, rules_in_words
 from nearsight.report.study.measures import shared_seeds
 from nearsight.report.study.notes import assumed_notes, missing_notes, scale_notes, seeds_in_words
@@ -42,10 +42,11 @@ def judge_claim(claim: Claim, results: StudyResults) -> Finding:
 
 
 def verdict_table(results: StudyResults, judgements: list[Judgement]) -> Table:
-    of_paper = parts_of(results.name).paper is not None
+    parts = parts_of(results.name)
+    of_paper = parts.paper is not None
     of_seeds = "± is half the 95 % interval of the mean over seeds; differences are taken within seeds."
     of_fits = "± is half a 95 % interval; the tables say how each was estimated."
-    notes = (of_seeds if of_paper else of_fits,)
+    notes = (parts.intervals or (of_seeds if of_paper else of_fits),)
     return Table(
         name="verdict",
         title=f"{results.name}: {'what reproduces' if of_paper else 'the answers'}",
@@ -56,12 +57,28 @@ def verdict_table(results: StudyResults, judgements: list[Judgement]) -> Table:
 
 def verdict_markdown(results: StudyResults, judgements: list[Judgement]) -> str:
     """The table, a summary before it and the rules after it."""
-    known = (*map(str, Verdict), *SHORT)
-    found = [str(judgement.finding.verdict) for judgement in judgements]
-    told = counted([word if word in known else IN_WORDS for word in found], (*known, IN_WORDS))
-    paper = parts_of(results.name).paper
-    about = f"{len(judgements)} questions" if paper is None else f"{len(judgements)} claims of {paper}"
     seeds = seeds_in_words(results.runs.groupby("condition")["seed"].nunique())
-    summary = f"Of {about}: {told}. {len(results.runs)} runs, {seeds} per condition."
+    summary = f"{_in_short(results, judgements)} {len(results.runs)} runs, {seeds} per condition."
     title, table = verdict_table(results, judgements).markdown().split("\n", maxsplit=1)
     return "\n".join([title, "", summary, table, *rules_in_words(judgements)])
+
+
+def _in_short(results: StudyResults, judgements: list[Judgement]) -> str:
+    """How many came out how; the paper's claims and our questions each for themselves."""
+    paper = parts_of(results.name).paper
+    if paper is None:
+        return f"Of {_told('question', judgements)}."
+    ours = [judgement for judgement in judgements if judgement.claim.source == OURS]
+    claims = [judgement for judgement in judgements if judgement.claim.source != OURS]
+    sentences = [f"Of {_told('claim', claims, f' of {paper}')}."] if claims else []
+    if ours:
+        sentences.append(f"Of {_told('question', ours, ' of our own')}.")
+    return " ".join(sentences)
+
+
+def _told(what: str, judgements: list[Judgement], whose: str = "") -> str:
+    known = (*map(str, Verdict), *SHORT)
+    found = [str(judgement.finding.verdict) for judgement in judgements]
+    number = f"{len(found)} {what}" if len(found) == 1 else f"{len(found)} {what}s"
+    told = counted([word if word in known else IN_WORDS for word in found], (*known, IN_WORDS))
+    return f"{number}{whose}: {told}"

@@ -1,4 +1,4 @@
-"""All files of a study's report: what every study has, and what is registered under its name."""
+"""All files of a study's report: what every study has, but for what it does without, and what is registered for it."""
 
 from collections.abc import Callable
 from functools import partial
@@ -54,7 +54,11 @@ def write_study_report(results: StudyResults, folder: Path) -> tuple[Path, ...]:
 def _write_figures(results: StudyResults, folder: Path) -> list[Path]:
     own = parts_of(results.name)
     figures = {
-        **{name: partial(_write_figure, partial(_of_heads, draw), results) for name, draw in FIGURES.items()},
+        **{
+            name: partial(_write_figure, partial(_of_heads, draw), results)
+            for name, draw in FIGURES.items()
+            if name not in own.without
+        },
         **{name: partial(_write_figure, draw, results) for name, draw in own.figures.items()},
         **{name: partial(_write_animation, draw, results) for name, draw in own.animations.items()},
     }

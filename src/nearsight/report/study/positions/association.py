@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 
 import pandas as pd
 import torch
@@ -10,29 +9,29 @@ import torch
 from nearsight.data.loading import dataset_spec
 from nearsight.errors import InputError
 from nearsight.metrics import neighbour_association
-from nearsight.report.study.conditions import FACTOR_NAMES, level_in_words
+from nearsight.report.study.by_cutmix import PROTOCOL, correlations, grouping, groups, link, link_rule
+from nearsight.report.study.conditions import FACTOR_NAMES
 from nearsight.report.study.least_squares import Estimate
 from nearsight.report.study.notes import missing_notes
 from nearsight.report.study.positions.positional import ASSOCIATION, WHAT_ASSOCIATION_IS
-from nearsight.report.study.positions.rank_correlation import METHOD as CORRELATION
-from nearsight.report.study.positions.rank_correlation import RankCorrelation, rank_correlation
-from nearsight.report.study.questions import NOT_SHOWN, OTHER_WAY, SIGN, YES, judge_sign
+from nearsight.report.study.questions import SIGN, judge_sign
+from nearsight.report.study.rank_correlation import METHOD as CORRELATION
 from nearsight.report.study.table import MISSING, Table, probability, records, rounded, span
 from nearsight.report.study.tables_effects import NOT_CORRECTED
 from nearsight.study.results import StudyResults
 from nearsight.study.statistics import factorial_effects, mean_interval, paired_difference
 
-CUTMIX, PROTOCOL = "cutmix", "protocol"
-ALL_RUNS = "all runs"
-SURE = 0.05
-"""The p-value below which a rank correlation counts."""
+MEAN, EFFECT, CORRELATED = "mean", "effect", "rank correlation"
+"""Kinds of rows."""
+LINK = link_rule("association")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
     what: str
     kind: str
-    """mean, effect or rank correlation."""
+    group: str = ""
+    """Of a mean or a rank correlation: which runs."""
     value: float
     low: float = float("nan")
     high: float = float("nan")
@@ -52,23 +51,6 @@ def associated_runs(results: StudyResults) -> pd.DataFrame:
     return results.runs.dropna(subset=[ASSOCIATION]).astype({ASSOCIATION: "float64", "min_mad": "float64"})
 
 
-def grouping(results: StudyResults) -> str:
-    """The factor that says whether a run has CutMix."""
-    for name in (CUTMIX, PROTOCOL):
-        if name in results.factors:
-            return name
-    raise InputError("its conditions differ neither in CutMix nor in the protocol")
-
-
-def groups(results: StudyResults) -> dict[str, str]:
-    """Level of that factor → in words."""
-    factor = grouping(results)
-    levels = results.factors[factor]
-    if factor == CUTMIX:
-        return {level: level_in_words(factor, levels, level) for level in levels}
-    return {level: f"{level}, {'without' if level == levels[0] else 'with'} CutMix" for level in levels}
-
-
 def chance_association(settings: Mapping[str, object]) -> float | None:
     """What positions of a random order give on the models' grid; None where the settings do not say the grid."""
     name, patch = settings.get("data.name"), settings.get("model.patch_size")
@@ -80,17 +62,14 @@ def chance_association(settings: Mapping[str, object]) -> float | None:
     return neighbour_association(torch.zeros(side**2, side**2), (side, side)).chance
 
 
-@lru_cache(maxsize=1)  # for the table and the figure
-def correlations(results: StudyResults) -> dict[str, RankCorrelation]:
-    """Association against the smallest distance: over all runs, then within each group of `groups`."""
-    runs, factor = associated_runs(results).dropna(subset=["min_mad"]), grouping(results)
-    parts = {ALL_RUNS: runs} | {words: runs[runs[factor] == level] for level, words in groups(results).items()}
-    return {words: rank_correlation(part[ASSOCIATION], part["min_mad"]) for words, part in parts.items()}
+def association_rows(results: StudyResults) -> list[Row]:
+    """All that is said of association."""
+    return [*_means(results), *_effects(results), *_correlations(results)]
 
 
 def association_table(results: StudyResults) -> Table:
     """Means of the groups, effects on association, and its rank correlation with the smallest distance."""
-    rows = [*_means(results), *_effects(results), *_correlations(results)]
+    rows = association_rows(results)
     chance = chance_association(results.settings)
     of_chance = () if chance is None else (f"By chance association would be {rounded(chance)} on the models' grid.",)
     return Table(
@@ -107,8 +86,7 @@ def association_table(results: StudyResults) -> Table:
             "A factor that moves both makes them correlate over all runs; what is left within a group is the link "
             "itself.",
             f"Does CutMix, or Modern, raise association? {SIGN}",
-            "Do runs with more association have a more local head? Yes: the rank correlation is negative with p < "
-            f"{SURE:g}. The other way round: it is positive with such a p. Not shown: otherwise.",
+            f"Do runs with more association have a more local head? {LINK}",
             NOT_CORRECTED,
             *missing_notes(results),
         ),
@@ -121,9 +99,17 @@ def _means(results: StudyResults) -> list[Row]:
         by_seed = runs[runs[factor] == level].groupby("seed")[ASSOCIATION].mean()
         ours = mean_interval(by_seed)
         if ours.n:
-            what = f"association, {words}"
             rows.append(
-                Row(what=what, kind="mean", value=ours.mean, low=ours.low, high=ours.high, n=ours.n, counted="seeds")
+                Row(
+                    what=f"association, {words}",
+                    kind=MEAN,
+                    group=words,
+                    value=ours.mean,
+                    low=ours.low,
+                    high=ours.high,
+                    n=ours.n,
+                    counted="seeds",
+                )
             )
     return rows
 
@@ -153,14 +139,15 @@ def _effect_row(
 ) -> Row:
     answer = judge_sign(estimate, sign=1, words="", n=n).verdict if is_key else MISSING
     value, low, high = estimate.value, estimate.low, estimate.high
-    return Row(what=what, kind="effect", value=value, low=low, high=high, p=p, n=n, counted=counted, answer=answer)
+    return Row(what=what, kind=EFFECT, value=value, low=low, high=high, p=p, n=n, counted=counted, answer=answer)
 
 
 def _correlations(results: StudyResults) -> list[Row]:
     return [
         Row(
             what=f"association and min MAD, {words}",
-            kind="rank correlation",
+            kind=CORRELATED,
+            group=words,
             value=found.value,
             low=found.low,
             high=found.high,
@@ -168,16 +155,10 @@ def _correlations(results: StudyResults) -> list[Row]:
             exact=found.exact,
             n=found.n,
             counted="runs",
-            answer=_link(found),
+            answer=link(found),
         )
-        for words, found in correlations(results).items()
+        for words, found in correlations(results, ASSOCIATION).items()
     ]
-
-
-def _link(found: RankCorrelation) -> str:
-    if not found.p < SURE:  # so, too, where there is none
-        return NOT_SHOWN
-    return YES if found.value < 0 else OTHER_WAY
 
 
 def _how_effects(results: StudyResults) -> list[str]:
@@ -200,7 +181,7 @@ def _numbers(row: Row, scale: str, chance: float | None) -> dict[str, object]:
 
 
 def _shown(row: Row) -> dict[str, str]:
-    signed = row.kind != "mean"
+    signed = row.kind != MEAN
     low, high = (rounded(end, signed=signed) for end in (row.low, row.high))
     return {
         "what": row.what,

@@ -1,7 +1,7 @@
 """What S3 published about real images, as data, to stand beside ours.
 
 S3 is "Vision Transformers provably learn spatial structure" (NeurIPS 2022, arXiv 2210.09221). Its numbers are read off
-its figures, and how it trained is assumed; ours train for fewer epochs. So what can be compared is which way a
+its figures, and how it trained is not known; ours train for few epochs. So what can be compared is which way a
 difference goes. Accuracies are fractions, as in all data of this package.
 """
 
@@ -10,8 +10,6 @@ from dataclasses import dataclass
 
 PAPER = "S3 (arXiv 2210.09221)"
 SHUFFLED, POSITIONAL = "S3, permuted CIFAR-100", "S3, positional attention"
-OURS = "our question"
-"""The source of what S3 does not say."""
 
 # The networks and tiles of the studies, in the words of their recipes.
 VIT, POSITIONAL_VIT, RESNET = "ViT", "Positional ViT", "ResNet-18"

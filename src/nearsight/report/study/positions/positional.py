@@ -7,7 +7,7 @@ from functools import partial
 import pandas as pd
 
 from nearsight.errors import InputError
-from nearsight.report.study.claim import Claim
+from nearsight.report.study.claim import OURS, Claim
 from nearsight.report.study.locat.measures import OF_RUNS, Measure, run_measures
 from nearsight.report.study.locat.rules import COMPARABLE, judge_comparable
 from nearsight.report.study.notes import missing_notes
@@ -18,6 +18,7 @@ from nearsight.report.study.table import MISSING, Table, rounded
 from nearsight.report.study.tables_conditions import INTERVALS
 from nearsight.study.results import StudyResults
 from nearsight.study.statistics import MeanInterval, mean_interval, paired_difference
+from nearsight.study.statistics.intervals import by_seed
 
 ASSOCIATION = "position_association"
 MEASURES: Mapping[str, Measure] = {
@@ -38,6 +39,12 @@ def named_runs(results: StudyResults) -> pd.DataFrame:
     runs = run_measures(results)
     runs = runs.assign(condition=runs["model"])
     return runs.reindex(columns=list(dict.fromkeys([*runs.columns, *MEASURES]))).astype({ASSOCIATION: "float64"})
+
+
+def accuracy_differences(results: StudyResults) -> "pd.Series[float]":
+    """Positional minus vanilla, of the seeds that have both."""
+    wide = by_seed(named_runs(results), "test_acc").reindex(columns=list(MODELS))
+    return (wide[s3.POSITIONAL_VIT] - wide[s3.VIT]).dropna()
 
 
 def of_model(runs: pd.DataFrame, model: str, column: str) -> MeanInterval:
@@ -130,7 +137,7 @@ def positional_claims(study: str) -> tuple[Claim, ...]:
             judge=_judge_on_par,
         ),
         *(
-            Claim(text=text, source=s3.OURS, rule=WHICH, judge=partial(_judge_which, column, larger, smaller))
+            Claim(text=text, source=OURS, rule=WHICH, judge=partial(_judge_which, column, larger, smaller))
             for column, (text, larger, smaller) in questions.items()
         ),
     )

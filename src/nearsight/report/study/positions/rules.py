@@ -9,7 +9,7 @@ KEPT_MARGIN = 0.02
 _POINTS = f"{100 * KEPT_MARGIN:g} points"
 
 ORDER = (
-    "*Order.* Networks here train for fewer epochs than the paper's, so the direction of a difference is compared, not "
+    "*Order.* Networks here train for few epochs, so the direction of a difference is compared, not "
     "its size. Reproduced: it has the paper's sign, and its 95 % interval excludes 0. In direction: it has that sign "
     "in every seed, but the interval holds 0 or, with one seed, there is none. Not reproduced: otherwise."
 )

@@ -1,0 +1,97 @@
+"""Early stopping decides how long a run trains: do those that train longer have a more local head?
+
+The paper asks nothing of the kind, and reports no numbers of epochs. How long a run trains is not set by the study, so
+that a link here is an observation: whatever makes runs go on may also make their heads local.
+"""
+
+from functools import partial
+
+import pandas as pd
+
+from nearsight.report.study.by_cutmix import ALL_RUNS, correlations, grouping, groups, link, link_rule, measured_runs
+from nearsight.report.study.claim import OURS, Claim
+from nearsight.report.study.drawing import Drawing
+from nearsight.report.study.judged import not_tested
+from nearsight.report.study.notes import add_footnote, missing_notes, scale_notes
+from nearsight.report.study.rank_correlation import METHOD
+from nearsight.report.study.rules import Finding
+from nearsight.report.study.scatter_by_cutmix import correlations_in_words, scatter_by_cutmix
+from nearsight.report.study.table import MISSING, Table, probability, rounded, span
+from nearsight.report.study.tables_effects import NOT_CORRECTED
+from nearsight.study.results import StudyResults
+
+EPOCHS = "epochs"
+ENDS = ("min", "max")
+RULE = link_rule("epochs")
+NOT_SET = (
+    "Early stopping ended each run, not the study: a link is an observation, and what makes a run go on may also make "
+    "its heads local."
+)
+
+
+def _judge(level: int, results: StudyResults) -> Finding:
+    """Of the runs at a level of the factor that is CutMix: its last, with it, or its first."""
+    words = list(groups(results).values())[level]
+    found = correlations(results, EPOCHS)[words]
+    if rounded(found.value) == MISSING:
+        return not_tested(f"too few runs, or all alike: {found.n}")
+    told = f"rank correlation {rounded(found.value, 2, signed=True)}, p = {probability(found.p)} ({found.n} runs)"
+    seeds = int(measured_runs(results, EPOCHS)["seed"].nunique())
+    return Finding(verdict=link(found), ours=told, value=found.value, low=found.low, high=found.high, n=seeds)
+
+
+LENGTH_CLAIMS = tuple(
+    Claim(
+        text=f"Do runs that train longer have a more local head: {words}?",
+        source=OURS,
+        rule=RULE,
+        judge=partial(_judge, level),
+    )
+    for level, words in ((-1, "those with CutMix"), (0, "those without"))
+)
+
+
+def length_table(results: StudyResults) -> Table:
+    """A row per group of runs: how long they trained, how local their heads are, and whether these go together."""
+    runs, rows, shown = measured_runs(results, EPOCHS), [], []
+    words = groups(results)
+    for name, found in correlations(results, EPOCHS).items():
+        of_level = [level for level, told in words.items() if told == name]
+        part = runs if name == ALL_RUNS else runs[runs[grouping(results)].isin(of_level)]
+        if part.empty:
+            continue
+        numbers = {column: (float(part[column].min()), float(part[column].max())) for column in (EPOCHS, "min_mad")}
+        ends = {f"{column}_{end}": x for column, pair in numbers.items() for end, x in zip(ENDS, pair, strict=True)}
+        tested = {"correlation": found.value, "low": found.low, "high": found.high, "p": found.p, "exact": found.exact}
+        rows.append({"group": name, "runs": found.n, **ends, **tested, "answer": link(found), "scale": results.scale})
+        low, high = (rounded(end, 2, signed=True) for end in (found.low, found.high))
+        shown.append(
+            {
+                "runs": f"{name} ({found.n})",
+                "epochs": span(*(f"{end:.0f}" for end in numbers[EPOCHS])),
+                "min MAD": span(*(rounded(end) for end in numbers["min_mad"])),
+                "rank correlation": rounded(found.value, 2, signed=True),
+                "95 % interval": span(low, high),
+                "p": probability(found.p) + (" (exact)" if found.exact else ""),
+                "longer, more local?": f"**{link(found)}**",
+            }
+        )
+    return Table(
+        name="training-length",
+        title=f"{results.name}: do runs that train longer have a more local head?",
+        numbers=pd.DataFrame(rows),
+        shown=pd.DataFrame(shown),
+        notes=(NOT_SET, METHOD, RULE, NOT_CORRECTED, *missing_notes(results)),
+    )
+
+
+def length_and_distance(results: StudyResults) -> Drawing:
+    """A mark per run, by CutMix."""
+    figure, _ = scatter_by_cutmix(results, EPOCHS, "epochs until early stopping")
+    order = correlations_in_words(results, EPOCHS)
+    add_footnote(figure, [order, *missing_notes(results), *scale_notes(results)])
+    return Drawing(
+        figure=figure,
+        caption="Epochs that each run trained against the mean attention distance of its most local head, with and "
+        f"without CutMix. {order} {NOT_SET}",
+    )
