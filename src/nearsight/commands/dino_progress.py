@@ -11,7 +11,7 @@ class DinoProgress(EpochProgress, DinoListener):
         self._begin(config.protocol.epochs, epochs_done, steps_per_epoch)
 
     def epoch(self, config: DinoConfig, row: DinoRow) -> None:
-        status = f"loss {row.loss:.3f}, {row.prototypes_used:.0f} prototypes in use"
+        status = f"loss {row.loss:.3f}, {row.information:.2f} nats, {row.prototypes_used:.0f} prototypes in use"
         self._end_epoch(row.epoch, status, row.seconds)
 
     def collapsed(self, row: DinoRow) -> None:

@@ -114,7 +114,9 @@ class EpochProgress(BarOrLines):
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, completed=self._steps_before, status=status)
         else:
-            self._say(f"epoch {epoch}/{self._num_epochs}: {status}, {seconds:.1f} s")
+            left = (self._num_epochs - epoch) * seconds / 60
+            remaining = f", at most {left:.1f} min to go at this pace" if left else ""
+            self._say(f"epoch {epoch}/{self._num_epochs}: {status}, {seconds:.1f} s{remaining}")
 
 
 class TrainingProgress(EpochProgress, Listener):

@@ -13,6 +13,17 @@ _IMAGES_OF_LR = 256
 
 
 @dataclass(frozen=True)
+class Now:
+    """The values of one step, each float32 [1]."""
+
+    lr: Tensor
+    weight_decay: Tensor
+    share: Tensor
+    """Of its way to the student that the teacher goes: 1 less its momentum."""
+    temperature: Tensor
+
+
+@dataclass(frozen=True)
 class Schedules:
     """A value for every step of the training, each float64 [steps]."""
 
@@ -32,6 +43,15 @@ class Schedules:
             momentum=cosine(protocol.momentum, 1.0, num_steps),
             temperature=_temperatures(protocol).repeat_interleave(steps_per_epoch),
         )
+
+    def to(self, device: torch.device) -> "Schedules":
+        return Schedules(*(values.to(device) for values in vars(self).values()))
+
+    def at(self, number: Tensor) -> Now:
+        """At the step with this number, int64 [1], which lies where the schedules do."""
+        lr, weight_decay, momentum, temperature = (values.index_select(0, number) for values in vars(self).values())
+        # The difference first: near 1 momentum has no room for it in float32.
+        return Now(*(value.float() for value in (lr, weight_decay, 1 - momentum, temperature)))
 
 
 def cosine(start: float, end: float, num_steps: int, *, warmup_steps: int = 0) -> Tensor:

@@ -1,21 +1,28 @@
-"""How student and teacher train: the step, the epoch, and the state that both need to go on.
+"""How student and teacher train: the epoch, and the state that is needed to go on.
 
 Shape suffixes: S steps, B samples, P prototypes.
 """
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
+from typing import Literal
 
 import torch
 from torch import Tensor
 
+from nearsight.augment.compiled import CompiledPipeline
 from nearsight.data import Dataset, DeviceImages, epoch_batches
 from nearsight.errors import InputError
+from nearsight.train.capture import Advance
 from nearsight.train.dino.config import DinoConfig
-from nearsight.train.dino.loss import dino_loss, entropy, next_centre, teacher_distributions
-from nearsight.train.dino.networks import Student, build_network
+from nearsight.train.dino.loss import entropy
+from nearsight.train.dino.networks import DinoNetwork, NetworkCode, build_network
 from nearsight.train.dino.schedules import Schedules
+from nearsight.train.dino.step import Step
 from nearsight.train.dino.views import MultiCrop
+from nearsight.train.dino.weights import Pair
 from nearsight.train.processes import Processes
 
 _PROTOTYPES = "head.prototypes"
@@ -45,7 +52,7 @@ class DinoTraining:
         self, config: DinoConfig, dataset: Dataset, device: torch.device, processes: Processes | None = None
     ) -> None:
         self.config, self.device = config, device
-        self._processes = processes or Processes()
+        self._image_size, self._processes = dataset.image_size, processes or Processes()
         protocol = config.protocol
         num_images = len(dataset.train)
         if num_images < protocol.batch_size:
@@ -53,74 +60,70 @@ class DinoTraining:
         self._processes.check(protocol.batch_size)
         self.steps_per_epoch = num_images // protocol.batch_size
         self.schedules = Schedules.of(protocol, self.steps_per_epoch)
-        self.teacher = build_network(config, dataset.image_size).to(device).requires_grad_(False)
-        self.student = Student(build_network(config, dataset.image_size).to(device), protocol.drop_path, device)
-        self.centre_P = torch.zeros(protocol.num_prototypes, device=device)
-        self._weights = dict(self.student.network.named_parameters())
-        # Decay is done by hand: it changes with every step, which this optimiser would need a new program for.
-        self._optimizer = torch.optim.AdamW(self._weights.values(), weight_decay=0.0, fused=device.type == "cuda")
+        network = build_network(config, dataset.image_size)
+        weights = dict(network.named_parameters())
+        # Apart from the others: they learn later, and their optimiser counts its own steps.
+        prototypes = {_PROTOTYPES: weights.pop(_PROTOTYPES)}
+        self._pairs = {"body": Pair.start(weights, device), "prototypes": Pair.start(prototypes, device)}
         self._images = DeviceImages(dataset.train, device)
-        self._crop = MultiCrop(config.crops, dataset, config.seed, device)
-        self._sums = _Sums(protocol.num_prototypes, device)
+        # A compiled program rounds in its own way.
+        compiled = device.type == "cuda" and not torch.are_deterministic_algorithms_enabled()
+        share = protocol.batch_size // self._processes.num
+        self._step = Step(
+            protocol,
+            NetworkCode(network, config, dataset.image_size, device),
+            self._pairs["body"],
+            self._pairs["prototypes"],
+            MultiCrop(config.crops, dataset, config.seed, device, compiled=CompiledPipeline() if compiled else None),
+            self._images,
+            self.schedules,
+            torch.zeros(self.steps_per_epoch, share, dtype=torch.int64, device=device),
+            self._processes,
+        )
+        self.centre_P = self._step.centre_P
+        """The running mean of the teacher's cosines."""
+        self._captured: tuple[bool, Advance] | None = None
+        """The step as a graph, and whether prototypes rest in it."""
+
+    @torch.no_grad()
+    def network(self, which: Literal["student", "teacher"]) -> DinoNetwork:
+        """A copy on the CPU, as it is now."""
+        network, state = build_network(self.config, self._image_size), self._named()
+        for name, weight in network.named_parameters():
+            weight.copy_(state[f"{which}/{name}"])
+        return network
 
     def run_epoch(self, epoch: int, on_step: Callable[[int], None] = lambda _: None) -> EpochResult:
-        """Train on every image once, but for an incomplete last batch. `on_step` hears of the steps done; it may
-        raise."""
+        """Train on every image once, but for an incomplete last batch. `on_step` hears of the steps begun (a GPU may be
+        behind); it may raise."""
         seed_K = torch.tensor([self.config.seed], device=self.device)
         batches_SB = epoch_batches(seed_K, epoch, len(self._images), self.config.protocol.batch_size)[:, 0]
         mine_SB = self._processes.share(batches_SB)
-        self._sums = _Sums(self.config.protocol.num_prototypes, self.device)
-        stream = self._images.stream(self._images.positions(mine_SB))
-        for step, (index_B, (images_BCHW, _)) in enumerate(zip(mine_SB, stream, strict=True)):
-            self._step(images_BCHW, index_B, epoch, step)
-            on_step(step + 1)
+        self._step.begin(epoch, mine_SB)
+        for number, advance in enumerate(self._steps(mine_SB)):
+            advance()
+            on_step(number + 1)
         return self._result((epoch + 1) * self.steps_per_epoch - 1)
 
-    def _step(self, images_BCHW: Tensor, index_B: Tensor, epoch: int, step: int) -> None:
-        number = epoch * self.steps_per_epoch + step
-        protocol = self.config.protocol
-        views = self._crop(images_BCHW, index_B, epoch)
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bf16"):
-            with torch.no_grad():
-                cosines_GBP = self.teacher([views.global_GBCHW])
-            student_VBP = self.student(views)
-        with torch.no_grad():
-            temperature = float(self.schedules.temperature[number])
-            teacher_GBP = teacher_distributions(cosines_GBP, self.centre_P, temperature)
-        loss = dino_loss(student_VBP, teacher_GBP, protocol.student_temperature)
-        for weight in self._weights.values():
-            weight.grad = None
-        loss.backward()
-        self._update(number, frozen=epoch < protocol.frozen_epochs)
-        (mean_P,) = self._processes.averaged([cosines_GBP.float().mean((0, 1))])
-        self.centre_P = next_centre(self.centre_P, mean_P, protocol.centre_momentum)
-        self._sums.add(loss.detach(), teacher_GBP)
+    def _steps(self, index_SB: Tensor) -> Iterator[Advance]:
+        """The steps of the epoch that has begun."""
+        if not self._images.resident:
+            for images_BCHW, _ in self._images.stream(self._images.positions(index_SB)):
+                yield partial(self._step, images_BCHW)
+            return
+        # What processes tell each other within a step is in no graph.
+        advance = self._graph() if self.device.type == "cuda" and self._processes.num == 1 else self._step
+        yield from itertools.repeat(advance, self.steps_per_epoch)
 
-    @torch.no_grad()
-    def _update(self, number: int, *, frozen: bool) -> None:
-        """AdamW on the student, with each parameter's gradient clipped by itself, then the teacher follows."""
-        if frozen:
-            self._weights[_PROTOTYPES].grad = None
-        moved = [weight for weight in self._weights.values() if weight.grad is not None]
-        gradients = self._processes.averaged([weight.grad for weight in moved if weight.grad is not None])
-        # In tensors, not numbers: asking the device for a norm would wait for it.
-        norms = torch.stack(torch._foreach_norm(gradients))
-        scales = (self.config.protocol.clip_norm / (norms + 1e-6)).clamp(max=1.0)
-        torch._foreach_mul_(gradients, list(scales.unbind()))
-        for weight, gradient in zip(moved, gradients, strict=True):
-            weight.grad = gradient
-        lr, decay = float(self.schedules.lr[number]), float(self.schedules.weight_decay[number])
-        torch._foreach_mul_([weight for weight in moved if weight.ndim > 1], 1 - lr * decay)
-        for group in self._optimizer.param_groups:
-            group["lr"] = lr
-        self._optimizer.step()
-        teachers: list[Tensor] = list(self.teacher.parameters())
-        momentum = float(self.schedules.momentum[number])
-        torch._foreach_lerp_(teachers, list(self._weights.values()), 1 - momentum)
+    def _graph(self) -> Advance:
+        if self._captured is None or self._captured[0] != self._step.frozen:
+            self._captured = None  # first: its memory serves the next
+            self._captured = self._step.frozen, self._step.captured()
+        return self._captured[1]
 
     def _result(self, last: int) -> EpochResult:
-        self._sums.totals = self._processes.averaged(self._sums.totals)
-        loss, entropy_sum, mean_P = self._sums.means()
+        totals = self._processes.averaged(self._step.totals)
+        loss, entropy_sum, mean_P = (total / self.steps_per_epoch for total in totals)
         spread = float(entropy(mean_P))
         return EpochResult(
             loss=float(loss),
@@ -135,44 +138,17 @@ class DinoTraining:
 
     def state(self) -> dict[str, Tensor]:
         """Everything that training further depends on, apart from the epoch: randomness has no state."""
-        state = {f"student/{name}": weight.detach().clone() for name, weight in self._weights.items()}
-        state |= {f"teacher/{name}": weight.clone() for name, weight in self.teacher.named_parameters()}
-        for name, weight in self._weights.items():
-            for part, value in self._optimizer.state.get(weight, {}).items():
-                state[f"optimizer/{part}/{name}"] = value.clone()
-        return state | {"centre": self.centre_P.clone()}
+        return {name: value.clone() for name, value in self._named().items()}
 
     @torch.no_grad()
     def load_state(self, state: dict[str, Tensor]) -> None:
         """Go on from what `state` gave."""
-        teachers = dict(self.teacher.named_parameters())
-        for group, weights in (("student", self._weights), ("teacher", teachers)):
-            for name, weight in weights.items():
-                weight.copy_(state[f"{group}/{name}"])
-        self.centre_P = state["centre"].to(self.device)
-        for key, value in state.items():
-            group, _, rest = key.partition("/")
-            if group == "optimizer":
-                part, _, name = rest.partition("/")
-                place = torch.device("cpu") if part == "step" and self.device.type != "cuda" else self.device
-                self._optimizer.state[self._weights[name]][part] = value.to(place)
+        # Into the same memory: a captured step looks nowhere else.
+        for name, value in self._named().items():
+            value.copy_(state[name])
 
-
-class _Sums:
-    """What is summed over the steps of an epoch, on the device."""
-
-    def __init__(self, num_prototypes: int, device: torch.device) -> None:
-        shapes: tuple[tuple[int, ...], ...] = ((), (), (num_prototypes,))
-        self.totals = [torch.zeros(shape, dtype=torch.float64, device=device) for shape in shapes]
-        self._num_steps = 0
-
-    def add(self, loss: Tensor, teacher_GBP: Tensor) -> None:
-        for total, value in zip(
-            self.totals, (loss, entropy(teacher_GBP).mean(), teacher_GBP.mean((0, 1))), strict=True
-        ):
-            total += value
-        self._num_steps += 1
-
-    def means(self) -> list[Tensor]:
-        """Loss, entropy of the teacher's distributions, and their mean [P]."""
-        return [total / self._num_steps for total in self.totals]
+    def _named(self) -> dict[str, Tensor]:
+        named = {"centre": self.centre_P}
+        for part, pair in self._pairs.items():
+            named |= pair.named() | {f"optimizer/steps/{part}": pair.optimizer.steps_done_K}
+        return named

@@ -8,7 +8,7 @@ Shape suffixes: G global views, L local views, B samples, C channels, H rows, W 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ from nearsight.augment import (
     ResizedCrop,
     Solarize,
 )
+from nearsight.augment.compiled import CompiledPipeline
 from nearsight.data import Dataset
 from nearsight.randomness import Draws
 from nearsight.train.dino.config import CropsConfig
@@ -40,30 +41,64 @@ class Views:
     global_draws: Draws
     local_draws: Draws
 
+    @property
+    def batches(self) -> list[Tensor]:
+        """The views of each size, the global ones first."""
+        return [self.global_GBCHW] if self.local_LBChw is None else [self.global_GBCHW, self.local_LBChw]
+
+    @property
+    def draws(self) -> list[Draws]:
+        """The randomness of each of these."""
+        return [self.global_draws, self.local_draws][: len(self.batches)]
+
 
 class MultiCrop:
-    """Makes views of images."""
+    """Makes views of images.
 
-    def __init__(self, crops: CropsConfig, dataset: Dataset, seed: int, device: torch.device) -> None:
-        self._num_local, self._seed = crops.num_local, torch.tensor(seed, device=device)
+    Args:
+        compiled: does it as compiled programs, one for each size; None: step by step.
+    """
+
+    def __init__(
+        self,
+        crops: CropsConfig,
+        dataset: Dataset,
+        seed: int,
+        device: torch.device,
+        *,
+        compiled: CompiledPipeline | None = None,
+    ) -> None:
+        self._num_local, self._seed, self._compiled = crops.num_local, torch.tensor(seed, device=device), compiled
         self._global = _pipeline(global_augmentations(crops), dataset, device)
-        self._local = _pipeline([local_augmentations(crops)] * crops.num_local, dataset, device)
+        # Local crops have one setting, so they are samples of one cell.
+        self._local = _pipeline([local_augmentations(crops)], dataset, device) if crops.num_local else None
 
-    def __call__(self, images_BCHW: Tensor, index_B: Tensor, epoch: int) -> Views:
+    def __call__(self, images_BCHW: Tensor, index_B: Tensor, epoch: Tensor | int) -> Views:
         """Normalised views of uint8 images at these positions of the data set."""
         index_VB = self._index(index_B)
         global_draws = self._draws(index_VB[:NUM_GLOBAL], epoch)
         local_draws = self._draws(index_VB[NUM_GLOBAL:], epoch)
-        global_GBCHW = _made(self._global, images_BCHW, global_draws)
-        local_LBChw = _made(self._local, images_BCHW, local_draws) if self._num_local else None
+        global_GBCHW = self._made(self._global, images_BCHW.expand(NUM_GLOBAL, *images_BCHW.shape), global_draws)
+        local_LBChw = None
+        if self._local is not None:
+            repeated = images_BCHW.repeat(self._num_local, 1, 1, 1).unsqueeze(0)
+            in_one_cell = replace(local_draws, seed_K=local_draws.seed_K[:1], index_KB=local_draws.index_KB.view(1, -1))
+            made = self._made(self._local, repeated, in_one_cell)[0]
+            local_LBChw = made.unflatten(0, (self._num_local, -1))
         return Views(global_GBCHW, local_LBChw, global_draws, local_draws)
+
+    def _made(self, pipeline: Pipeline, images_KBCHW: Tensor, draws: Draws) -> Tensor:
+        no_labels = torch.zeros_like(draws.index_KB)
+        if self._compiled is None:
+            return pipeline(images_KBCHW, no_labels, draws)[0]
+        return self._compiled(pipeline, images_KBCHW.contiguous(), no_labels, draws)[0]
 
     def _index(self, index_B: Tensor) -> Tensor:
         """A number for every view of every image: [V, B]."""
         num_views = NUM_GLOBAL + self._num_local
         return index_B * num_views + torch.arange(num_views, device=index_B.device).unsqueeze(-1)
 
-    def _draws(self, index_VB: Tensor, epoch: int) -> Draws:
+    def _draws(self, index_VB: Tensor, epoch: Tensor | int) -> Draws:
         step = torch.zeros((), dtype=torch.int64, device=index_VB.device)  # nothing here is drawn for a whole batch
         return Draws(self._seed.expand(len(index_VB)), step + epoch, step, index_VB)
 
@@ -101,9 +136,3 @@ def _colours(crops: CropsConfig) -> list[Augmentation]:
 
 def _pipeline(cells: Sequence[Sequence[Augmentation]], dataset: Dataset, device: torch.device) -> Pipeline:
     return Pipeline.stack(cells, num_classes=1, mean=dataset.mean, std=dataset.std, device=device)
-
-
-def _made(pipeline: Pipeline, images_BCHW: Tensor, draws: Draws) -> Tensor:
-    no_labels = torch.zeros_like(draws.index_KB)
-    views, _ = pipeline(images_BCHW.expand(len(draws.index_KB), *images_BCHW.shape), no_labels, draws)
-    return views
