@@ -169,11 +169,14 @@ def test_command(
 ) -> None:
     given = {}
     monkeypatch.setattr(command, "bench_train", lambda **options: given.update(options) or rows)
-    assert command.main(["train", "--device", "cpu", "--num-cells", "1", "2", "--num-images", "110"]) == 0
-    assert given == {"device": "cpu", "num_cells": (1, 2), "num_images": 110, "seconds": 5.0}
+    options = ["--device", "cpu", "--num-cells", "1", "2", "--num-images", "110", "--model.gaug"]
+    assert command.main(["train", *options]) == 0
+    model = ModelConfig(gaug=True)
+    assert given == {"device": "cpu", "num_cells": (1, 2), "num_images": 110, "seconds": 5.0, "model": model}
     printed = capsys.readouterr().out.splitlines()
     assert len(printed) == 2 + len(rows)
-    assert f"compact_vit, fp32, cpu (threads: {torch.get_num_threads()})" in printed[0]
+    assert printed[0].startswith("compact_vit, patch_size 8, depth 1, width 16, num_heads 2, mlp_width 32, fp32, cpu ")
+    assert f"(threads: {torch.get_num_threads()})" in printed[0]
     assert command.main(["train", "--device", "cpu", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)[0]["what"] == "ordinary loop"
     assert command.main(["--help"]) == 0

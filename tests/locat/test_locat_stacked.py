@@ -6,9 +6,12 @@ import pytest
 import timm
 import torch
 from locat_models import excite
-from torch import nn
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from nearsight import add_locat
+from nearsight.locat.attend import attend
+from nearsight.locat.attention import attend_locally
 from nearsight.train.stacked import runs_as_one_batch, stack_weights, stacked_forward, weightless
 
 
@@ -43,6 +46,33 @@ def test_outputs_and_gradients_equal_the_single_models(options: dict[str, Any]) 
         expected = torch.autograd.grad(output.square().sum(), list(model.parameters()))
         for gradient, wanted in zip(gradients, expected, strict=True):
             torch.testing.assert_close(gradient[k], wanted, rtol=1e-9, atol=1e-10)
+
+
+def test_who_is_asked_what_happens_between_the_projections() -> None:
+    """Tensors of a kind of their own, all of it. Whoever watches torch's functions sees the attention within."""
+
+    class Own(Tensor):
+        @classmethod
+        def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            asked.append(func)
+            return super().__torch_function__(func, types, args, kwargs or {})
+
+    class Watching(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    asked: list[Any] = []
+    seen: list[Any] = []
+    model = cells(prr=False)[0]
+    images = torch.randn(1, 3, 32, 32, dtype=torch.float64)
+    expected = model(images)
+    with Watching():
+        assert torch.equal(model(images), expected)
+    assert seen.count(attend) == 2
+    assert attend_locally not in seen
+    assert torch.equal(model(images.as_subclass(Own)).as_subclass(Tensor), expected)
+    assert asked.count(attend_locally) == 2
 
 
 def test_with_products_in_bfloat16() -> None:

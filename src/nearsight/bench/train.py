@@ -58,6 +58,7 @@ class TrainRow:
     what: str
     """The ordinary loop, nearsight, or the small cells in either order."""
     model: str
+    """With what about it is not as usual."""
     device: str
     num_threads: int
     """CPU threads torch computes with, beside the DataLoader's workers."""
@@ -214,7 +215,7 @@ class _Way:
         steps = self.step_seconds
         return TrainRow(
             what=self.what,
-            model=config.model.name,
+            model=_named(config.model),
             device=torch.cuda.get_device_name(work.device) if on_gpu else str(work.device),
             num_threads=torch.get_num_threads(),
             precision=config.precision,
@@ -229,6 +230,14 @@ class _Way:
             epoch_seconds=epoch_seconds,
             slowest_step=max(steps) / statistics.median(steps) if steps else None,
         )
+
+
+def _named(model: ModelConfig) -> str:
+    """Its name, and what is not as usual."""
+    usual = ModelConfig()
+    settings = {field.name: getattr(model, field.name) for field in dataclasses.fields(model) if field.name != "name"}
+    unusual = [f"{name} {value}" for name, value in settings.items() if value != getattr(usual, name)]
+    return ", ".join([model.name, *unusual])
 
 
 def _alternate(ways: Sequence[_Way], seconds: float) -> None:

@@ -3,7 +3,7 @@
 import dataclasses
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from nearsight.bench.train import bench_train
 from nearsight.bench.train import table as train_table
 from nearsight.commands.options import find_device, parse
 from nearsight.errors import InputError, unknown_name
+from nearsight.models import ModelConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +50,8 @@ class TrainBenchOptions(BenchOptions):
     """Images to train and validate on, 4 to 1; 50000 on a GPU and 640 elsewhere."""
     seconds: float = 5.0
     """How long each row of the table is measured, after an epoch to warm up and for at least another."""
+    model: ModelConfig = field(default_factory=ModelConfig)
+    """What is trained; --model.gaug --model.prr for LocAt."""
 
 
 @dataclass(frozen=True, kw_only=True)

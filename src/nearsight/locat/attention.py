@@ -13,11 +13,55 @@ from timm.layers import Attention, AttentionRope, apply_rot_embed_cat
 from timm.models.eva import EvaAttention
 from timm.models.swin_transformer import WindowAttention
 from torch import Tensor, nn
+from torch.overrides import handle_torch_function, has_torch_function
 
 from nearsight.errors import InputError
 from nearsight.locat.attend import attend
 from nearsight.locat.gaussian import GaussianHeads
 from nearsight.locat.grid import Grid, GridRecord
+
+
+def attend_locally(qkv_BNC: Tensor, gaug: GaussianHeads, grid: Grid, *, scale: float) -> Tensor:
+    """[B, N, H·d]: all that lies between the packed projection to queries, keys and values and the joined heads.
+
+    To tensors of a kind of their own (`torch.overrides`) it is one function. Whoever watches all of torch's functions
+    does not see it, but the `attend` in it.
+    """
+    if type(qkv_BNC) is not Tensor and has_torch_function((qkv_BNC,)):
+        made: Tensor = handle_torch_function(attend_locally, (qkv_BNC,), qkv_BNC, gaug, grid, scale=scale)
+        return made
+    query, key, value = _unpacked(qkv_BNC, gaug.num_heads)
+    # Two heads and the attention read the queries: let them lie so that none needs a copy.
+    query = query.contiguous()
+    assert gaug.config.width != "input"  # that of the projection, which is not here
+    gaussians = gaug(query, key, qkv_BNC, grid, scale)
+    return _attend((query, key, value), gaug, gaussians, grid, scale=scale)
+
+
+def _attend(
+    heads: tuple[Tensor, Tensor, Tensor],
+    gaug: GaussianHeads,
+    gaussians: tuple[Tensor, Tensor],
+    grid: Grid,
+    *,
+    scale: float,
+    mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+) -> Tensor:
+    """[B, N, H·d], from queries, keys and values and the variances and strengths of the queries."""
+    variance_BHP2, strength_BHP = gaussians
+    attended_BHNd = attend(
+        *heads,
+        0.5 / (variance_BHP2 + gaug.eps),
+        strength_BHP,
+        grid,
+        scale=scale,
+        kernel=gaug.config.kernel,
+        largest_half_square=gaug.largest_half_square(grid),
+        mask=mask,
+        dropout_p=dropout_p,
+    )
+    return attended_BHNd.transpose(1, 2).flatten(2)
 
 
 class _Local:
@@ -28,27 +72,9 @@ class _Local:
     training: bool
     attn_drop: nn.Dropout
 
-    def _attend(
-        self,
-        heads: tuple[Tensor, Tensor, Tensor],
-        gaussians: tuple[Tensor, Tensor],
-        grid: Grid,
-        mask: Tensor | None,
-    ) -> Tensor:
-        """[B, N, H·d], from queries, keys and values and the variances and strengths of the queries."""
-        variance_BHP2, strength_BHP = gaussians
-        attended_BHNd = attend(
-            *heads,
-            0.5 / (variance_BHP2 + self.gaug.eps),
-            strength_BHP,
-            grid,
-            scale=self.scale,
-            kernel=self.gaug.config.kernel,
-            largest_half_square=self.gaug.largest_half_square(grid),
-            mask=mask,
-            dropout_p=self.attn_drop.p if self.training else 0.0,
-        )
-        return attended_BHNd.transpose(1, 2).flatten(2)
+    @property
+    def _dropout_p(self) -> float:
+        return self.attn_drop.p if self.training else 0.0
 
 
 class _LocalTokens(_Local):
@@ -62,18 +88,30 @@ class _LocalTokens(_Local):
         if is_causal:
             raise InputError("attention with a local bias is between all patches of an image: it cannot be causal")
         gate = None if self.gate is None else self.gate(x).sigmoid()
+        if rope is None and attn_mask is None and self._is_plain():
+            attended_BNC = attend_locally(self.qkv(x), self.gaug, self.grids.grid(x.shape[1]), scale=self.scale)
+        else:
+            attended_BNC = self._attended_by_steps(x, rope, attn_mask)
+        attended_BNC = self.norm(attended_BNC)
+        if gate is not None:
+            attended_BNC = attended_BNC * gate
+        output_BNC: Tensor = self.proj_drop(self.proj(attended_BNC))
+        return output_BNC
+
+    def _is_plain(self) -> bool:
+        """Whether `attend_locally` does all that happens between the projections."""
+        return False
+
+    def _attended_by_steps(self: Any, x: Tensor, rope: Tensor | None, attn_mask: Tensor | None) -> Tensor:
         query, key, value = self._project(x)
-        # Two heads and the attention read the queries: let them lie so that none needs a copy.
+        # As in `attend_locally`.
         query, key = self.q_norm(query).contiguous(), self.k_norm(key)
         grid = self.grids.grid(x.shape[1])
         gaussians = self.gaug(query, key, x, grid, self.scale)
         if rope is not None:
             query, key = (self._rotated(tokens, rope).type_as(value) for tokens in (query, key))
-        attended_BNC = self.norm(self._attend((query, key, value), gaussians, grid, attn_mask))
-        if gate is not None:
-            attended_BNC = attended_BNC * gate
-        output_BNC: Tensor = self.proj_drop(self.proj(attended_BNC))
-        return output_BNC
+        heads = query, key, value
+        return _attend(heads, self.gaug, gaussians, grid, scale=self.scale, mask=attn_mask, dropout_p=self._dropout_p)
 
     def _project(self: Any, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values, [B, H, N, d]."""
@@ -97,6 +135,14 @@ class LocalAttention(_LocalTokens, Attention):  # type: ignore[misc]  # timm car
 
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
         return self._attended(x, None, attn_mask, is_causal)
+
+    def _is_plain(self: Any) -> bool:
+        norms = (self.q_norm, self.k_norm)
+        return (
+            self.gaug.config.width != "input"
+            and all(isinstance(norm, nn.Identity) for norm in norms)
+            and self._dropout_p == 0
+        )
 
 
 class _LocalRotatedTokens(_LocalTokens):
@@ -133,7 +179,10 @@ class LocalWindowAttention(_Local, WindowAttention):  # type: ignore[misc]
         bias = self._get_rel_pos_bias()
         if mask is not None:  # [windows, N, N], while x has the windows of all images
             bias = (bias + mask.unsqueeze(1)).repeat(len(x) // len(mask), 1, 1, 1)
-        output_BNC: Tensor = self.proj_drop(self.proj(self._attend(heads, gaussians, grid, bias)))
+        attended_BNC = _attend(
+            heads, self.gaug, gaussians, grid, scale=self.scale, mask=bias, dropout_p=self._dropout_p
+        )
+        output_BNC: Tensor = self.proj_drop(self.proj(attended_BNC))
         return output_BNC
 
 

@@ -79,6 +79,8 @@ class GaussianHeads(nn.Module):
         longest = max(grid_size)
         self.most = float(longest) ** 2
         """The largest variance on that grid."""
+        self.shift = math.log(self.most - 1) if self.most > 2 else 0.0
+        """What is subtracted from what a head gives, so that 0 becomes a variance of 1."""
         self.eps = _EPS
         while 0.5 * (longest - 1) ** 2 / self.eps**2 > _LARGEST_QUOTIENT:
             self.eps *= 2
@@ -133,8 +135,7 @@ class GaussianHeads(nn.Module):
             raw_BHNa = self.log_var(input_BNC).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
         else:
             raw_BHNa = self.log_var(query_BHNd)
-        shift = math.log(self.most - 1) if self.most > 2 else 0.0
-        return self.most * torch.sigmoid(_exact(raw_BHNa) - shift)
+        return self.most * torch.sigmoid(_exact(raw_BHNa) - self.shift)
 
     def resolution_factor(self, grid_size: tuple[int, int]) -> float:
         """What variances are multiplied with on another grid."""

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from nearsight.train.fused import pending
-from nearsight.train.fused.branches import AttentionBranch
+from nearsight.train.fused.branches import AttentionBranch, MlpBranch
+from nearsight.train.fused.local_branch import LocalAttentionBranch
 from nearsight.train.optimizer import Arrangement
 from nearsight.train.stacked import runs_as_one_batch, stack_weights, stacked_forward, weightless
 
@@ -37,11 +38,12 @@ def near() -> Callable[..., None]:
 
 @pytest.fixture
 def taken(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The fused branches that ran: "a" for attention, "m" for MLP."""
+    """The fused branches that ran: "a" for attention, "l" for one with a local bias, "m" for MLP."""
     ran: list[str] = []
+    letters = {AttentionBranch: "a", LocalAttentionBranch: "l", MlpBranch: "m"}
 
     def run_chain(rows: Tensor, chain: Any, *others: Any) -> Tensor:
-        ran.extend("a" if isinstance(branch, AttentionBranch) else "m" for branch in chain)
+        ran.extend(letters[type(branch)] for branch in chain)
         return original(rows, chain, *others)
 
     original = pending.run_chain
@@ -50,13 +52,14 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def _check_stack(
-    make: Callable[[], nn.Module], image_size: int, device: torch.device, *, as_one_batch: bool = True
+    make: Callable[[], nn.Module], image_size: int | tuple[int, int], device: torch.device, *, as_one_batch: bool = True
 ) -> None:
     """Outputs and all gradients of a fused stack of two models are those of each on its own, in float64."""
     cells = [make().eval(), make().eval()]
     for parameter in (parameter for cell in cells for parameter in cell.parameters()):
         parameter.data.normal_(0.1, 0.3)
-    images = torch.randn(2, 2, 3, image_size, image_size)
+    height, width = (image_size, image_size) if isinstance(image_size, int) else image_size
+    images = torch.randn(2, 2, 3, height, width)
     weights = stack_weights([dict(cell.named_parameters()) for cell in cells], device)
     arrangement = Arrangement({name: tuple(weight.shape[1:]) for name, weight in weights.items()})
     flat = torch.cat([weight.flatten(1) for weight in weights.values()], 1).requires_grad_()

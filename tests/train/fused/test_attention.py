@@ -11,7 +11,8 @@ from torch import Tensor
 
 from nearsight import triton_language
 from nearsight.train.fused import attention
-from nearsight.train.fused.attention import _Tiling, attention_backward, attention_forward
+from nearsight.train.fused.attention import attention_backward, attention_forward
+from nearsight.train.fused.attention_launch import Tiling, is_supported, tiling_of
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 TOLERANCE = {F32: 1e-5, F16: 2e-3, BF16: 1.5e-2}
@@ -25,7 +26,7 @@ class Case(NamedTuple):
     dtype: torch.dtype = F32
     sharpness: float = 1.0
     """The deviation of logits."""
-    tiling: _Tiling | None = None
+    tiling: Tiling | None = None
 
     def __str__(self) -> str:
         return "-".join(str(x) for x in (*self[:-1], *(self.tiling or ())))
@@ -46,15 +47,15 @@ SIZES = [
 OTHER_SIZES = [(5, 3, 16), (33, 1, 24), (50, 1, 32), (64, 2, 24), (66, 3, 8), (101, 2, 16)]
 SOME = [(16, 16), (17, 8), (50, 24), (65, 24), (101, 32), (129, 64)]
 TILINGS = [
-    (65, F32, _Tiling(main=64, queries=16, warps=1)),
-    (65, BF16, _Tiling(main=64, queries=32, warps=2)),
-    (65, BF16, _Tiling(main=128, queries=64, warps=4, stages=1)),
-    (50, F32, _Tiling(main=64, queries=16, warps=1)),
-    (129, BF16, _Tiling(main=128, queries=32, warps=4)),
+    (65, F32, Tiling(main=64, queries=16, warps=1)),
+    (65, BF16, Tiling(main=64, queries=32, warps=2)),
+    (65, BF16, Tiling(main=128, queries=64, warps=4, stages=1)),
+    (50, F32, Tiling(main=64, queries=16, warps=1)),
+    (129, BF16, Tiling(main=128, queries=32, warps=4)),
 ]
 OTHER_TILINGS = [
-    (65, BF16, _Tiling(main=64, queries=64, warps=4, registers=128)),
-    (50, BF16, _Tiling(main=64, queries=64, warps=2)),
+    (65, BF16, Tiling(main=64, queries=64, warps=4, registers=128)),
+    (50, BF16, Tiling(main=64, queries=64, warps=2)),
 ]
 OTHER_CASES = [  # whose difference only a compiler sees
     *(Case(*size) for size in OTHER_SIZES),
@@ -120,7 +121,7 @@ def test_against_float64(case: Case, memory: Any, monkeypatch: pytest.MonkeyPatc
     interpreted = memory.device.type == "cpu"
     inputs = make_inputs(case, *((1, 1) if interpreted else (3, 12)), memory.normal)
     if case.tiling:
-        monkeypatch.setattr(attention, "_tiling", lambda *_, **__: case.tiling)
+        monkeypatch.setattr(attention, "tiling_of", lambda *_, **__: case.tiling)
     # In float32, the error is that of the logits.
     check(inputs, tolerance=TOLERANCE[case.dtype] * (case.sharpness if case.dtype == F32 else 1))
 
@@ -170,26 +171,26 @@ def test_what_is_supported(interpreted: bool, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(triton_language, "INTERPRETED", interpreted)
     gpu, cpu = torch.device("cuda"), torch.device("cpu")
     for dtype in (BF16, F16, F32):
-        assert attention.is_supported(1, 1, dtype, gpu)
-        assert attention.is_supported(144, 64, dtype, gpu)
-        assert attention.is_supported(65, 24, dtype, cpu) == interpreted
-    assert not attention.is_supported(65, 24, torch.float64, gpu)
-    assert not attention.is_supported(145, 24, BF16, gpu)
-    assert not attention.is_supported(65, 65, BF16, gpu)
-    assert not attention.is_supported(0, 24, BF16, gpu)
-    assert not attention.is_supported(65, 0, BF16, gpu)
+        assert is_supported(1, 1, dtype, gpu)
+        assert is_supported(144, 64, dtype, gpu)
+        assert is_supported(65, 24, dtype, cpu) == interpreted
+    assert not is_supported(65, 24, torch.float64, gpu)
+    assert not is_supported(145, 24, BF16, gpu)
+    assert not is_supported(65, 65, BF16, gpu)
+    assert not is_supported(0, 24, BF16, gpu)
+    assert not is_supported(65, 0, BF16, gpu)
     monkeypatch.setattr(triton_language, "triton", None)
-    assert not attention.is_supported(65, 24, BF16, gpu)
+    assert not is_supported(65, 24, BF16, gpu)
 
 
 @pytest.mark.parametrize("backward", [False, True])
 @pytest.mark.parametrize("low", TOLERANCE, ids=str)
 def test_blocks_hold_all_tokens_and_little_else(low: torch.dtype, backward: bool) -> None:
     for tokens, size in itertools.product(range(1, 145), (8, 24, 64)):
-        tiling = attention._tiling(tokens, size, low, backward=backward)
+        tiling = tiling_of(tokens, size, low, backward=backward)
         assert tiling.main % tiling.queries == 0
         assert tokens <= tiling.main + 16 < max(33, 2 * tokens + 16)
-    blocks = [attention._tiling(tokens, 24, low, backward=backward).main for tokens in (16, 17, 64, 65, 66, 128, 129)]
+    blocks = [tiling_of(tokens, 24, low, backward=backward).main for tokens in (16, 17, 64, 65, 66, 128, 129)]
     assert blocks == [16, 32, 64, 64, 64, 128, 128]
 
 

@@ -1,5 +1,8 @@
 """Chains of branches and their backward against float64 and its autograd."""
 
+import math
+import runpy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -7,10 +10,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from nearsight.locat.grid import Grid
 from nearsight.train.fused import branches
 from nearsight.train.fused.branches import AttentionBranch, Branch, MlpBranch, Weights
 from nearsight.train.fused.chain import run_chain
+from nearsight.train.fused.local_bias import LocalBias
+from nearsight.train.fused.local_branch import LocalAttentionBranch
 from nearsight.train.optimizer import Arrangement
+
+bias_of = runpy.run_path(str(Path(__file__).with_name("test_local_attention.py")))["bias_of"]
 
 CASES = {
     "MLP": ("m", (2, 3, 17, 48, 2), True),
@@ -19,14 +27,33 @@ CASES = {
     "attention without biases": ("a", (1, 1, 65, 16, 1), False),
     "two blocks": ("amam", (2, 1, 5, 32, 2), True),
     "out of turn": ("mma", (3, 1, 5, 16, 1), False),
+    "local attention": ("l", (2, 2, 17, 48, 2), True),
+    "local attention without biases": ("l", (3, 1, 17, 96, 3), False),
+    "local attention of one width": ("i", (1, 2, 17, 32, 2), True),
+    "local attention of a fixed width": ("f", (2, 1, 17, 32, 4), True),
+    "two blocks, one of them local": ("lmam", (2, 1, 17, 32, 2), True),
 }
 """Branches; cells, images of a cell, tokens, channels, heads; whether projections have biases."""
+
+
+def make_branch(kind: str, tokens: int, width: int, heads: int) -> Branch:
+    if kind == "m":
+        return MlpBranch(0.1)
+    attention = 1e-3, tokens, heads, 0.7 * (width // heads) ** -0.5
+    if kind == "a":
+        return AttentionBranch(*attention)
+    axes, learned = {"l": (2, True), "i": (1, False), "f": (0, True)}[kind]
+    local = LocalBias(Grid(2, (tokens - 1) // 2, 1), "gaussian", axes, learned, 9.0, math.log(8), 0.1, 4.0)
+    return LocalAttentionBranch(*attention, local)
 
 
 def draw(branch: Branch, cells: int, width: int, device: torch.device) -> list[Tensor]:
     """Weights of a branch as parts of a row of all parameters. Matrices give numbers as large as they get."""
     hidden, inner = (3 * width, width) if isinstance(branch, AttentionBranch) else (2 * width, 2 * width)
-    shapes = [(width,), (width,), (hidden, width), (hidden,), (width, inner), (width,)]
+    shapes: list[tuple[int, ...]] = [(width,), (width,), (hidden, width), (hidden,), (width, inner), (width,)]
+    if isinstance(branch, LocalAttentionBranch):
+        for numbers in (branch.local.num_axes, int(branch.local.learns_strength)):
+            shapes += [(numbers, width // branch.num_heads), (numbers,)] if numbers else []
     arrangement = Arrangement({str(n): shape for n, shape in enumerate(shapes)})
     flat = torch.cat([torch.randn(cells, *shape).div(shape[-1] ** 0.5).flatten(1) for shape in shapes], 1)
     return list(arrangement.views(flat.to(device)).values())
@@ -38,13 +65,19 @@ def linear(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 def reference(rows: Tensor, branch: Branch, weights: list[Any]) -> Tensor:
     """The stream after a branch."""
-    scale, shift, first, bias1, second, bias2 = weights
+    scale, shift, first, bias1, second, bias2, *further = weights
     normal = F.layer_norm(rows, rows.shape[-1:], eps=branch.eps) * scale[:, None] + shift[:, None]
     middle = linear(normal, first, bias1)
     if isinstance(branch, AttentionBranch):
         packed = middle.view(-1, branch.num_tokens, 3, branch.num_heads, rows.shape[2] // branch.num_heads)
         query, key, value = packed.permute(2, 0, 3, 1, 4)
-        attended = (query @ key.mT * branch.scale).softmax(-1) @ value
+        logits = query @ key.mT * branch.scale
+        if isinstance(branch, LocalAttentionBranch):
+            of_image = [weight.repeat_interleave(len(query) // len(weight), 0)[:, None] for weight in further]
+            pairs = zip(of_image[::2], of_image[1::2], strict=True)
+            parts = [query @ matrix.mT + offset[:, None] for matrix, offset in pairs]
+            logits = logits + bias_of(torch.cat(parts, -1), branch.local)
+        attended = logits.softmax(-1) @ value
         middle = attended.transpose(1, 2).reshape(rows.shape)
     else:
         middle = F.gelu(middle)
@@ -62,12 +95,11 @@ def products_on_any_device(device: torch.device, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("name", CASES)
 def test_result_and_gradients(device: torch.device, near: Any, dtype: torch.dtype, name: str) -> None:
     kinds, (cells, images, tokens, width, heads), has_biases = CASES[name]
-    attention, mlp = AttentionBranch(1e-3, tokens, heads, 0.7 * (width // heads) ** -0.5), MlpBranch(0.1)
-    chain = [attention if kind == "a" else mlp for kind in kinds]
+    chain = [make_branch(kind, tokens, width, heads) for kind in kinds]
     rows = torch.randn(cells, images * tokens, width).to(device) + 2
     weights: list[list[Any]] = [draw(branch, cells, width, device) for branch in chain]
     if not has_biases:
-        weights = [[*given[:3], None, given[4], None] for given in weights]
+        weights = [[*given[:3], None, given[4], None, *given[6:]] for given in weights]
     flat = [tensor for tensor in (rows, *(tensor for given in weights for tensor in given)) if tensor is not None]
     for tensor in flat:
         tensor.requires_grad_()
@@ -76,7 +108,8 @@ def test_result_and_gradients(device: torch.device, near: Any, dtype: torch.dtyp
     expected = exact[rows]
     for branch, given in zip(chain, weights, strict=True):
         expected = reference(expected, branch, [None if tensor is None else exact[tensor] for tensor in given])
-    found = run_chain(rows, chain, [Weights(*given) for given in weights], dtype)
+    of_branches = [Weights._make([*given[:6], tuple(given[6:])]) for given in weights]
+    found = run_chain(rows, chain, of_branches, dtype)
     assert found.dtype == torch.float32
     near(found, expected, dtype)
     gradient = torch.randn(found.shape).to(device)
@@ -87,4 +120,4 @@ def test_result_and_gradients(device: torch.device, near: Any, dtype: torch.dtyp
     if dtype != torch.float32:
         return
     with torch.no_grad():
-        assert torch.equal(run_chain(rows, chain, [Weights(*given) for given in weights], dtype), found)
+        assert torch.equal(run_chain(rows, chain, of_branches, dtype), found)

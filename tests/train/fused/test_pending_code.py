@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nearsight.train.fused import pending
-from nearsight.train.fused.pending import Pending, fusing
+from nearsight.train.fused.pending import fusing
+from nearsight.train.fused.waiting import Pending
 from nearsight.train.stacked import stack_weights, stacked_forward, weightless
 
 SIDE = 2  # of an image; its channels are the tokens

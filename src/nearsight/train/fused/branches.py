@@ -8,9 +8,10 @@ Shape suffixes: K cells, R rows (tokens) of a cell, C channels, M hidden units, 
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from itertools import islice
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,7 +24,7 @@ from nearsight.train.fused.sums import sum_rows
 
 Kept = tuple[Tensor, ...]
 WeightGradients = tuple[Tensor | None, ...]
-"""In the order of `Weights`."""
+"""In the order of `Weights.all`."""
 
 
 class Weights(NamedTuple):
@@ -36,6 +37,19 @@ class Weights(NamedTuple):
     first_bias_Ko: Tensor | None
     second_Koi: Tensor
     second_bias_Ko: Tensor | None
+    further: tuple[Tensor, ...] = ()
+    """Those that only some branches have."""
+
+    @property
+    def all(self) -> tuple[Tensor | None, ...]:
+        """One after the other."""
+        return *self[:-1], *self.further
+
+    @classmethod
+    def taken_from(cls, tensors: Iterator[Any], branch: "Branch") -> "Weights":
+        """The next ones of several branches', all after each other."""
+        own = list(islice(tensors, len(cls._fields) - 1))
+        return cls._make([*own, tuple(islice(tensors, branch.num_further))])
 
 
 @dataclass(frozen=True)
@@ -45,11 +59,14 @@ class Branch(ABC):
     eps: float
     """Of the norm."""
 
+    @property
+    def num_further(self) -> int:
+        """How many further weights it has."""
+        return 0
+
     def forward(self, normal_KRC: Tensor, weights: Weights) -> tuple[Tensor, Kept]:
         """What the branch adds to the stream, and what its backward will need."""
-        folded_Koi, shifted_Ko = fold(
-            weights.first_Koi, weights.first_bias_Ko, weights.scale_KC, weights.shift_KC, normal_KRC.dtype
-        )
+        folded_Koi, shifted_Ko = self.fold(weights, normal_KRC.dtype)
         rounded_Koi = weights.second_Koi.to(normal_KRC.dtype)
         projected_KRo = torch.bmm(normal_KRC, folded_Koi.mT)
         middle_KRi = self.middle(projected_KRo, shifted_Ko)
@@ -67,12 +84,10 @@ class Branch(ABC):
         def weight_gradients() -> WeightGradients:
             outer_sum_KC = gradient.sums_KTC.sum(1)
             sum_Ko = self.sum_of(projected_gradient, sums, outer_sum_KC, weights.second_Koi)
+            product_Koi = _weight_gradient(projected_gradient, normal.rows_KRC)
+            product_Koi, sum_Ko, further = self.unfold(product_Koi, sum_Ko, shifted_Ko, weights)
             first_gradient_Koi, scale_gradient_KC, shift_gradient_KC = unfold_gradients(
-                _weight_gradient(projected_gradient, normal.rows_KRC),
-                sum_Ko,
-                weights.first_Koi,
-                weights.scale_KC,
-                weights.shift_KC,
+                product_Koi, sum_Ko, weights.first_Koi, weights.scale_KC, weights.shift_KC
             )
             return (
                 scale_gradient_KC,
@@ -81,9 +96,22 @@ class Branch(ABC):
                 None if weights.first_bias_Ko is None else sum_Ko,
                 _weight_gradient(gradient.rounded_KRC, middle_KRi),
                 None if weights.second_bias_Ko is None else outer_sum_KC,
+                *further,
             )
 
         return torch.bmm(projected_gradient, folded_Koi), weight_gradients
+
+    def fold(self, weights: Weights, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """The first projection, in `dtype`, and its bias, of the normalised stream."""
+        return fold(weights.first_Koi, weights.first_bias_Ko, weights.scale_KC, weights.shift_KC, dtype)
+
+    def unfold(
+        self, product_Koi: Tensor, sum_Ko: Tensor, shifted_Ko: Tensor, weights: Weights
+    ) -> tuple[Tensor, Tensor, WeightGradients]:
+        """Sums over all rows, of the first projection's gradient times the normalised stream and of it alone, without
+        what `fold` added to the weights; and the gradients of further weights.
+        """
+        return product_Koi, sum_Ko, ()
 
     @abstractmethod
     def middle(self, projected_KRo: Tensor, bias_Ko: Tensor) -> Tensor:
@@ -123,22 +151,22 @@ class AttentionBranch(Branch):
     """Of the products of queries and keys."""
 
     def middle(self, projected_KRo: Tensor, bias_Ko: Tensor) -> Tensor:
-        attended = attention_forward(self._by_image(projected_KRo, 3), self._packed(bias_Ko), self.scale)
+        attended = attention_forward(self.by_image(projected_KRo, 3), self._packed(bias_Ko), self.scale)
         return attended.view(*projected_KRo.shape[:2], -1)
 
     def middle_back(self, gradient_KRi: Tensor, projected_KRo: Tensor, bias_Ko: Tensor) -> tuple[Tensor, Tensor | None]:
-        packed, bias = self._by_image(projected_KRo, 3), self._packed(bias_Ko)
-        gradient = attention_backward(packed, bias, self._by_image(gradient_KRi), self.scale)
+        packed, bias = self.by_image(projected_KRo, 3), self._packed(bias_Ko)
+        gradient = attention_backward(packed, bias, self.by_image(gradient_KRi), self.scale)
         return gradient.view(projected_KRo.shape), None
 
     def sum_of(self, gradient_KRo: Tensor, sums: Tensor | None, outer_sum_KC: Tensor, second_KCi: Tensor) -> Tensor:
         # A bias of all keys moves every logit of a query alike, which softmax does not see; and since its weights sum
         # to 1, a bias of all values moves every result by itself.
         of_values_Ki = torch.bmm(outer_sum_KC.unsqueeze(1), second_KCi).squeeze(1)
-        of_queries_Ki = sum_rows(gradient_KRo, of_values_Ki.shape[1])
+        of_queries_Ki = sum_rows(gradient_KRo[..., : of_values_Ki.shape[1]])
         return torch.cat([of_queries_Ki, torch.zeros_like(of_values_Ki), of_values_Ki], dim=1)
 
-    def _by_image(self, rows_KRC: Tensor, *parts: int) -> Tensor:
+    def by_image(self, rows_KRC: Tensor, *parts: int) -> Tensor:
         """[K, R, C] → [images of all cells, tokens, *parts, heads, head size]."""
         head_size = rows_KRC.shape[2] // math.prod((*parts, self.num_heads))
         return rows_KRC.view(-1, self.num_tokens, *parts, self.num_heads, head_size)

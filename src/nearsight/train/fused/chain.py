@@ -21,7 +21,7 @@ from nearsight.train.fused.residual import Normal, add_branch, norm_back, normal
 
 def run_chain(rows_KRC: Tensor, branches: Sequence[Branch], weights: Sequence[Weights], dtype: torch.dtype) -> Tensor:
     """The residual stream after these branches; float32, with products in `dtype`."""
-    flat = [tensor for of_branch in weights for tensor in of_branch]
+    flat = [tensor for of_branch in weights for tensor in of_branch.all]
     result: Tensor = _Chain.apply(rows_KRC, tuple(branches), dtype, *flat)
     return result
 
@@ -78,5 +78,5 @@ class _Chain(torch.autograd.Function):
 
 
 def _by_branch(flat: Sequence[Any], branches: Sequence[Branch]) -> list[Weights]:
-    size = len(Weights._fields)
-    return [Weights(*flat[number * size : (number + 1) * size]) for number in range(len(branches))]
+    tensors = iter(flat)
+    return [Weights.taken_from(tensors, branch) for branch in branches]

@@ -13,12 +13,18 @@ from nearsight.triton_language import kernel, tl
 
 
 def fold(
-    weight_Koi: Tensor, bias_Ko: Tensor | None, scale_Ki: Tensor, shift_Ki: Tensor, dtype: torch.dtype
+    weight_Koi: Tensor,
+    bias_Ko: Tensor | None,
+    scale_Ki: Tensor,
+    shift_Ki: Tensor,
+    dtype: torch.dtype,
+    *,
+    num_more: int = 0,
 ) -> tuple[Tensor, Tensor]:
-    """(W γ in `dtype`, b + W β in float32), each [K, …]."""
+    """(W γ in `dtype`, b + W β in float32), each [K, …]; after a cell's rows there is room for some more."""
     num_cells, width_out, width = weight_Koi.shape
-    folded_Koi = torch.empty(num_cells, width_out, width, dtype=dtype, device=weight_Koi.device)
-    shifted_Ko = torch.empty(num_cells, width_out, device=weight_Koi.device)
+    folded_Koi = torch.empty(num_cells, width_out + num_more, width, dtype=dtype, device=weight_Koi.device)
+    shifted_Ko = torch.empty(num_cells, width_out + num_more, device=weight_Koi.device)
     _fold_kernel[(-(-width_out // 16), num_cells)](
         weight_Koi,
         bias_Ko,
@@ -29,6 +35,7 @@ def fold(
         *_cell_strides(weight_Koi, bias_Ko, scale_Ki, shift_Ki),
         IN=width,
         OUT=width_out,
+        ROWS=width_out + num_more,
         BLOCK=_power(width),
         num_warps=4,
     )
@@ -38,7 +45,7 @@ def fold(
 def unfold_gradients(
     gradient_Koi: Tensor, sum_Ko: Tensor, weight_Koi: Tensor, scale_Ki: Tensor, shift_Ki: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(dW, dγ, dβ) from G and s, all float32. dW takes the place of G."""
+    """(dW, dγ, dβ) from G and s, all float32. dW takes the place of G. What cells have of either may lie apart."""
     num_cells, width_out, width = weight_Koi.shape
     scale_gradient_Ki = torch.empty(num_cells, width, device=weight_Koi.device)
     shift_gradient_Ki = torch.empty_like(scale_gradient_Ki)
@@ -51,7 +58,7 @@ def unfold_gradients(
         shift_Ki,
         scale_gradient_Ki,
         shift_gradient_Ki,
-        *_cell_strides(weight_Koi, scale_Ki, shift_Ki),
+        *_cell_strides(gradient_Koi, sum_Ko, weight_Koi, scale_Ki, shift_Ki),
         IN=width,
         OUT=width_out,
         BLOCK=block,
@@ -84,6 +91,7 @@ def _fold_kernel(
     shift_k,
     IN: tl.constexpr,
     OUT: tl.constexpr,
+    ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     cell = tl.program_id(1).to(tl.int64)
@@ -98,9 +106,9 @@ def _fold_kernel(
     moved_o = tl.sum(weight_oi * shift_i[None, :], 1)
     if bias is not None:
         moved_o += tl.load(bias + cell * bias_k + row_o, mask=row_o < OUT, other=0.0)
-    tl.store(shifted + cell * OUT + row_o, moved_o, mask=row_o < OUT)
+    tl.store(shifted + cell * ROWS + row_o, moved_o, mask=row_o < OUT)
     result_oi = (weight_oi * scale_i[None, :]).to(folded.dtype.element_ty)
-    tl.store(folded + cell * OUT * IN + place_oi, result_oi, mask=used_oi)
+    tl.store(folded + cell * ROWS * IN + place_oi, result_oi, mask=used_oi)
 
 
 @kernel
@@ -112,6 +120,8 @@ def _unfold_kernel(
     shift,
     scale_gradient,
     shift_gradient,
+    gradient_k,
+    sums_k,
     weight_k,
     scale_k,
     shift_k,
@@ -131,12 +141,12 @@ def _unfold_kernel(
         row_o = start + tl.arange(0, STEP)
         used_oi = (row_o < OUT)[:, None] & used_i[None, :]
         place_oi = row_o[:, None] * IN + channel_i[None, :]
-        gradient_oi = tl.load(gradient + cell * OUT * IN + place_oi, mask=used_oi, other=0.0)
+        gradient_oi = tl.load(gradient + cell * gradient_k + place_oi, mask=used_oi, other=0.0)
         weight_oi = tl.load(weight + cell * weight_k + place_oi, mask=used_oi, other=0.0)
-        sum_o = tl.load(sums + cell * OUT + row_o, mask=row_o < OUT, other=0.0)
+        sum_o = tl.load(sums + cell * sums_k + row_o, mask=row_o < OUT, other=0.0)
         scale_total_i += tl.sum(weight_oi * gradient_oi, 0)
         shift_total_i += tl.sum(weight_oi * sum_o[:, None], 0)
         result_oi = gradient_oi * scale_i[None, :] + sum_o[:, None] * shift_i[None, :]
-        tl.store(gradient + cell * OUT * IN + place_oi, result_oi, mask=used_oi)
+        tl.store(gradient + cell * gradient_k + place_oi, result_oi, mask=used_oi)
     tl.store(scale_gradient + cell * IN + channel_i, scale_total_i, mask=used_i)
     tl.store(shift_gradient + cell * IN + channel_i, shift_total_i, mask=used_i)

@@ -9,25 +9,25 @@ its ordinary operations. Models need not know.
 Shape suffixes: K cells, B images, N tokens, C channels, H heads, d head size.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeGuard, cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
 
-from nearsight.train.fused.attention import is_supported as attention_is_supported
-from nearsight.train.fused.branches import AttentionBranch, Branch, MlpBranch, Weights
+from nearsight.locat.attention import attend_locally
+from nearsight.train.fused.branches import Branch, Weights
 from nearsight.train.fused.chain import run_chain
+from nearsight.train.fused.recognised import attention_branch, mlp_branch
+from nearsight.train.fused.recognised_local import local_attention, local_attention_branch
 from nearsight.train.fused.tiles import is_supported_width
-from nearsight.train.stackedweight import StackedWeight, UnstackableError, plain, plainly, rules_replaced
+from nearsight.train.fused.waiting import RULES, Operation, Pending, evaluated
+from nearsight.train.stackedweight import StackedWeight, plainly, rules_replaced
 from nearsight.triton_language import runs_on
-
-_NoSubclasses = torch._C.DisableTorchFunctionSubclass
 
 
 @contextmanager
@@ -38,40 +38,7 @@ def fusing(dtype: torch.dtype) -> Iterator[None]:
 
 
 @dataclass(eq=False)
-class _Operation:
-    """What is to be done, to what."""
-
-    func: Any
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    shape: Tensor
-    """A tensor without memory that has the result's shape and strides."""
-    dtype: torch.dtype
-    """Of the products in a fused branch."""
-    root: Tensor | None = None
-    """Of attention: how its result lies in memory."""
-    reshapes: "_Operation | None" = None
-    """Of a reshape: what it is of."""
-    with_gradients: bool = field(default_factory=torch.is_grad_enabled)
-    done: Any = None
-
-    def evaluate(self) -> Any:
-        """The result; made once, whoever asks."""
-        # Inside an autograd function, say: autograd has already taken the pending result for one without gradients.
-        if self.with_gradients and not torch.is_grad_enabled():
-            raise UnstackableError("results without their gradients")
-        if self.done is None:
-            with torch.set_grad_enabled(self.with_gradients):
-                self.done = self.make()
-        return self.done
-
-    def make(self) -> Any:
-        """The result by ordinary operations."""
-        return plainly(self.func, *_evaluated(self.args), **_evaluated(self.kwargs))
-
-
-@dataclass(eq=False)
-class _Stream(_Operation):
+class _Stream(Operation):
     """The residual stream `args[0]` with one more branch."""
 
     branch: Branch | None = None
@@ -84,55 +51,12 @@ class _Stream(_Operation):
             assert isinstance(rows_BNC.operation, _Stream)
             streams.insert(0, rows_BNC.operation)
             rows_BNC = rows_BNC.operation.args[0]
-        rows_BNC = _evaluated(rows_BNC)
+        rows_BNC = evaluated(rows_BNC)
         num_cells = len(cast("Weights", self.weights).scale_KC)
         rows_KRC = rows_BNC.contiguous().view(num_cells, -1, rows_BNC.shape[-1])
         branches = [cast("Branch", stream.branch) for stream in streams]
         result = run_chain(rows_KRC, branches, [cast("Weights", stream.weights) for stream in streams], self.dtype)
         return result.view(rows_BNC.shape)
-
-
-class Pending(Tensor):
-    """A result that has a shape and no numbers yet."""
-
-    operation: _Operation
-
-    @staticmethod
-    def of(operation: _Operation, like: Tensor) -> "Pending":
-        shape = operation.shape
-        made: Pending = torch.Tensor._make_wrapper_subclass(
-            Pending, shape.shape, shape.stride(), dtype=shape.dtype, device=like.device
-        )
-        made.operation = operation
-        return made
-
-    @classmethod
-    def __torch_function__(
-        cls, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        kwargs = dict(kwargs or {})
-        if func in _FACTS:
-            with _NoSubclasses():
-                return func(*args, **kwargs)
-        rule = _RULES.get(func)
-        waits = rule is not None and all(
-            value.operation.with_gradients == torch.is_grad_enabled() for value in args if isinstance(value, Pending)
-        )
-        result = rule(func, *args, **kwargs) if rule and waits else NotImplemented
-        if result is NotImplemented:
-            return func(*_evaluated(tuple(args)), **_evaluated(kwargs))
-        return result
-
-    @classmethod
-    def __torch_dispatch__(  # type: ignore[override]  # torch's own is not annotated as a class method
-        cls, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        """Where something below Python's functions asks for the numbers."""
-        return func(*_evaluated(tuple(args)), **_evaluated(dict(kwargs or {})))
-
-
-def _evaluated(values: Any) -> Any:
-    return tree_map_only(Pending, lambda pending: pending.operation.evaluate(), values)
 
 
 def _norm(
@@ -154,10 +78,10 @@ def _norm(
         and is_supported_width(input.shape[-1])
     )
     if not waits:
-        result: Tensor = plainly(F.layer_norm, *_evaluated(args))
+        result: Tensor = plainly(F.layer_norm, *evaluated(args))
         return result
     shape = torch.empty(input.shape, dtype=torch.float32, device="meta")
-    return Pending.of(_Operation(F.layer_norm, args, {}, shape, dtype), input)
+    return Pending.of(Operation(F.layer_norm, args, {}, shape, dtype), input)
 
 
 def _linear(func: Any, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
@@ -165,14 +89,14 @@ def _linear(func: Any, input: Tensor, weight: Tensor, bias: Tensor | None = None
         return NotImplemented
     before = input.operation
     shape = torch.empty((*before.shape.shape[:-1], weight.shape[0]), dtype=before.dtype, device="meta")
-    return Pending.of(_Operation(func, (input, weight, bias), {}, shape, before.dtype), input)
+    return Pending.of(Operation(func, (input, weight, bias), {}, shape, before.dtype), input)
 
 
-def _gelu(func: Any, input: Tensor, *, approximate: str = "none") -> Any:
+def _gelu(func: Any, input: Pending, *, approximate: str = "none") -> Any:
     if approximate != "none":
         return NotImplemented
-    before = _operation(input)
-    return Pending.of(_Operation(func, (input,), {}, torch.empty_like(before.shape), before.dtype), input)
+    before = input.operation
+    return Pending.of(Operation(func, (input,), {}, torch.empty_like(before.shape), before.dtype), input)
 
 
 def _attention(func: Any, query: Any, key: Any, value: Any, *others: Any, **options: Any) -> Any:
@@ -184,17 +108,17 @@ def _attention(func: Any, query: Any, key: Any, value: Any, *others: Any, **opti
         return NotImplemented
     batch, heads, tokens, size = query.shape
     root = torch.empty((batch, tokens, heads, size), dtype=query.dtype, device="meta")
-    operation = _Operation(func, (query, key, value), options, root.transpose(1, 2), query.operation.dtype, root=root)
+    operation = Operation(func, (query, key, value), options, root.transpose(1, 2), query.operation.dtype, root=root)
     return Pending.of(operation, query)
 
 
-def _reshape(func: Any, input: Tensor, *args: Any, **kwargs: Any) -> Any:
-    before = _operation(input)
+def _reshape(func: Any, input: Pending, *args: Any, **kwargs: Any) -> Any:
+    before = input.operation
     whole = func(before.shape, *args, **kwargs)
     if isinstance(whole, Tensor):
-        return Pending.of(_Operation(func, (input, *args), kwargs, whole, before.dtype, reshapes=before), input)
+        return Pending.of(Operation(func, (input, *args), kwargs, whole, before.dtype, reshapes=before), input)
     return tuple(
-        Pending.of(_Operation(_part, (func, number, input, *args), kwargs, shape, before.dtype, reshapes=before), input)
+        Pending.of(Operation(_part, (func, number, input, *args), kwargs, shape, before.dtype, reshapes=before), input)
         for number, shape in enumerate(whole)
     )
 
@@ -208,9 +132,9 @@ def _dropout(func: Any, input: Tensor, p: float = 0.5, training: bool = True, in
     return input if p == 0 or not training else NotImplemented
 
 
-def _select(func: Any, input: Tensor, index: Any) -> Any:
+def _select(func: Any, input: Pending, index: Any) -> Any:
     """Rows are selected before they are normalised: a classifier that looks at one token needs no others' norms."""
-    norm = _operation(input)
+    norm = input.operation
     index = index if isinstance(index, tuple) else (index,)
     if norm.func is not F.layer_norm or len(index) >= input.dim() or not all(isinstance(i, slice | int) for i in index):
         return NotImplemented
@@ -229,9 +153,8 @@ def _add(func: Any, one: Any, other: Any, **options: Any) -> Any:
         return NotImplemented
     for stream, pending in ((one, other), (other, one)):
         if isinstance(pending, Pending) and isinstance(stream, Tensor) and stream.shape == pending.shape:
-            for recognised in (_mlp_branch, _attention_branch):
-                found = recognised(stream, pending.operation)
-                if found is not None:
+            for recognised in (mlp_branch, attention_branch, local_attention_branch):
+                if (found := recognised(stream, pending.operation)) is not None:
                     branch, weights = found
                     shape = torch.empty(stream.shape, dtype=torch.float32, device="meta")
                     dtype = pending.operation.dtype
@@ -240,99 +163,13 @@ def _add(func: Any, one: Any, other: Any, **options: Any) -> Any:
     return NotImplemented
 
 
-def _mlp_branch(stream_BNC: Tensor, second: _Operation) -> tuple[Branch, Weights] | None:
-    """fc2(gelu(fc1(norm(stream)))), if that is what waits."""
-    first = _before(_before(second, F.linear), F.gelu)
-    norm = _before(first, F.linear)
-    if first is None or not _is_norm_of(norm, stream_BNC) or not is_supported_width(first.shape.shape[-1]):
-        return None
-    return MlpBranch(norm.args[4]), _weights(norm, first, second)
-
-
-def _attention_branch(stream_BNC: Tensor, projection: _Operation) -> tuple[Branch, Weights] | None:
-    """projection(attention(qkv(norm(stream)))), if that is what waits."""
-    heads_together = _before(projection, F.linear)
-    attention = _behind_reshapes(heads_together)
-    if heads_together is None or attention is None or attention.func is not F.scaled_dot_product_attention:
-        return None
-    parts = [tensor.operation for tensor in attention.args]
-    packed = _behind_reshapes(parts[0])
-    norm = _before(packed, F.linear)
-    if packed is None or not _is_norm_of(norm, stream_BNC):
-        return None
-    batch, heads, tokens, size = attention.shape.shape
-    width = heads * size
-    part_strides = (tokens * 3 * width, size, 3 * width, 1)
-    as_usual = (
-        packed.shape.shape == (batch, tokens, 3 * width)
-        and all(
-            _lies(part, packed.shape, number * width, attention.shape.shape, part_strides)
-            for number, part in enumerate(parts)
-        )
-        and _lies(heads_together, attention.root, 0, (batch, tokens, width), (tokens * width, width, 1))
-        and attention_is_supported(tokens, size, projection.dtype, stream_BNC.device)
-    )
-    if not as_usual:
-        return None
-    scale = attention.kwargs.get("scale")
-    branch = AttentionBranch(norm.args[4], tokens, heads, size**-0.5 if scale is None else scale)
-    return branch, _weights(norm, packed, projection)
-
-
-def _weights(norm: _Operation, first: _Operation, second: _Operation) -> Weights:
-    stacked = (*norm.args[2:4], *first.args[1:], *second.args[1:])
-    tensors: list[Any] = [None if weight is None else _dense(plain(weight)) for weight in stacked]
-    return Weights(*tensors)
-
-
-def _dense(weight_K: Tensor) -> Tensor:
-    """With each cell's numbers one after the other, as kernels read them; cells may lie apart."""
-    return weight_K if weight_K[0].is_contiguous() else weight_K.contiguous()
-
-
-def _operation(pending: Tensor) -> _Operation:
-    assert isinstance(pending, Pending)
-    return pending.operation
-
-
-def _before(operation: _Operation | None, func: Any) -> _Operation | None:
-    """What waits before this operation, if this is the one named."""
-    if operation is None or operation.func is not func or not isinstance(operation.args[0], Pending):
-        return None
-    return operation.args[0].operation
-
-
-def _behind_reshapes(operation: _Operation | None) -> _Operation | None:
-    while operation is not None and operation.reshapes is not None:
-        operation = operation.reshapes
-    return operation
-
-
-def _lies(
-    operation: _Operation, root: Tensor | None, offset: int, shape: Sequence[int], strides: Sequence[int]
-) -> bool:
-    """Whether a result is this view of `root`."""
-    view = operation.shape
-    same_memory = view is root or view._base is root
-    return same_memory and (view.storage_offset(), *view.shape, *view.stride()) == (offset, *shape, *strides)
-
-
-def _is_norm_of(operation: _Operation | None, rows: Tensor) -> TypeGuard[_Operation]:
-    return operation is not None and operation.func is F.layer_norm and operation.args[0] is rows
-
-
-_FACTS = {
-    *(getattr(Tensor, name).__get__ for name in ("shape", "dtype", "device", "ndim", "is_cuda")),
-    *(Tensor.dim, Tensor.size, Tensor.stride, Tensor.numel, Tensor.is_floating_point, torch.is_floating_point),
-}
-"""Questions that can be answered without the numbers."""
-
-_RULES: dict[Any, Callable[..., Any]] = {
+RULES.update({
     F.layer_norm: _norm_of_stream,
     F.linear: _linear,
     F.gelu: _gelu,
     F.dropout: _dropout,
     F.scaled_dot_product_attention: _attention,
+    attend_locally: local_attention,
     Tensor.__getitem__: _select,
     **dict.fromkeys((torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__), _add),
     **dict.fromkeys(
@@ -342,4 +179,4 @@ _RULES: dict[Any, Callable[..., Any]] = {
         ),
         _reshape,
     ),
-}  # fmt: skip
+})  # fmt: skip

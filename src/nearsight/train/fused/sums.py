@@ -14,9 +14,11 @@ _TILES = 8
 """Of rows, that a program sums."""
 
 
-def sum_rows(rows_KRC: Tensor, width: int) -> Tensor:
-    """The sum over R of the first `width` channels, float32 [K, width]."""
-    num_cells, num_rows, row = rows_KRC.shape
+def sum_rows(rows_KRC: Tensor) -> Tensor:
+    """The sum over R, float32 [K, C]. They may be some of the channels of longer rows."""
+    num_cells, num_rows, width = rows_KRC.shape
+    row = rows_KRC.stride(1)
+    assert rows_KRC.stride() == (num_rows * row, row, 1)
     num_parts, columns = -(-num_rows // (_ROWS * _TILES)), chunk_of(width)
     sums_KTC = torch.empty(num_cells, num_parts, width, device=rows_KRC.device)
     _sum_kernel[(num_parts, width // columns, num_cells)](
