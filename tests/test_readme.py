@@ -4,6 +4,7 @@ import json
 import re
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 README = Path(__file__).parent.parent / "README.md"
@@ -71,3 +72,31 @@ def test_the_cost_of_locat_is_what_was_measured() -> None:
     assert f"takes {ratios['vit_base_patch16_224', '197', 'nearsight']:.2f} times the plain one" in told
     assert f"1,025 tokens {ratios['attention', '1025', 'nearsight']:.2f} times" in told
     assert f"takes {ratios['attention', '1025', 'dense']:.0f} times" in told
+
+
+def test_the_protocol_study_is_what_its_results_say() -> None:
+    """The numbers of the table are those of the results, and the effect in the words below it."""
+    results = README.parent / "results" / "ablation-cifar100" / "tables"
+    conditions = pd.read_csv(results / "conditions.csv")
+    rows = re.findall(
+        r"^\| ([^|]+) \| ([\d.]+) ± ([\d.]+) \| ([\d.]+) \| ([\d.]+) ± ([\d.]+) \| ([\d.]+) \|$", TEXT, re.MULTILINE
+    )
+    assert len(rows) == len(conditions) == 8
+    told = {tuple(map(float, row[1:])) for row in rows}
+    for condition in conditions.itertuples():
+        half, near_half = (
+            (getattr(condition, f"{name}_high") - getattr(condition, f"{name}_low")) / 2
+            for name in ("test_acc", "min_mad")
+        )
+        accuracies = (100 * condition.test_acc_mean, 100 * half, 100 * condition.paper_test_acc)
+        distances = (condition.min_mad_mean, near_half, condition.paper_min_mad)
+        expected = (*(round(x, 1) for x in accuracies), *(round(x, 3) for x in distances))
+        assert expected in told, condition.condition
+    effects = pd.read_csv(results / "effects.csv")
+    (cutmix,) = effects[(effects["term"] == "cutmix") & (effects["response"] == "min_mad")].itertuples()
+    assert f"by {-cutmix.effect:.3f} ± {(cutmix.high - cutmix.low) / 2:.3f} (p = 0.0005, exact)" in TEXT
+    separation = pd.read_csv(results / "separation.csv")
+    of_cutmix = separation[(separation["factor"] == "cutmix") & (separation["response"] == "min_mad")]
+    (parted,) = of_cutmix[of_cutmix["blocks"] == "seed autoaugment smoothing"].itertuples()
+    assert parted.exact
+    assert f"{parted.p:.4f}" == "0.0005"

@@ -8,6 +8,7 @@ from pathlib import Path
 from nearsight.errors import InputError
 from nearsight.files import write_text
 from nearsight.report.figures import save_figure
+from nearsight.report.study.claim import OURS
 from nearsight.report.study.findings_sections import SECTIONS, Section
 from nearsight.report.study.notes import seeds_in_words
 from nearsight.report.study.registry import parts_of
@@ -78,7 +79,7 @@ def _answers(section: Section, studies: Mapping[str, StudyResults]) -> list[str]
                 {
                     "study": name,
                     "claim or question": judgement.claim.text,
-                    "paper": judgement.claim.paper if of_paper else "",
+                    "paper": judgement.claim.paper if of_paper and judgement.claim.source != OURS else "",
                     "ours": judgement.finding.ours,
                     "verdict": f"**{judgement.finding.verdict}**",
                 }

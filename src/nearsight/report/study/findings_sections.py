@@ -50,6 +50,15 @@ SECTIONS = (
         "that closes when training is longer or settings are others.",
     ),
     Section(
+        title="Does it take long training?",
+        claim="S1 ends every run by early stopping and does not say when. In ours that moment differs widely from run "
+        "to run, which asks for a look at what goes with it.",
+        answers={"ablation-cifar100": ("Do runs that train longer",)},
+        figures=(("ablation-cifar100", "training-length.png"),),
+        change_our_mind="Runs of equal length, with and without CutMix, whose heads stay as they are after epoch 150: "
+        "early stopping may pick the runs whose heads become local, rather than let them.",
+    ),
+    Section(
         title="On other data sets?",
         claim="S1 shows that the Modern protocol makes early layers local on three data sets, and takes it apart on "
         "one. It asks for the others.",
