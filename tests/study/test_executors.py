@@ -16,7 +16,7 @@ from study_records import Recorder, events, table
 from tiny_study import tiny_study, unmeasured
 
 from nearsight.cli import main
-from nearsight.study import StudyFolder, run_study
+from nearsight.study import OFF, Study, StudyFolder, run_study
 from nearsight.study.executors import ProcessesExecutor, Retries, Work, preparing
 from nearsight.study.executors.backlog import Attempt, Backlog, divide
 from nearsight.study.executors.driver import Driver, Ended, Heard, Lost
@@ -157,6 +157,16 @@ def test_groups_are_divided_so_that_nobody_is_idle(most: int, least_parts: int, 
     parts = divide(groups, most=most, least_parts=least_parts)
     assert [cell for part in parts for cell in part] == list(cells)
     assert [len(part) for part in parts] == sizes
+
+
+def test_cells_that_stack_stay_together() -> None:
+    """Two networks of three seeds each, seed by seed: two workers get a network each."""
+    networks = {"one": OFF, "other": {"model.depth": 3}}
+    study = Study(tiny_study().base, factors={"network": networks}, seeds=3, name="two networks")
+    by_seed = sorted(study.cells, key=lambda cell: cell.seed)
+    first, second = divide([by_seed], most=6, least_parts=2)
+    assert len({cell.config.stack_key for cell in first}) == len({cell.config.stack_key for cell in second}) == 1
+    assert [cell.seed for cell in first] == [cell.seed for cell in second] == [0, 1, 2]
 
 
 def test_a_lock_of_somebody_known_to_be_gone_holds_nothing(tmp_path: Path) -> None:

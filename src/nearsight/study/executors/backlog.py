@@ -82,13 +82,24 @@ class Backlog:
 
 
 def divide(groups: Iterable[Sequence[Cell]], *, most: int, least_parts: int) -> list[tuple[Cell, ...]]:
-    """The groups in parts of about equal size: none larger than `most`, and so many that no worker is idle."""
+    """The groups in parts of about equal size: none larger than `most`, and so many that no worker is idle.
+
+    Within a group cells that can train as one stack come together, so that as few stacks as possible are cut.
+    """
     groups = [group for group in groups if group]
     total = sum(map(len, groups))
     most = max(1, min(most, math.ceil(total / max(1, least_parts))))
     parts: list[tuple[Cell, ...]] = []
-    for group in groups:
+    for group in map(_alike_together, groups):
         num_parts = math.ceil(len(group) / most)
         ends = [round(number * len(group) / num_parts) for number in range(num_parts + 1)]
         parts += [tuple(group[begin:end]) for begin, end in itertools.pairwise(ends)]
     return parts
+
+
+def _alike_together(group: Sequence[Cell]) -> list[Cell]:
+    """In the order in which their kinds first come."""
+    alike: dict[object, list[Cell]] = {}
+    for cell in group:
+        alike.setdefault(cell.config.stack_key, []).append(cell)
+    return list(itertools.chain.from_iterable(alike.values()))
