@@ -52,6 +52,8 @@ class RunOptions(Common):
     """small: a narrow model, few images and two epochs, to test the path on any machine. It is no result."""
     out: str | None = None
     """Folder of the study; runs/NAME by default. Or a place for its results that fsspec reaches: s3://BUCKET/PATH, …"""
+    reuse: tuple[Path, ...] = ()
+    """Folders of other studies: their finished runs are taken where they are of the same config."""
     stack_by: StackBy = "seed"
     """What trains together: the conditions of one seed, one seed after the other, or all. It changes no number."""
     cells_per_stack: int | None = None
@@ -160,6 +162,7 @@ def _run_and_report(
             stack_by=options.stack_by,
             executor=executor,
             location=location,
+            reuse=options.reuse,
         )
     left = [cell.run for cell in study.cells if not folder.is_done(cell.run)]
     if not left:

@@ -1,6 +1,6 @@
 """A study from start to finish: what is missing is done, alone or beside other runners on the same folder."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,6 +15,7 @@ from nearsight.study.folder import StudyFolder
 from nearsight.study.listening import StudyListener
 from nearsight.study.location import DamagedError, Location, scratch_folder
 from nearsight.study.results import read_description
+from nearsight.study.reusing import reusable_runs, reuse_runs
 from nearsight.train import RunConfig, Stop, TrainingError
 
 StackBy = Literal["seed", "all"]
@@ -33,6 +34,7 @@ def run_study(
     stack_by: StackBy = "seed",
     executor: Executor | None = None,
     location: Location | None = None,
+    reuse: Sequence[Path] = (),
 ) -> StudyFolder:
     """Run what is missing of a study in the folder `path`, except for what other runners are at.
 
@@ -46,6 +48,7 @@ def run_study(
         executor: who does the cells, if not this process (`nearsight.study.executors`).
         location: where finished runs are published; `path` is then the folder to work in
             (`nearsight.study.location.scratch_folder`), and what is published already is not done again.
+        reuse: folders of other studies, whose finished runs are taken where they are of the same config.
     """
     check_at_least("checkpoint_every", checkpoint_every, 1)
     if cells_per_stack is not None:
@@ -57,10 +60,13 @@ def run_study(
     if location is not None:
         _exchange([cell.run for cell in study.cells], folder, location, listener)
     missing = [cell for cell in study.cells if not folder.is_done(cell.run)]
-    _check_data([cell.config for cell in missing], data_dir)
+    reusable = reusable_runs([cell.run for cell in missing], reuse)
+    _check_data([cell.config for cell in missing if cell.run not in reusable], data_dir)
     executor = executor or LocalExecutor(device=device)
     executor.check()
     folder.claim(study)
+    reuse_runs(reusable, folder)
+    missing = [cell for cell in missing if not folder.is_done(cell.run)]
     listener.planned(study.cells, missing)
     work = Work(
         folder=path,

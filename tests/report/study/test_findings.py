@@ -65,6 +65,14 @@ def test_studies_without_results_are_left_out(results: Path) -> None:
     assert text.count("**What would change our mind.**") == 3
 
 
+def test_one_data_set_is_no_answer_about_others(tmp_path: Path) -> None:
+    commit(find_study("protocol-cifar100")(seeds=2), tmp_path)
+    commit(mixing.mixing_cifar100(), tmp_path)
+    assert "On other data sets?" not in findings_markdown(tmp_path, tmp_path / "findings.md")
+    commit(find_study("protocol-cifar10")(seeds=2), tmp_path)
+    assert "On other data sets?" in findings_markdown(tmp_path, tmp_path / "findings.md")
+
+
 def test_small_scale_is_no_finding(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="has no results of ablation-cifar100"):
         findings_markdown(tmp_path, tmp_path / "findings.md")

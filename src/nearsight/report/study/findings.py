@@ -67,7 +67,7 @@ def read_studies(results: Path) -> dict[str, StudyResults]:
 
 
 def _sections(studies: Mapping[str, StudyResults]) -> list[Section]:
-    return [section for section in SECTIONS if any(name in studies for name in section.answers)]
+    return [section for section in SECTIONS if any(name in studies for name in section.hinges_on or section.answers)]
 
 
 def _answers(section: Section, studies: Mapping[str, StudyResults]) -> list[str]:

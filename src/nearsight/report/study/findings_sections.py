@@ -21,6 +21,8 @@ class Section:
     """What is at stake, and who says so."""
     answers: Mapping[str, tuple[str, ...]]
     """Study → how the texts of the claims that are shown begin."""
+    hinges_on: tuple[str, ...] = ()
+    """Studies one of which must have results for the question to be answered at all; by default any of them."""
     figures: tuple[tuple[str, str], ...] = ()
     """Study and file name of its figures."""
     draw: tuple[str, Callable[[Mapping[str, StudyResults]], Drawing]] | None = None
@@ -77,6 +79,7 @@ SECTIONS = (
             "ablation-cifar10": ("CutMix parts the conditions", "AutoAugment alone", "Label smoothing alone"),
             "ablation-tiny-imagenet": ("CutMix parts the conditions", "ColorJitter alone", "Label smoothing alone"),
         },
+        hinges_on=("protocol-cifar10", "protocol-tiny-imagenet", "ablation-cifar10", "ablation-tiny-imagenet"),
         draw=("findings-datasets", profiles_of_datasets),
         change_our_mind="A data set on which CutMix leaves attention as global as it was, at the same number of seeds.",
     ),
