@@ -5,10 +5,9 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 import torch
+from on_the_host import OnTheHost
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from nearsight.augment import (
     AUGMENTATIONS,
@@ -165,22 +164,6 @@ def test_the_compilers_code_gives_the_same_images(make_images, make_draws, kind)
     assert count.frame_count == 2  # several cells, and one
     assert torch.equal(results[2], results[5][[4, 0]])
     assert torch.equal(results[1], results[5][[4]])
-
-
-class OnTheHost(TorchDispatchMode):
-    """Notes every operation that reads or makes a tensor of the host."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: list[str] = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        tensors = [leaf for leaf in tree_leaves((args, kwargs, out)) if isinstance(leaf, Tensor)]
-        # lift_fresh is what torch.tensor([...]) ends with, wherever it puts the numbers.
-        if func is torch.ops.aten.lift_fresh.default or any(tensor.device.type == "cpu" for tensor in tensors):
-            self.found.append(str(func))
-        return out
 
 
 @pytest.mark.parametrize("name", AUGMENTATIONS)

@@ -22,6 +22,7 @@ from nearsight.train.fused.attention_parts import (
     load,
     load_all,
     load_numbers,
+    shares_of,
     store,
     weights_of,
     zeros_like,
@@ -183,15 +184,7 @@ def _attend_back(
     query_Nd = add_bias(load(query, start, QUERIES, 3 * ROW, TOKENS, 0, WIDTH, WIDTH_BLOCK), query_bias_d)
     out_grad_Nd = load(out_grad, start, QUERIES, ROW, TOKENS, 0, WIDTH, WIDTH_BLOCK)
     weights, sum_N = _softmax(query_Nd, keys, scale, TOKENS, MAIN, PRECISION)
-    inverse_N1 = (1.0 / sum_N)[:, None]
-    shares = ()
-    share_grads = ()
-    mean_grad_N = tl.zeros_like(sum_N)
-    for j in tl.static_range(len(keys)):
-        shares += (weights[j] * inverse_N1,)
-        share_grads += (tl.dot(out_grad_Nd, tl.trans(values[j]), input_precision=PRECISION),)
-        mean_grad_N += tl.sum(shares[j] * share_grads[j], 1)
-
+    shares, share_grads, mean_grad_N = shares_of(weights, sum_N, values, out_grad_Nd, PRECISION)
     key_grads, value_grads = totals
     new_key_grads = ()
     new_value_grads = ()

@@ -40,6 +40,20 @@ def weights_of(logits, scale):
 
 
 @kernel
+def shares_of(weights, sum_N, values, out_grad_Nd, PRECISION):
+    """Weights that add up to 1, their gradients, each a tile per block of keys, and the mean of these by those."""
+    inverse_N1 = (1.0 / sum_N)[:, None]
+    shares = ()
+    share_grads = ()
+    mean_grad_N = tl.zeros_like(sum_N)
+    for j in tl.static_range(len(values)):
+        shares += (weights[j] * inverse_N1,)
+        share_grads += (tl.dot(out_grad_Nd, tl.trans(values[j]), input_precision=PRECISION),)
+        mean_grad_N += tl.sum(shares[j] * share_grads[j], 1)
+    return shares, share_grads, mean_grad_N
+
+
+@kernel
 def load_all(matrix, ROW, TOKENS, FIRST, WIDTH, WIDTH_BLOCK, MAIN, TAIL):
     """The rows of all tokens: those of the main block, and those of the tail if there is one."""
     blocks = (load(matrix, 0, MAIN, ROW, TOKENS, FIRST, WIDTH, WIDTH_BLOCK),)
