@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 import shutil
 from pathlib import Path
 
@@ -10,8 +11,12 @@ import pytest
 from tiny_study import tiny_study, unmeasured
 
 from nearsight.errors import InputError
+from nearsight.files import write_json
 from nearsight.study import StudyFolder, StudyResults, run_study
 from nearsight.study.results import HEAD_COLUMNS, HISTORY_COLUMNS, run_columns
+from nearsight.study.run_tables import read_row
+from nearsight.train import RunFolder
+from nearsight.train.checksums import changing
 
 FRAMES = ("runs", "heads", "layers", "history", "course")
 
@@ -39,6 +44,24 @@ def test_runs_heads_and_history_are_those_of_the_run_folders(finished: Path) -> 
             history = list(csv.DictReader(file))
         mine = results.history[results.history["run"] == row["run"]]
         assert list(mine["val_acc"]) == [float(epoch["val_acc"]) for epoch in history]
+
+
+def test_what_earlier_versions_did_not_measure_is_missing(finished: Path, tmp_path: Path) -> None:
+    """In tables without such columns, and in runs whose results do not say it."""
+    results = StudyResults.read(finished)
+    assert results.runs["max_share_near"].between(0, 1).all()
+    results.write_tables(tmp_path)
+    shutil.copy(finished / "study.json", tmp_path)
+    results.runs.drop(columns=["max_share_self", "max_share_near"]).to_csv(tmp_path / "runs.csv", index=False)
+    earlier = StudyResults.read(tmp_path)
+    assert tuple(earlier.runs.columns) == run_columns(("cutmix", "smoothing"))
+    assert earlier.runs["max_share_near"].isna().all()
+    assert list(earlier.runs["min_mad"]) == list(results.runs["min_mad"])
+    folder = RunFolder(shutil.copytree(finished / "runs" / results.runs["run"][0], tmp_path / "run"))
+    told = {name: value for name, value in folder.read_result().items() if not name.startswith("max_share")}
+    with changing(folder.path / "result.json"):
+        write_json(folder.path / "result.json", told)
+    assert math.isnan(read_row(folder)["max_share_self"])
 
 
 def test_final_heads_are_told_from_those_during_training(finished: Path) -> None:

@@ -12,7 +12,7 @@ import torch
 from nearsight.augment import AutoAugment, CutMix
 from nearsight.data import Dataset, load_dataset
 from nearsight.errors import InputError
-from nearsight.lens import measure
+from nearsight.lens import attention_maps, measure
 from nearsight.metrics import locality_score, neighbour_association
 from nearsight.models import ModelConfig, load_model
 from nearsight.tensorfile import load_tensors
@@ -102,6 +102,31 @@ def test_a_run_folder_holds_what_the_contract_says(tmp_path: Path) -> None:
     assert folder.read_config() == config()
     events = [json.loads(line)["event"] for line in (folder.path / "events.jsonl").read_text().splitlines()]
     assert events == ["started", "epoch", "epoch", "epoch", "finished"]
+
+
+def test_shares_are_those_of_the_models_maps(tmp_path: Path, dataset: Dataset) -> None:
+    """The largest share on a patch itself, and on it and its neighbours, patch by patch."""
+    folder = train_run(config(), tmp_path / "run")
+    images = torch.cat(list(MeasuringImages(dataset, 40, torch.device("cpu"))))
+    on_itself, near = [], []
+    for layer in attention_maps(load_model(folder.model), images):
+        rows, cols = layer.grid_size
+        weights_HQK = layer.weights_BHQK[:, :, : rows * cols].mean(0)
+        cells = [(row, col) for row in range(rows) for col in range(cols)]
+        for weights_QK in weights_HQK:
+            on_itself.append(float(weights_QK.diagonal().mean()))
+            around = [
+                sum(
+                    float(weights_QK[q, k])
+                    for k, (row, col) in enumerate(cells)
+                    if max(abs(row - cells[q][0]), abs(col - cells[q][1])) <= 1
+                )
+                for q in range(len(cells))
+            ]
+            near.append(sum(around) / len(around))
+    result = folder.read_result()
+    assert result["max_share_self"] == pytest.approx(max(on_itself), abs=1e-6)
+    assert result["max_share_near"] == pytest.approx(max(near), abs=1e-6)
 
 
 def test_layers_are_those_of_the_model(tmp_path: Path, dataset: Dataset) -> None:

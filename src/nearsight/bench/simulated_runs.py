@@ -50,6 +50,8 @@ class SimulatedTraining:
             "max_mad": float(mad.max()),
             "min_entropy": float(entropy.min()),
             "max_entropy": float(entropy.max()),
+            "max_share_self": float(random.random()),
+            "max_share_near": float(random.random()),
             "num_measured": NUM_MEASURED,
             "position_association": float(random.random()),
         }

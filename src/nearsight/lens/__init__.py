@@ -3,6 +3,7 @@
 from nearsight.lens.capture import AttentionTap
 from nearsight.lens.checks import AdapterError, AdapterReport, check_vit_adapter
 from nearsight.lens.geometry import Geometry, patch_grid
+from nearsight.lens.maps import LayerMaps, attention_maps
 from nearsight.lens.measuring import measure
 from nearsight.lens.positions import PositionGram, position_gram
 from nearsight.lens.registry import WHAT
@@ -19,11 +20,13 @@ __all__ = [
     "AttentionTap",
     "Geometry",
     "HeadTable",
+    "LayerMaps",
     "LayerSimilarity",
     "PositionGram",
     "Shards",
     "Site",
     "Survey",
+    "attention_maps",
     "attention_rollout",
     "check_vit_adapter",
     "layer_similarity",

@@ -22,9 +22,11 @@ from nearsight.train import HEADS_COLUMNS, LAYERS_COLUMNS, HistoryRow, RunFolder
 
 RESULT_COLUMNS = (
     *("epochs", "best_epoch", "best_val_acc", "test_acc", "min_mad", "max_mad", "min_entropy", "max_entropy"),
-    *("position_association", "images_per_second", "wall_seconds"),
+    *("max_share_self", "max_share_near", "position_association", "images_per_second", "wall_seconds"),
 )
 """What a run gave, in a row."""
+OF_LATER_VERSIONS = ("max_share_self", "max_share_near")
+"""Which runs, and tables, of earlier ones do not have."""
 EPOCH_COLUMNS = tuple(field.name for field in fields(HistoryRow))
 
 Columns = dict[str, NDArray[Any]]
@@ -86,6 +88,7 @@ def read_row(folder: RunFolder) -> dict[str, Any]:
     """The `RESULT_COLUMNS` of a complete run. What cannot be read is an `InputError` that names the file."""
     told = {**folder.read_result(), **folder.read_provenance()}
     try:
+        told = dict.fromkeys(OF_LATER_VERSIONS) | told
         row = {name: told[_NAMED_OTHERWISE.get(name, name)] for name in RESULT_COLUMNS}
     except KeyError as error:
         raise InputError(f"{folder.path} is damaged: its result does not say {error}") from error
@@ -95,7 +98,7 @@ def read_row(folder: RunFolder) -> dict[str, Any]:
 
 def read_columns(path: Path, columns: Sequence[str], text: Sequence[str] = ()) -> Columns:
     """The columns of a CSV file, digit for digit. Those of text stay text: a hash may look like a number, and a level
-    may be called "none"."""
+    may be called "none". Those of later versions may be missing."""
     try:
         with path.open(encoding="utf-8", newline="") as file:
             return _columns(csv.reader(file, strict=True), columns, text)
@@ -109,7 +112,7 @@ def read_columns(path: Path, columns: Sequence[str], text: Sequence[str] = ()) -
 
 def _columns(rows: Iterator[list[str]], columns: Sequence[str], text: Sequence[str]) -> Columns:
     header = next(rows, [])
-    if absent := [name for name in columns if name not in header]:
+    if absent := [name for name in columns if name not in (*header, *OF_LATER_VERSIONS)]:
         raise ValueError(f"it has no column {', '.join(absent)}")
     parts: dict[str, list[NDArray[Any]]] = {name: [] for name in columns}
     while some := list(islice(rows, _ROWS_AT_ONCE)):  # of a large file, the text is never there as a whole
@@ -118,7 +121,7 @@ def _columns(rows: Iterator[list[str]], columns: Sequence[str], text: Sequence[s
             raise ValueError("it has a row that is not as long as the first")
         by_place = list(zip(*filled, strict=True)) or [()] * len(header)
         for name, list_of_parts in parts.items():
-            values = by_place[header.index(name)]
+            values = by_place[header.index(name)] if name in header else ("",) * len(filled)
             list_of_parts.append(_texts(values) if name in text else _numbers(values))
     return {
         name: np.concatenate(found) if found else np.empty(0, object if name in text else np.int64)

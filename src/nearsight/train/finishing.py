@@ -19,6 +19,10 @@ from nearsight.train.folder import HEADS_COLUMNS, LAYERS_COLUMNS, write_heads
 from nearsight.train.heads import measure_on_test
 from nearsight.train.provenance import provenance
 
+_EXTREMES = ("min_mad", "max_mad", "min_entropy", "max_entropy", "max_share_self", "max_share_near")
+"""Over all heads. Shares of attention are those on a patch itself, and on it and its 8 neighbours: a head that looks at
+the nearest edge of the image has a small distance too, and does not look near."""
+
 
 def finish(cell: Cell, stack: Stack, dataset: Dataset, heed: Callable[[], None]) -> None:
     """Write all that a complete folder has beside its history.
@@ -84,16 +88,14 @@ def _measure(
     except NoSpatialAttentionError as reason:
         folder.log("heads not measured", reason=str(reason))
         heads, layers = pd.DataFrame(columns=list(HEADS_COLUMNS)), pd.DataFrame(columns=list(LAYERS_COLUMNS))
-        extremes: dict[str, float | None] = dict.fromkeys(("min_mad", "max_mad", "min_entropy", "max_entropy"))
+        extremes: dict[str, float | None] = dict.fromkeys(_EXTREMES)
         num_images = 0
     else:
         heads, layers, num_images = table.to_frame(), table.extra_frame("layer"), table.num_images
-        extremes = {
-            "min_mad": float(heads["mad"].min()),
-            "max_mad": float(heads["mad"].max()),
-            "min_entropy": float(heads["entropy"].min()),
-            "max_entropy": float(heads["entropy"].max()),
-        }
+        shares = table.extra_frame("head")
+        near = shares["share_self"] + shares["share_neighbours"]
+        found = (heads["mad"].min(), heads["mad"].max(), heads["entropy"].min(), heads["entropy"].max())
+        extremes = dict(zip(_EXTREMES, map(float, (*found, shares["share_self"].max(), near.max())), strict=True))
     write_heads(folder.heads, heads, best.epoch, others=cell.progress.heads)
     write_text(folder.layers, layers[list(LAYERS_COLUMNS)].to_csv(index=False))
     return {**extremes, "num_measured": num_images}

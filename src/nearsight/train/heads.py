@@ -52,7 +52,8 @@ def measure_on_test(
     device: torch.device,
     on_batch: Callable[[], None] = lambda: None,
 ) -> HeadTable:
-    """The heads of a model, and what its layers' tokens are like, on the measuring subset of the test set.
+    """The heads of a model, what they spend attention on, and what its layers' tokens are like, on the measuring subset
+    of the test set.
 
     `on_batch` is called before each batch.
     """
@@ -62,7 +63,8 @@ def measure_on_test(
             on_batch()
             yield batch
 
-    return measure(model, batches(), batch_size=MEASURING_BATCH, device=device, precision="float64", what=("features",))
+    what = ("features", "shares")
+    return measure(model, batches(), batch_size=MEASURING_BATCH, device=device, precision="float64", what=what)
 
 
 def measure_stack(
