@@ -209,18 +209,18 @@ def _einsum(equation: str, *operands: Tensor) -> Tensor:
     """Of weights, and of activations whose first axis is the batch, which must be the first of the result too."""
     inputs, arrow, output = equation.replace(" ", "").partition("->")
     terms = inputs.split(",")
-    of_weights = [isinstance(operand, StackedWeight) for operand in operands]
-    batches = {term[:1] for term, is_weight in zip(terms, of_weights, strict=True) if not is_weight}
-    in_weights = any(is_weight and set(term) & batches for term, is_weight in zip(terms, of_weights, strict=True))
-    if not arrow or "." in equation or in_weights or batches - {output[:1]}:
+    pairs = list(zip(terms, operands, strict=True))
+    batches = {term[:1] for term, operand in pairs if not isinstance(operand, StackedWeight)}
+    in_weights = {letter for term, operand in pairs if isinstance(operand, StackedWeight) for letter in term}
+    if not arrow or "." in equation or batches & in_weights or batches - {output[:1]}:
         raise UnstackableError(f"einsum {equation!r} of weights")
-    num_cells = next(len(plain(operand)) for operand, is_weight in zip(operands, of_weights, strict=True) if is_weight)
+    num_cells = next(len(plain(operand)) for operand in operands if isinstance(operand, StackedWeight))
     cell = next(letter for letter in string.ascii_letters if letter not in equation)
     result = torch.einsum(
         ",".join(cell + term for term in terms) + f"->{cell}{output}",
         *(
-            plain(operand) if is_weight else _by_cell(operand, num_cells)
-            for operand, is_weight in zip(operands, of_weights, strict=True)
+            plain(operand) if isinstance(operand, StackedWeight) else _by_cell(operand, num_cells)
+            for operand in operands
         ),
     )
     return result.flatten(0, 1) if batches else stack_up(result)

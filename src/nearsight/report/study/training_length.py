@@ -8,15 +8,14 @@ from functools import partial
 
 import pandas as pd
 
-from nearsight.report.study.by_cutmix import ALL_RUNS, correlations, grouping, groups, link, link_rule, measured_runs
+from nearsight.report.study.by_cutmix import correlations, groups, judge_link, link, link_rule, measured_parts
 from nearsight.report.study.claim import OURS, Claim
 from nearsight.report.study.drawing import Drawing
-from nearsight.report.study.judged import not_tested
 from nearsight.report.study.notes import add_footnote, missing_notes, scale_notes
 from nearsight.report.study.rank_correlation import METHOD
 from nearsight.report.study.rules import Finding
 from nearsight.report.study.scatter_by_cutmix import correlations_in_words, scatter_by_cutmix
-from nearsight.report.study.table import MISSING, Table, probability, rounded, span
+from nearsight.report.study.table import Table, probability, rounded, span
 from nearsight.report.study.tables_effects import NOT_CORRECTED
 from nearsight.study.results import StudyResults
 
@@ -31,13 +30,7 @@ NOT_SET = (
 
 def _judge(level: int, results: StudyResults) -> Finding:
     """Of the runs at a level of the factor that is CutMix: its last, with it, or its first."""
-    words = list(groups(results).values())[level]
-    found = correlations(results, EPOCHS)[words]
-    if rounded(found.value) == MISSING:
-        return not_tested(f"too few runs, or all alike: {found.n}")
-    told = f"rank correlation {rounded(found.value, 2, signed=True)}, p = {probability(found.p)} ({found.n} runs)"
-    seeds = int(measured_runs(results, EPOCHS)["seed"].nunique())
-    return Finding(verdict=link(found), ours=told, value=found.value, low=found.low, high=found.high, n=seeds)
+    return judge_link(results, EPOCHS, list(groups(results).values())[level])
 
 
 LENGTH_CLAIMS = tuple(
@@ -53,11 +46,10 @@ LENGTH_CLAIMS = tuple(
 
 def length_table(results: StudyResults) -> Table:
     """A row per group of runs: how long they trained, how local their heads are, and whether these go together."""
-    runs, rows, shown = measured_runs(results, EPOCHS), [], []
-    words = groups(results)
-    for name, found in correlations(results, EPOCHS).items():
-        of_level = [level for level, told in words.items() if told == name]
-        part = runs if name == ALL_RUNS else runs[runs[grouping(results)].isin(of_level)]
+    rows, shown = [], []
+    found_in = correlations(results, EPOCHS)
+    for name, part in measured_parts(results, EPOCHS).items():
+        found = found_in[name]
         if part.empty:
             continue
         numbers = {column: (float(part[column].min()), float(part[column].max())) for column in (EPOCHS, "min_mad")}

@@ -24,7 +24,9 @@ from nearsight.train.fused.attention_parts import (
     load_numbers,
     shares_of,
     store,
+    weighed,
     weights_of,
+    without_empty_slots,
     zeros_like,
 )
 from nearsight.triton_language import kernel, tl
@@ -118,10 +120,7 @@ def _attend(
     """Write the results of the queries from `start` on."""
     query_Nd = add_bias(load(query, start, QUERIES, 3 * ROW, TOKENS, 0, WIDTH, WIDTH_BLOCK), query_bias_d)
     weights, sum_N = _softmax(query_Nd, keys, scale, TOKENS, MAIN, PRECISION)
-    out_Nd = tl.zeros(query_Nd.shape, tl.float32)
-    for j in tl.static_range(len(keys)):
-        out_Nd = tl.dot(weights[j].to(query_Nd.dtype), values[j], out_Nd, input_precision=PRECISION)
-    out_Nd = out_Nd * (1.0 / sum_N)[:, None] + value_bias_d[None, :]
+    out_Nd = weighed(weights, sum_N, values, PRECISION) + value_bias_d[None, :]
     store(out, out_Nd, start, ROW, TOKENS, 0, WIDTH, WIDTH_BLOCK)
 
 
@@ -205,8 +204,5 @@ def _softmax(query_Nd, keys, scale, TOKENS, MAIN, PRECISION):
     products = ()
     for j in tl.static_range(len(keys)):
         product_NM = tl.dot(query_Nd, tl.trans(keys[j]), input_precision=PRECISION)
-        if j * MAIN + keys[j].shape[0] > TOKENS:
-            key_M = j * MAIN + tl.arange(0, keys[j].shape[0])
-            product_NM = tl.where((key_M < TOKENS)[None, :], product_NM, float("-inf"))
-        products += (product_NM,)
+        products += (without_empty_slots(product_NM, j * MAIN, TOKENS),)
     return weights_of(products, scale)

@@ -40,6 +40,24 @@ def weights_of(logits, scale):
 
 
 @kernel
+def without_empty_slots(logit_NM, start, TOKENS):
+    """The logits of keys from `start` on, with none left for those past the last token."""
+    if start + logit_NM.shape[1] > TOKENS:
+        key_M = start + tl.arange(0, logit_NM.shape[1])
+        logit_NM = tl.where((key_M < TOKENS)[None, :], logit_NM, float("-inf"))
+    return logit_NM
+
+
+@kernel
+def weighed(weights, sum_N, values, PRECISION):
+    """The mean of the values by the weights, whose sum this is."""
+    out_Nd = tl.zeros([weights[0].shape[0], values[0].shape[1]], tl.float32)
+    for j in tl.static_range(len(values)):
+        out_Nd = tl.dot(weights[j].to(values[j].dtype), values[j], out_Nd, input_precision=PRECISION)
+    return out_Nd * (1.0 / sum_N)[:, None]
+
+
+@kernel
 def shares_of(weights, sum_N, values, out_grad_Nd, PRECISION):
     """Weights that add up to 1, their gradients, each a tile per block of keys, and the mean of these by those."""
     inverse_N1 = (1.0 / sum_N)[:, None]

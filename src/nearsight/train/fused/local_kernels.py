@@ -14,7 +14,9 @@ from nearsight.train.fused.attention_parts import (
     load_numbers,
     shares_of,
     store,
+    weighed,
     weights_of,
+    without_empty_slots,
     zeros_like,
 )
 from nearsight.train.fused.local_parts import add_bump, add_bump_sums, bumps_of, given_back, load_given, store_given
@@ -93,10 +95,7 @@ def _attend(
     weights, sum_N = _softmax(
         query_Nd, position_N, keys, bumps, scale, numbers, TOKENS, FIRST, MAIN, PRECISION, COLS, KERNEL, CLAMPED
     )
-    out_Nd = tl.zeros(query_Nd.shape, tl.float32)
-    for j in tl.static_range(len(keys)):
-        out_Nd = tl.dot(weights[j].to(query_Nd.dtype), values[j], out_Nd, input_precision=PRECISION)
-    out_Nd = out_Nd * (1.0 / sum_N)[:, None] + value_bias_d[None, :]
+    out_Nd = weighed(weights, sum_N, values, PRECISION) + value_bias_d[None, :]
     store(out, out_Nd, start, ROW, TOKENS, FIRST, WIDTH, WIDTH_BLOCK)
 
 
@@ -221,8 +220,5 @@ def _softmax(
             logit_NM = add_bump(
                 logit_NM, bumps, position_N, scale, j * MAIN, numbers, TOKENS - FIRST, COLS, KERNEL, CLAMPED
             )
-        if j * MAIN + keys[j].shape[0] > TOKENS:
-            key_M = j * MAIN + tl.arange(0, keys[j].shape[0])
-            logit_NM = tl.where((key_M < TOKENS)[None, :], logit_NM, float("-inf"))
-        logits += (logit_NM,)
+        logits += (without_empty_slots(logit_NM, j * MAIN, TOKENS),)
     return weights_of(logits, scale)

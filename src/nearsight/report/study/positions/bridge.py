@@ -11,19 +11,17 @@ import pandas as pd
 from nearsight.errors import InputError
 from nearsight.files import read_object, write_json, write_text
 from nearsight.report.figures import save_figure
-from nearsight.report.study.by_cutmix import ALL_RUNS, PROTOCOL, grouping, groups
+from nearsight.report.study.by_cutmix import ALL_RUNS, PROTOCOL, grouping, groups, judge_link
 from nearsight.report.study.captioned import write_captioned
 from nearsight.report.study.claim import Claim
 from nearsight.report.study.conditions import ordered_conditions
 from nearsight.report.study.drawing import Drawing
-from nearsight.report.study.judged import counted, judged_rows, not_tested, rules_in_words
+from nearsight.report.study.judged import counted, judged_rows, rules_in_words
 from nearsight.report.study.notes import assumed_notes, missing_notes, scale_notes
 from nearsight.report.study.positions.association import (
-    CORRELATED,
     EFFECT,
     LINK,
     MEAN,
-    Row,
     associated_runs,
     association_rows,
 )
@@ -31,7 +29,7 @@ from nearsight.report.study.positions.parts import ASSOCIATION_FIGURES, ASSOCIAT
 from nearsight.report.study.positions.positional import ASSOCIATION, WHAT_ASSOCIATION_IS
 from nearsight.report.study.questions import SHORT, SIGN
 from nearsight.report.study.rules import Finding, Verdict
-from nearsight.report.study.table import MISSING, Table, mean_and_ends, probability, rounded, with_interval
+from nearsight.report.study.table import MISSING, Table, mean_and_ends, rounded, with_interval
 from nearsight.report.study.tables_conditions import INTERVALS
 from nearsight.report.study.verdict import Judgement, judge_claim
 from nearsight.study.results import StudyResults
@@ -76,7 +74,12 @@ def questions(results: StudyResults) -> tuple[Claim, ...]:
             judge=_judge_effect,
         ),
         *(
-            Claim(text=f"{link}: {group}?", source=SOURCE, rule=LINK, judge=partial(_judge_link, group))
+            Claim(
+                text=f"{link}: {group}?",
+                source=SOURCE,
+                rule=LINK,
+                judge=partial(judge_link, column=ASSOCIATION, words=group),
+            )
             for group in (ALL_RUNS, *groups(results).values())
         ),
     )
@@ -89,19 +92,7 @@ def _judge_effect(results: StudyResults) -> Finding:
         raise InputError("there are no runs to compare with those that have CutMix")
     (row,) = judged
     means = [f"{rounded(mean.value)} {mean.group}" for mean in rows if mean.kind == MEAN]
-    return _finding(results, row, f"{', '.join(means)}: {mean_and_ends(row.value, row.low, row.high)}")
-
-
-def _judge_link(group: str, results: StudyResults) -> Finding:
-    (row,) = [row for row in association_rows(results) if row.kind == CORRELATED and row.group == group]
-    if rounded(row.value) == MISSING:
-        return not_tested(f"too few runs, or all alike: {row.n}")
-    return _finding(results, row, f"rank correlation {rounded(row.value, 2, signed=True)}, p = {probability(row.p)}")
-
-
-def _finding(results: StudyResults, row: Row, words: str) -> Finding:
-    """Its n counts seeds, as in all verdicts; the runs are in the words."""
-    told = f"{words} ({row.n} {row.counted})"
+    told = f"{', '.join(means)}: {mean_and_ends(row.value, row.low, row.high)} ({row.n} {row.counted})"
     seeds = int(associated_runs(results)["seed"].nunique())
     return Finding(verdict=row.answer, ours=told, value=row.value, low=row.low, high=row.high, n=seeds)
 
