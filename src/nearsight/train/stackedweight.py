@@ -99,7 +99,7 @@ def _layer_norm(
     eps: float = 1e-5,
 ) -> Tensor:
     normal = F.layer_norm(input, normalized_shape, None, None, eps)
-    return _scaled(normal, weight, bias)
+    return _scaled(stack_up(normal) if isinstance(input, StackedWeight) else normal, weight, bias)
 
 
 def _group_norm(

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from nearsight.train.fused import pending
 from nearsight.train.fused.branches import AttentionBranch, MlpBranch
 from nearsight.train.fused.local_branch import LocalAttentionBranch
+from nearsight.train.fused.positional_branch import PositionalBranch
 from nearsight.train.optimizer import Arrangement
 from nearsight.train.stacked import runs_as_one_batch, stack_weights, stacked_forward, weightless
 
@@ -38,9 +39,9 @@ def near() -> Callable[..., None]:
 
 @pytest.fixture
 def taken(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The fused branches that ran: "a" for attention, "l" for one with a local bias, "m" for MLP."""
+    """The fused branches that ran: "a" for attention, "l" for one with a local bias, "p" by positions, "m" for MLP."""
     ran: list[str] = []
-    letters = {AttentionBranch: "a", LocalAttentionBranch: "l", MlpBranch: "m"}
+    letters = {AttentionBranch: "a", LocalAttentionBranch: "l", PositionalBranch: "p", MlpBranch: "m"}
 
     def run_chain(rows: Tensor, chain: Any, *others: Any) -> Tensor:
         ran.extend(letters[type(branch)] for branch in chain)
@@ -52,10 +53,15 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def _check_stack(
-    make: Callable[[], nn.Module], image_size: int | tuple[int, int], device: torch.device, *, as_one_batch: bool = True
+    make: Callable[[], nn.Module],
+    image_size: int | tuple[int, int],
+    device: torch.device,
+    *,
+    as_one_batch: bool = True,
+    training: bool = False,
 ) -> None:
     """Outputs and all gradients of a fused stack of two models are those of each on its own, in float64."""
-    cells = [make().eval(), make().eval()]
+    cells = [make().train(training), make().train(training)]
     for parameter in (parameter for cell in cells for parameter in cell.parameters()):
         parameter.data.normal_(0.1, 0.3)
     height, width = (image_size, image_size) if isinstance(image_size, int) else image_size

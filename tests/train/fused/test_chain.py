@@ -11,11 +11,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nearsight.locat.grid import Grid
-from nearsight.train.fused import branches
+from nearsight.train.fused import branches, positional_branch
 from nearsight.train.fused.branches import AttentionBranch, Branch, MlpBranch, Weights
 from nearsight.train.fused.chain import run_chain
 from nearsight.train.fused.local_bias import LocalBias
 from nearsight.train.fused.local_branch import LocalAttentionBranch
+from nearsight.train.fused.positional_branch import PositionalBranch
 from nearsight.train.optimizer import Arrangement
 
 bias_of = runpy.run_path(str(Path(__file__).with_name("test_local_attention.py")))["bias_of"]
@@ -32,6 +33,8 @@ CASES = {
     "local attention of one width": ("i", (1, 2, 17, 32, 2), True),
     "local attention of a fixed width": ("f", (2, 1, 17, 32, 4), True),
     "two blocks, one of them local": ("lmam", (2, 1, 17, 32, 2), True),
+    "attention by positions": ("p", (2, 3, 17, 48, 2), True),
+    "attention by positions without biases": ("pm", (3, 1, 5, 32, 4), False),
 }
 """Branches; cells, images of a cell, tokens, channels, heads; whether projections have biases."""
 
@@ -39,6 +42,8 @@ CASES = {
 def make_branch(kind: str, tokens: int, width: int, heads: int) -> Branch:
     if kind == "m":
         return MlpBranch(0.1)
+    if kind == "p":
+        return PositionalBranch(1e-3, tokens, heads)
     attention = 1e-3, tokens, heads, 0.7 * (width // heads) ** -0.5
     if kind == "a":
         return AttentionBranch(*attention)
@@ -49,11 +54,15 @@ def make_branch(kind: str, tokens: int, width: int, heads: int) -> Branch:
 
 def draw(branch: Branch, cells: int, width: int, device: torch.device) -> list[Tensor]:
     """Weights of a branch as parts of a row of all parameters. Matrices give numbers as large as they get."""
-    hidden, inner = (3 * width, width) if isinstance(branch, AttentionBranch) else (2 * width, 2 * width)
+    hidden, inner = 2 * width, 2 * width
+    if isinstance(branch, AttentionBranch | PositionalBranch):
+        hidden, inner = 3 * width if isinstance(branch, AttentionBranch) else width, width
     shapes: list[tuple[int, ...]] = [(width,), (width,), (hidden, width), (hidden,), (width, inner), (width,)]
     if isinstance(branch, LocalAttentionBranch):
         for numbers in (branch.local.num_axes, int(branch.local.learns_strength)):
             shapes += [(numbers, width // branch.num_heads), (numbers,)] if numbers else []
+    if isinstance(branch, PositionalBranch):
+        shapes.append((branch.num_heads, branch.num_tokens, branch.num_tokens))
     arrangement = Arrangement({str(n): shape for n, shape in enumerate(shapes)})
     flat = torch.cat([torch.randn(cells, *shape).div(shape[-1] ** 0.5).flatten(1) for shape in shapes], 1)
     return list(arrangement.views(flat.to(device)).values())
@@ -79,6 +88,9 @@ def reference(rows: Tensor, branch: Branch, weights: list[Any]) -> Tensor:
             logits = logits + bias_of(torch.cat(parts, -1), branch.local)
         attended = logits.softmax(-1) @ value
         middle = attended.transpose(1, 2).reshape(rows.shape)
+    elif isinstance(branch, PositionalBranch):
+        values = middle.view(len(rows), -1, branch.num_tokens, branch.num_heads, rows.shape[2] // branch.num_heads)
+        middle = torch.einsum("khnm,kbmhd->kbnhd", further[0], values).reshape(rows.shape)
     else:
         middle = F.gelu(middle)
     return rows + linear(middle, second, bias2)
@@ -88,7 +100,8 @@ def reference(rows: Tensor, branch: Branch, weights: list[Any]) -> Tensor:
 def products_on_any_device(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     """On the CPU torch has no float32 sums of products of half precision."""
     if device.type == "cpu":
-        monkeypatch.setattr(branches, "_weight_gradient", lambda one, other: torch.bmm(one.float().mT, other.float()))
+        for room in (branches, positional_branch):
+            monkeypatch.setattr(room, "sum_of_products", lambda one, other: torch.bmm(one.float().mT, other.float()))
 
 
 @pytest.mark.usefixtures("products_on_any_device")

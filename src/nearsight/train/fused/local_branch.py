@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nearsight.train.fused.branches import AttentionBranch, WeightGradients, Weights
+from nearsight.train.fused.branches import AttentionBranch, Back, WeightGradients, Weights
 from nearsight.train.fused.folding import fold
 from nearsight.train.fused.given import fold_given, unfold_given
 from nearsight.train.fused.local_attention import local_attention_backward, local_attention_forward
@@ -58,23 +58,23 @@ class LocalAttentionBranch(AttentionBranch):
         width_out = weights.first_Koi.shape[1]
         return product_Koi[:, :width_out], sum_Ko[:, :width_out], further
 
-    def middle(self, projected_KRo: Tensor, bias_Ko: Tensor) -> Tensor:
+    def middle(self, projected_KRo: Tensor, bias_Ko: Tensor, weights: Weights) -> Tensor:
         attended = local_attention_forward(
             self._by_token(projected_KRo), bias_Ko, self.num_heads, self.scale, self.local
         )
         return attended.view(*projected_KRo.shape[:2], -1)
 
-    def middle_back(self, gradient_KRi: Tensor, projected_KRo: Tensor, bias_Ko: Tensor) -> tuple[Tensor, Tensor | None]:
+    def middle_back(self, gradient_KRi: Tensor, projected_KRo: Tensor, bias_Ko: Tensor, weights: Weights) -> Back:
         packed, attended_gradient = self._by_token(projected_KRo), self.by_image(gradient_KRi)
         gradient = local_attention_backward(packed, bias_Ko, attended_gradient, self.scale, self.local)
-        return gradient.view(projected_KRo.shape), None
+        return Back(gradient.view(projected_KRo.shape))
 
-    def sum_of(self, gradient_KRo: Tensor, sums: Tensor | None, outer_sum_KC: Tensor, second_KCi: Tensor) -> Tensor:
+    def sum_of(self, back: Back, outer_sum_KC: Tensor, second_KCi: Tensor) -> Tensor:
         # What is said of plain attention still holds: widths and strengths come from queries, not from keys and values.
-        of_packed_Ko = super().sum_of(gradient_KRo, sums, outer_sum_KC, second_KCi)
+        of_packed_Ko = super().sum_of(back, outer_sum_KC, second_KCi)
         if self._num_more == 0:
             return of_packed_Ko
-        return torch.cat([of_packed_Ko, sum_rows(gradient_KRo[..., -self._num_more :])], dim=1)
+        return torch.cat([of_packed_Ko, sum_rows(back.gradient_KRo[..., -self._num_more :])], dim=1)
 
     @property
     def _num_more(self) -> int:

@@ -24,6 +24,7 @@ from nearsight.train.fused.branches import Branch, Weights
 from nearsight.train.fused.chain import run_chain
 from nearsight.train.fused.recognised import attention_branch, mlp_branch
 from nearsight.train.fused.recognised_local import local_attention, local_attention_branch
+from nearsight.train.fused.recognised_positional import positional_branch, weighed_by_maps
 from nearsight.train.fused.tiles import is_supported_width
 from nearsight.train.fused.waiting import RULES, Operation, Pending, evaluated
 from nearsight.train.stackedweight import StackedWeight, plainly, rules_replaced
@@ -153,7 +154,7 @@ def _add(func: Any, one: Any, other: Any, **options: Any) -> Any:
         return NotImplemented
     for stream, pending in ((one, other), (other, one)):
         if isinstance(pending, Pending) and isinstance(stream, Tensor) and stream.shape == pending.shape:
-            for recognised in (mlp_branch, attention_branch, local_attention_branch):
+            for recognised in (mlp_branch, attention_branch, local_attention_branch, positional_branch):
                 if (found := recognised(stream, pending.operation)) is not None:
                     branch, weights = found
                     shape = torch.empty(stream.shape, dtype=torch.float32, device="meta")
@@ -170,6 +171,7 @@ RULES.update({
     F.dropout: _dropout,
     F.scaled_dot_product_attention: _attention,
     attend_locally: local_attention,
+    torch.einsum: weighed_by_maps,
     Tensor.__getitem__: _select,
     **dict.fromkeys((torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__), _add),
     **dict.fromkeys(

@@ -28,11 +28,11 @@ def mlp_branch(stream_BNC: Tensor, second: Operation) -> tuple[Branch, Weights] 
 def attention_branch(stream_BNC: Tensor, projection: Operation) -> tuple[Branch, Weights] | None:
     """projection(attention(qkv(norm(stream)))), if that is what waits."""
     heads_together = before(projection, F.linear)
-    attention = _behind_reshapes(heads_together)
+    attention = behind_reshapes(heads_together)
     if heads_together is None or attention is None or attention.func is not F.scaled_dot_product_attention:
         return None
     parts = [tensor.operation for tensor in attention.args]
-    packed = _behind_reshapes(parts[0])
+    packed = behind_reshapes(parts[0])
     norm = before(packed, F.linear)
     if packed is None or not is_norm_of(norm, stream_BNC):
         return None
@@ -42,10 +42,10 @@ def attention_branch(stream_BNC: Tensor, projection: Operation) -> tuple[Branch,
     as_usual = (
         packed.shape.shape == (batch, tokens, 3 * width)
         and all(
-            _lies(part, packed.shape, number * width, attention.shape.shape, part_strides)
+            lies(part, packed.shape, number * width, attention.shape.shape, part_strides)
             for number, part in enumerate(parts)
         )
-        and _lies(heads_together, attention.root, 0, (batch, tokens, width), (tokens * width, width, 1))
+        and lies(heads_together, attention.root, 0, (batch, tokens, width), (tokens * width, width, 1))
         and attention_is_supported(tokens, size, projection.dtype, stream_BNC.device)
     )
     if not as_usual:
@@ -74,13 +74,14 @@ def before(operation: Operation | None, func: Any) -> Operation | None:
     return operation.args[0].operation
 
 
-def _behind_reshapes(operation: Operation | None) -> Operation | None:
+def behind_reshapes(operation: Operation | None) -> Operation | None:
+    """What was reshaped, if this is a reshape, or one of one; else the operation itself."""
     while operation is not None and operation.reshapes is not None:
         operation = operation.reshapes
     return operation
 
 
-def _lies(operation: Operation, root: Tensor | None, offset: int, shape: Sequence[int], strides: Sequence[int]) -> bool:
+def lies(operation: Operation, root: Tensor | None, offset: int, shape: Sequence[int], strides: Sequence[int]) -> bool:
     """Whether a result is this view of `root`."""
     view = operation.shape
     same_memory = view is root or view._base is root

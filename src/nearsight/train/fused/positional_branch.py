@@ -1,0 +1,74 @@
+"""The attention branch of blocks whose maps come from positions alone: all images of a cell have the same ones.
+
+So a head weighs the values of all its images by one product, for which they lie side by side. What the kernels of
+`attention` would read and write of queries, keys and values for each image is more than these two reorderings do.
+
+Shape suffixes: K cells, R rows (tokens) of a cell, B images of a cell, C channels, H heads, d head size, N and M tokens
+(queries and keys), o and i channels of a matrix.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from nearsight.train.fused.branches import Back, Branch, Weights, sum_of_products
+from nearsight.train.fused.sums import sum_rows
+
+_BYTES = 16
+"""That rows of a matrix are a multiple of, as the library's fast products want them."""
+
+
+@dataclass(frozen=True)
+class PositionalBranch(Branch):
+    """values → weighed by maps → projection. The further weight is the maps, [K, H, N, M]."""
+
+    num_tokens: int
+    num_heads: int
+
+    @property
+    def num_further(self) -> int:
+        return 1
+
+    def middle(self, projected_KRo: Tensor, bias_Ko: Tensor, weights: Weights) -> Tensor:
+        weighed = torch.bmm(_maps(weights, projected_KRo.dtype), self._values(projected_KRo, bias_Ko))
+        return self._by_row(weighed, projected_KRo)
+
+    def middle_back(self, gradient_KRi: Tensor, projected_KRo: Tensor, bias_Ko: Tensor, weights: Weights) -> Back:
+        gradient = self._by_head(gradient_KRi).flatten(3).flatten(0, 1)
+        of_values = torch.bmm(_maps(weights, gradient.dtype).mT, gradient)
+        of_maps = sum_of_products(gradient.mT, self._values(projected_KRo, bias_Ko).mT)
+        (maps_KHNM,) = weights.further
+        further = (of_maps.view(maps_KHNM.shape).to(maps_KHNM.dtype),)
+        return Back(self._by_row(of_values, projected_KRo), further=further)
+
+    def sum_of(self, back: Back, outer_sum_KC: Tensor, second_KCi: Tensor) -> Tensor:
+        return sum_rows(back.gradient_KRo)
+
+    def _by_head(self, rows_KRC: Tensor) -> Tensor:
+        """[K, R, C] → [K, H, M, B, d], another view of the same memory."""
+        heads, size = self.num_heads, rows_KRC.shape[2] // self.num_heads
+        return rows_KRC.view(len(rows_KRC), -1, self.num_tokens, heads, size).permute(0, 3, 2, 1, 4)
+
+    def _values(self, projected_KRo: Tensor, bias_Ko: Tensor) -> Tensor:
+        """[K·H, M, B·d], with their bias."""
+        by_head = self._by_head(projected_KRo)
+        values_KHMBd = by_head.new_empty(by_head.shape)
+        bias_KH11d = bias_Ko.view(len(bias_Ko), self.num_heads, 1, 1, -1)
+        torch.add(by_head, bias_KH11d, out=values_KHMBd)  # reordered on the way
+        return values_KHMBd.flatten(3).flatten(0, 1)
+
+    def _by_row(self, by_head: Tensor, like_KRC: Tensor) -> Tensor:
+        """[K·H, N, B·d] → [K, R, C]."""
+        rows_KRC = torch.empty_like(like_KRC)
+        self._by_head(rows_KRC).copy_(by_head.view(self._by_head(rows_KRC).shape))
+        return rows_KRC
+
+
+def _maps(weights: Weights, dtype: torch.dtype) -> Tensor:
+    """[K·H, N, M], its rows as far apart as the library's fast products want them."""
+    (maps_KHNM,) = weights.further
+    num_keys = maps_KHNM.shape[3]
+    padded = F.pad(maps_KHNM.to(dtype), (0, -num_keys % (_BYTES // dtype.itemsize)))
+    return padded.flatten(0, 1)[..., :num_keys]
