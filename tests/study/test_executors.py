@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import os
 import shutil
 import signal
@@ -12,11 +13,13 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from study_records import Recorder, events, table
 from tiny_study import tiny_study, unmeasured
 
 from nearsight.cli import main
-from nearsight.study import OFF, Study, StudyFolder, run_study
+from nearsight.study import OFF, Cell, Study, StudyFolder, run_study
 from nearsight.study.executors import ProcessesExecutor, Retries, Work, preparing
 from nearsight.study.executors.backlog import Attempt, Backlog, divide
 from nearsight.study.executors.driver import Driver, Ended, Heard, Lost
@@ -167,6 +170,28 @@ def test_cells_that_stack_stay_together() -> None:
     first, second = divide([by_seed], most=6, least_parts=2)
     assert len({cell.config.stack_key for cell in first}) == len({cell.config.stack_key for cell in second}) == 1
     assert [cell.seed for cell in first] == [cell.seed for cell in second] == [0, 1, 2]
+
+
+@given(sizes=st.lists(st.integers(1, 5), min_size=1, max_size=6), workers=st.integers(1, 8), most=st.integers(1, 8))
+def test_parts_are_of_one_kind_and_cut_only_where_they_must_be(sizes: list[int], workers: int, most: int) -> None:
+    base = tiny_study().base
+    networks = [
+        dataclasses.replace(base, model=dataclasses.replace(base.model, depth=depth))
+        for depth in range(1, len(sizes) + 1)
+    ]
+    cells = [
+        Cell("any", {}, dataclasses.replace(config, seed=seed))
+        for config, size in zip(networks, sizes, strict=True)
+        for seed in range(size)
+    ]
+    parts = divide([sorted(cells, key=lambda cell: cell.seed)], most=most, least_parts=workers)
+    assert sorted(cell.run for part in parts for cell in part) == sorted(cell.run for cell in cells)
+    allowed = min(most, math.ceil(len(cells) / workers))
+    for config, size in zip(networks, sizes, strict=True):
+        own = [part for part in parts if part[0].config.stack_key == config.stack_key]
+        assert {cell.config.stack_key for part in own for cell in part} == {config.stack_key}
+        assert len(own) == math.ceil(size / allowed)
+        assert max(map(len, own)) - min(map(len, own)) <= 1
 
 
 def test_a_lock_of_somebody_known_to_be_gone_holds_nothing(tmp_path: Path) -> None:

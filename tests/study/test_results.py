@@ -57,6 +57,9 @@ def test_what_earlier_versions_did_not_measure_is_missing(finished: Path, tmp_pa
     assert tuple(earlier.runs.columns) == run_columns(("cutmix", "smoothing"))
     assert earlier.runs["max_share_near"].isna().all()
     assert list(earlier.runs["min_mad"]) == list(results.runs["min_mad"])
+    written = (tmp_path / "runs.csv").read_bytes()
+    earlier.write_tables(tmp_path)
+    assert (tmp_path / "runs.csv").read_bytes() == written
     folder = RunFolder(shutil.copytree(finished / "runs" / results.runs["run"][0], tmp_path / "run"))
     told = {name: value for name, value in folder.read_result().items() if not name.startswith("max_share")}
     with changing(folder.path / "result.json"):

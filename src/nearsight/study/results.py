@@ -14,7 +14,15 @@ import pandas as pd
 
 from nearsight.errors import InputError
 from nearsight.files import write_text
-from nearsight.study.run_tables import EPOCH_COLUMNS, RESULT_COLUMNS, Columns, read_columns, read_row, read_run
+from nearsight.study.run_tables import (
+    EPOCH_COLUMNS,
+    OF_LATER_VERSIONS,
+    RESULT_COLUMNS,
+    Columns,
+    read_columns,
+    read_row,
+    read_run,
+)
 from nearsight.train import HEADS_COLUMNS, LAYERS_COLUMNS, RunFolder
 
 SCHEMA = 1
@@ -85,9 +93,15 @@ class StudyResults:
     def write_tables(self, folder: Path) -> tuple[Path, ...]:
         """runs.csv, heads.csv, layers.csv, history.csv and, of what was measured during training, course.csv.
 
-        Each is replaced whole; the files written.
+        Each is replaced whole; the files written. Columns of later versions that no run has are left out.
         """
-        tables = {"runs": self.runs, "heads": self.heads, "layers": self.layers, "history": self.history}
+        unknown = [name for name in OF_LATER_VERSIONS if name in self.runs and self.runs[name].isna().all()]
+        tables = {
+            "runs": self.runs.drop(columns=unknown),
+            "heads": self.heads,
+            "layers": self.layers,
+            "history": self.history,
+        }
         if not self.course.empty:
             tables["course"] = self.course
         for name, table in tables.items():

@@ -7,6 +7,7 @@ import pandas as pd
 from nearsight.report.study.conditions import ordered_conditions, roles
 from nearsight.report.study.notes import missing_notes
 from nearsight.report.study.paper import PUBLISHED, PublishedCondition
+from nearsight.report.study.shares import SHARES, known_shares, share_notes
 from nearsight.report.study.table import MISSING, Table, percent, rounded, span, with_interval
 from nearsight.study.results import StudyResults
 from nearsight.study.statistics import MeanInterval, mean_interval, paired_difference
@@ -19,17 +20,18 @@ def conditions_table(results: StudyResults) -> Table:
     """A row per condition, those of the paper that have no run yet included."""
     published = PUBLISHED.get(results.name)
     papers = dict(published.conditions) if published else {}
-    labels = ordered_conditions(results)
+    labels, responses = ordered_conditions(results), (*RESPONSES, *known_shares(results))
     rows, shown = [], []
     for label in [*labels, *(label for label in papers if label not in labels)]:
         runs = results.runs[results.runs["condition"] == label]
-        ours = {response: mean_interval(runs[response]) for response in RESPONSES}
+        ours = {response: mean_interval(runs[response]) for response in responses}
         rows.append(_numbers(results, label, runs, ours, papers.get(label)))
         shown.append(_shown(label, runs, ours, papers.get(label), with_paper=bool(papers)))
     notes = [
         INTERVALS,
         "MAD: smallest and largest mean attention distance over all heads of a run, then the mean over seeds; entropy "
         "likewise. Epochs: the mean number trained.",
+        *share_notes(results),
     ]
     if published is not None:
         notes.append(f"The paper's numbers ({published.source}) are of one seed.")
@@ -76,6 +78,11 @@ def _shown(
         "paper's accuracy": percent(paper.test_acc if paper else None),
         "MAD, min to max": span(with_interval(ours["min_mad"]), with_interval(ours["max_mad"])),
         "paper's MAD": _published_span(paper, "mad"),
+        **{
+            f"{title}, %": with_interval(ours[column], scale=100, digits=2)
+            for column, title in SHARES.items()
+            if column in ours
+        },
         "entropy, min to max": span(with_interval(ours["min_entropy"]), with_interval(ours["max_entropy"])),
         "paper's entropy": _published_span(paper, "entropy"),
     }

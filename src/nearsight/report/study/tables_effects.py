@@ -6,13 +6,14 @@ from itertools import product
 import pandas as pd
 
 from nearsight.report.study.conditions import FACTOR_NAMES
+from nearsight.report.study.shares import SHARES, share_notes, with_shares
 from nearsight.report.study.table import MISSING, Table, mean_and_ends, probability, records
 from nearsight.study.results import StudyResults
 from nearsight.study.statistics import Effects, factorial_effects, layer_responses
 
 MODEL_RESPONSES = {"test_acc": "test accuracy, points", "min_mad": "min MAD", "min_entropy": "min entropy"}
 LAYER_RESPONSES = {"mean_mad": "mean MAD", "min_mad": "min MAD", "mean_entropy": "mean entropy"}
-PER_CENT = ("test_acc",)
+PER_CENT = ("test_acc", *SHARES)
 METHOD = (
     "Ordinary least squares on levels coded −1 and +1, seeds as replicates. The effect of a factor is the mean with it "
     "minus the mean without it; that of an interaction is half of what one factor changes in the other's effect."
@@ -32,9 +33,10 @@ def effects_tables(results: StudyResults) -> list[Table]:
 
 
 def _model_table(results: StudyResults) -> Table:
-    fitted = {name: factorial_effects(results.runs, results.factors, name) for name in MODEL_RESPONSES}
+    responses = with_shares(results, MODEL_RESPONSES, lambda title: f"{title}, points")
+    fitted = {name: factorial_effects(results.runs, results.factors, name) for name in responses}
     columns = {}
-    for response, title in MODEL_RESPONSES.items():
+    for response, title in responses.items():
         scale, digits = (100, 2) if response in PER_CENT else (1, 3)
         rows = records(fitted[response].table)
         columns[title] = {_spelt(row["term"]): _effect(row, scale, digits) for row in rows}
@@ -44,7 +46,7 @@ def _model_table(results: StudyResults) -> Table:
         title=f"{results.name}: effects of the factors",
         numbers=_numbers(results, {(name, None): effects for name, effects in fitted.items()}),
         shown=pd.DataFrame(columns).rename_axis("term").reset_index(),
-        notes=(METHOD, NOT_CORRECTED, *_what_is_left_out(fitted["min_mad"])),
+        notes=(METHOD, *share_notes(results), NOT_CORRECTED, *_what_is_left_out(fitted["min_mad"])),
     )
 
 

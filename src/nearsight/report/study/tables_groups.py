@@ -1,11 +1,13 @@
 """Do the runs fall into two groups, and does accuracy go with locality?"""
 
 from dataclasses import asdict
+from functools import partial
 
 import pandas as pd
 
 from nearsight.errors import InputError
 from nearsight.report.study.conditions import FACTOR_NAMES, key_factor, level_in_words, ordered_conditions
+from nearsight.report.study.shares import SHARES, share_notes, with_shares
 from nearsight.report.study.table import MISSING, Table, mean_and_ends, probability, records, rounded, span
 from nearsight.study.results import StudyResults
 from nearsight.study.statistics import Separation, correlations, dissociations, separation
@@ -19,9 +21,10 @@ RESPONSES = {"min_mad": "min MAD", "min_entropy": "min entropy"}
 def separation_table(results: StudyResults) -> Table | None:
     """For every factor: the gap between the runs with it and without it; None where no factor varies yet."""
     rows, shown = [], []
+    responses = with_shares(results, RESPONSES, lambda title: f"{title}, %")
     for factor, levels in results.factors.items():
         others = [name for name in results.factors if name != factor]
-        for response, title in RESPONSES.items():
+        for response, title in responses.items():
             try:
                 free, seeds, pairs = (
                     separation(results.runs, factor, levels, response, blocks=blocks)
@@ -30,14 +33,15 @@ def separation_table(results: StudyResults) -> Table | None:
             except InputError:  # all runs at one level: nothing to compare yet
                 continue
             rows += [_numbers(results, found) for found in (free, seeds, pairs)]
+            told = partial(_told, response)
             shown.append(
                 {
                     "factor": FACTOR_NAMES.get(factor, factor),
                     "response": title,
-                    "with it": span(rounded(free.lowest_with), rounded(free.highest_with)),
-                    "without it": span(rounded(free.lowest_without), rounded(free.highest_without)),
-                    "margin": rounded(free.margin, signed=True),
-                    "difference of means": rounded(free.difference, signed=True),
+                    "with it": span(told(free.lowest_with), told(free.highest_with)),
+                    "without it": span(told(free.lowest_without), told(free.highest_without)),
+                    "margin": told(free.margin, signed=True),
+                    "difference of means": told(free.difference, signed=True),
                     "p": probability(free.p),
                     "p, within seeds": probability(seeds.p),
                     # A fraction has no pairs that differ in one factor alone.
@@ -59,8 +63,13 @@ def separation_table(results: StudyResults) -> Table | None:
             "of a seed, and to pairs of runs that differ in this factor alone. The last holds even where the other "
             "factors have effects. " + _counting(rows),
             "Chance of complete separation: the share of dealings to all runs that part them completely.",
+            *share_notes(results),
         ),
     )
+
+
+def _told(response: str, value: float, *, signed: bool = False) -> str:
+    return rounded(100 * value, 2, signed=signed) if response in SHARES else rounded(value, signed=signed)
 
 
 def _numbers(results: StudyResults, found: Separation) -> dict[str, object]:

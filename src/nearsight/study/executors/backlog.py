@@ -82,24 +82,25 @@ class Backlog:
 
 
 def divide(groups: Iterable[Sequence[Cell]], *, most: int, least_parts: int) -> list[tuple[Cell, ...]]:
-    """The groups in parts of about equal size: none larger than `most`, and so many that no worker is idle.
+    """The groups in parts that can train as one stack: none larger than `most`, and so many that no worker is idle.
 
-    Within a group cells that can train as one stack come together, so that as few stacks as possible are cut.
+    No stack is cut to make parts of equal size: half a stack takes more than half the time, and what is finished early
+    is not lost if the rest is stopped.
     """
     groups = [group for group in groups if group]
     total = sum(map(len, groups))
     most = max(1, min(most, math.ceil(total / max(1, least_parts))))
     parts: list[tuple[Cell, ...]] = []
-    for group in map(_alike_together, groups):
-        num_parts = math.ceil(len(group) / most)
-        ends = [round(number * len(group) / num_parts) for number in range(num_parts + 1)]
-        parts += [tuple(group[begin:end]) for begin, end in itertools.pairwise(ends)]
+    for stack in itertools.chain.from_iterable(map(_stacks, groups)):
+        num_parts = math.ceil(len(stack) / most)
+        ends = [round(number * len(stack) / num_parts) for number in range(num_parts + 1)]
+        parts += [tuple(stack[begin:end]) for begin, end in itertools.pairwise(ends)]
     return parts
 
 
-def _alike_together(group: Sequence[Cell]) -> list[Cell]:
-    """In the order in which their kinds first come."""
+def _stacks(group: Sequence[Cell]) -> Iterable[list[Cell]]:
+    """Cells that can train together, in the order in which their kinds first come."""
     alike: dict[object, list[Cell]] = {}
     for cell in group:
         alike.setdefault(cell.config.stack_key, []).append(cell)
-    return list(itertools.chain.from_iterable(alike.values()))
+    return alike.values()

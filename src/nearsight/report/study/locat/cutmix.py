@@ -11,6 +11,7 @@ from nearsight.report.study.conditions import FACTOR_NAMES
 from nearsight.report.study.locat.interaction import ANSWERS, Effect, beside
 from nearsight.report.study.locat.measures import run_measures
 from nearsight.report.study.rules import Finding
+from nearsight.report.study.shares import known_shares
 from nearsight.report.study.table import mean_and_ends, probability, rounded
 from nearsight.study.results import StudyResults
 
@@ -52,6 +53,13 @@ RESPONSES = (
     Response(column="log_min_mad", title="min MAD, relative", sign=-1, tell=_ratio),
     Response(column="test_acc", title="test accuracy, points", sign=1, tell=_points),
 )
+
+
+def responses_of(results: StudyResults) -> tuple[Response, ...]:
+    """`RESPONSES`, with the shares of attention near a patch, where all runs have them, after the smallest distance."""
+    shares = known_shares(results).items()
+    told = (Response(column=name, title=f"{title}, points", sign=1, tell=_points) for name, title in shares)
+    return (RESPONSES[0], *told, *RESPONSES[1:])
 
 
 def cutmix_runs(results: StudyResults) -> pd.DataFrame:

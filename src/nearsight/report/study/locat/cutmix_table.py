@@ -7,9 +7,10 @@ from itertools import product
 import pandas as pd
 
 from nearsight.errors import InputError
-from nearsight.report.study.locat.cutmix import RESPONSES, WAYS, Response, cutmix_runs, spelt
+from nearsight.report.study.locat.cutmix import WAYS, Response, cutmix_runs, responses_of, spelt
 from nearsight.report.study.locat.interaction import Effect, beside
 from nearsight.report.study.notes import missing_notes
+from nearsight.report.study.shares import share_notes
 from nearsight.report.study.table import MISSING, Table
 from nearsight.study.results import StudyResults
 from nearsight.study.statistics import mean_interval
@@ -30,7 +31,7 @@ def cutmix_table(results: StudyResults) -> Table:
     found = [
         effect
         for factor, other in WAYS
-        for response in RESPONSES
+        for response in responses_of(results)
         for effect in (
             *_in_each_model(runs, results.factors, factor, response),
             *_over_models(runs, results.factors, factor, other, response),
@@ -62,6 +63,7 @@ def cutmix_table(results: StudyResults) -> Table:
             "Relative: the change of the smallest distance in per cent, with the ends of its interval; that of the "
             "last row is the ratio of two such changes. No distance is below 0, so where little of it is left less "
             "can be taken off: the relative change allows for that.",
+            *share_notes(results),
             *missing_notes(results),
         ),
     )

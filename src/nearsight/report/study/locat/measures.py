@@ -1,11 +1,12 @@
 """What the LocAt studies are judged by: accuracy, where heads look and what tokens are like, per run and per layer."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import pandas as pd
 
 from nearsight.errors import InputError
+from nearsight.report.study.shares import with_shares
 from nearsight.report.study.table import with_interval
 from nearsight.study.results import StudyResults
 from nearsight.study.statistics import MeanInterval, layer_responses, mean_interval
@@ -43,6 +44,11 @@ OF_LAYERS = {
 }
 """Column → what it is, of a layer of a run: MAD and entropy over its heads, the others of the tokens it gives."""
 _OF_TOKENS = ["locality_score", "patch_cls_similarity"]
+
+
+def measures_of(results: StudyResults, measures: Mapping[str, Measure] = OF_RUNS) -> dict[str, Measure]:
+    """These measures, with the shares of attention near a patch where all runs have them."""
+    return with_shares(results, measures, lambda title: Measure(title=title, is_share=True))
 
 
 def run_measures(results: StudyResults) -> pd.DataFrame:

@@ -10,13 +10,14 @@ from nearsight.report.study.conditions import num_seeds, ordered_conditions
 from nearsight.report.study.locat import paper as s2
 from nearsight.report.study.locat.measures import (
     OF_LAYERS,
-    OF_RUNS,
     Measure,
     interval_of,
     layer_measures,
+    measures_of,
     run_measures,
 )
 from nearsight.report.study.notes import missing_notes
+from nearsight.report.study.shares import share_notes
 from nearsight.report.study.table import MISSING, Table, rounded
 from nearsight.report.study.tables_conditions import INTERVALS
 from nearsight.study.results import StudyResults
@@ -32,20 +33,20 @@ PAPERS = "paper's accuracy, points"
 
 def locality_table(results: StudyResults) -> Table:
     """A row per condition: accuracy, where its heads look, what its tokens are like."""
-    runs = run_measures(results)
+    runs, measures = run_measures(results), measures_of(results)
     rows, shown = [], []
     for label in ordered_conditions(results):
-        ours = {column: interval_of(runs, label, column) for column in OF_RUNS}
+        ours = {column: interval_of(runs, label, column) for column in measures}
         counted: dict[str, object] = {"condition": label, "seeds": num_seeds(results, label)}
         rows.append({**counted, "scale": results.scale, **_flat(ours)})
-        cells = {_unit(measure): measure.told(ours[column]) for column, measure in OF_RUNS.items()}
+        cells = {_unit(measure): measure.told(ours[column]) for column, measure in measures.items()}
         shown.append({**counted, **cells})
     return Table(
         name="locality",
         title=f"{results.name}: accuracy and locality",
         numbers=pd.DataFrame(rows),
         shown=pd.DataFrame(shown).astype(str),
-        notes=(INTERVALS, WHAT_IS_MEASURED, *missing_notes(results)),
+        notes=(INTERVALS, WHAT_IS_MEASURED, *share_notes(results), *missing_notes(results)),
     )
 
 
@@ -96,19 +97,23 @@ def differences_to(reference: str, *, of: Collection[str] | None = None) -> Call
         others = [label for label in known if label != reference and (of is None or label in of)]
         if reference not in known or not others:
             raise InputError(f"it compares conditions with {reference}, and one of the two has no run yet")
-        runs = run_measures(results)
+        runs, measures = run_measures(results), measures_of(results)
         rows, shown = [], []
         for label in others:
-            ours = {column: paired_difference(runs, label, reference, column) for column in OF_RUNS}
+            ours = {column: paired_difference(runs, label, reference, column) for column in measures}
             paper, by_size = published_difference(label, reference)
             counted: dict[str, object] = {"condition": label, "seeds": ours["test_acc"].n}
             theirs = {f"paper_{size}": value for size, value in by_size.items()}
             rows.append({**counted, "reference": reference, "scale": results.scale, **_flat(ours), **theirs})
-            cells = {_change(measure): measure.told(ours[column], signed=True) for column, measure in OF_RUNS.items()}
+            cells = {_change(measure): measure.told(ours[column], signed=True) for column, measure in measures.items()}
             shown.append(counted | cells | {PAPERS: paper})
         frame = pd.DataFrame(shown).astype(str)
         has_paper = bool((frame[PAPERS] != MISSING).any())
-        notes = [f"Condition minus {reference}, taken within seeds. {INTERVALS}", WHAT_IS_MEASURED]
+        notes = [
+            f"Condition minus {reference}, taken within seeds. {INTERVALS}",
+            WHAT_IS_MEASURED,
+            *share_notes(results),
+        ]
         if has_paper:
             notes.append(
                 "The paper's differences of accuracy (S2 Tables 5, 7 and 8) are of larger models at 224 pixels: their "

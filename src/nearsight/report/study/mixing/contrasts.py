@@ -11,8 +11,9 @@ from nearsight.report.study.claim import Claim
 from nearsight.report.study.least_squares import POOLED, Estimate, LeastSquares, condition_means
 from nearsight.report.study.measures import EARLY_LAYERS
 from nearsight.report.study.questions import PART_OF_WHOLE, judge_part
-from nearsight.report.study.responses import RESPONSES, with_early_layers
+from nearsight.report.study.responses import responses_of, with_early_layers
 from nearsight.report.study.rules import Finding
+from nearsight.report.study.shares import share_notes
 from nearsight.report.study.table import Table
 from nearsight.study.results import StudyResults
 
@@ -114,7 +115,8 @@ def contrast_table(results: StudyResults) -> Table:
     """Every contrast on locality, focus and accuracy; those whose conditions have runs."""
     runs = with_early_layers(results)
     rows, shown = [], []
-    fits = {response: condition_means(runs, response) for response in RESPONSES}
+    responses = responses_of(results)
+    fits = {response: condition_means(runs, response) for response in responses}
     for contrast in (WHOLE, *CONTRASTS):
         try:
             found = {response: fit.estimate(contrast.weights) for response, fit in fits.items()}
@@ -123,7 +125,7 @@ def contrast_table(results: StudyResults) -> Table:
         rows += [_row(results, contrast, response, estimate) for response, estimate in found.items()]
         cells = {
             title: found[response].in_words(scale=scale, digits=digits)
-            for response, (title, scale, digits) in RESPONSES.items()
+            for response, (title, scale, digits) in responses.items()
         }
         shown.append({"what": contrast.name, "contrast": contrast.in_words, **cells})
     if not rows:
@@ -135,6 +137,7 @@ def contrast_table(results: StudyResults) -> Table:
         shown=pd.DataFrame(shown),
         notes=(
             "The cut, the other image and its label add up to what CutMix does. Negative: nearer, more focused.",
+            *share_notes(results),
             f"Early layers: the mean over the heads of the first {EARLY_LAYERS}.",
             POOLED,
         ),

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 import pandas as pd
 import torch
 
-from nearsight.data.loading import dataset_spec
 from nearsight.errors import InputError
 from nearsight.metrics import neighbour_association
 from nearsight.report.study.by_cutmix import PROTOCOL, correlations, grouping, groups, link, link_rule
 from nearsight.report.study.conditions import FACTOR_NAMES
+from nearsight.report.study.grid import patches_per_side
 from nearsight.report.study.least_squares import Estimate
 from nearsight.report.study.notes import missing_notes
 from nearsight.report.study.positions.positional import ASSOCIATION, WHAT_ASSOCIATION_IS
@@ -53,13 +53,8 @@ def associated_runs(results: StudyResults) -> pd.DataFrame:
 
 def chance_association(settings: Mapping[str, object]) -> float | None:
     """What positions of a random order give on the models' grid; None where the settings do not say the grid."""
-    name, patch = settings.get("data.name"), settings.get("model.patch_size")
-    if not isinstance(name, str) or not isinstance(patch, int):
-        return None
-    size = settings.get("data.image_size") or dataset_spec(name).image_size
-    assert isinstance(size, int)
-    side = size // patch
-    return neighbour_association(torch.zeros(side**2, side**2), (side, side)).chance
+    side = patches_per_side(settings)
+    return None if side is None else neighbour_association(torch.zeros(side**2, side**2), (side, side)).chance
 
 
 def association_rows(results: StudyResults) -> list[Row]:

@@ -8,12 +8,13 @@ import pandas as pd
 
 from nearsight.errors import InputError
 from nearsight.report.study.claim import OURS, Claim
-from nearsight.report.study.locat.measures import OF_RUNS, Measure, run_measures
+from nearsight.report.study.locat.measures import OF_RUNS, Measure, measures_of, run_measures
 from nearsight.report.study.locat.rules import COMPARABLE, judge_comparable
 from nearsight.report.study.notes import missing_notes
 from nearsight.report.study.positions import paper as s3
 from nearsight.report.study.positions.rules import WHICH, judge_which
 from nearsight.report.study.rules import Finding, change_in_words
+from nearsight.report.study.shares import share_notes
 from nearsight.report.study.table import MISSING, Table, rounded
 from nearsight.report.study.tables_conditions import INTERVALS
 from nearsight.study.results import StudyResults
@@ -54,12 +55,13 @@ def of_model(runs: pd.DataFrame, model: str, column: str) -> MeanInterval:
 def positional_table(results: StudyResults) -> Table:
     """A row per model, and their difference within seeds."""
     runs, published = named_runs(results), s3.PAIRS[results.name]
+    measures = measures_of(results, MEASURES)
     here = [model for model in MODELS if model in set(runs["condition"])]
     if not here:
         raise InputError("none of its models has a run yet")
-    ours = {model: {column: of_model(runs, model, column) for column in MEASURES} for model in here}
+    ours = {model: {column: of_model(runs, model, column) for column in measures} for model in here}
     papers = dict(published.accuracy)
-    difference = {column: paired_difference(runs, s3.POSITIONAL_VIT, s3.VIT, column) for column in MEASURES}
+    difference = {column: paired_difference(runs, s3.POSITIONAL_VIT, s3.VIT, column) for column in measures}
     if difference["test_acc"].n:
         ours[DIFFERENCE], papers[DIFFERENCE] = difference, published.difference
     rows: list[dict[str, object]] = []
@@ -69,7 +71,7 @@ def positional_table(results: StudyResults) -> Table:
         named: dict[str, object] = {"model": name, "seeds": numbers["test_acc"].n}
         flat = {f"{column}_{part}": x for column, interval in numbers.items() for part, x in asdict(interval).items()}
         rows.append({**named, "scale": results.scale, **flat, "paper_test_acc": papers.get(name)})
-        cells = {_unit(measure): measure.told(numbers[column], signed=signed) for column, measure in MEASURES.items()}
+        cells = {_unit(measure): measure.told(numbers[column], signed=signed) for column, measure in measures.items()}
         accuracy = _unit(MEASURES["test_acc"])
         shown.append(
             {
@@ -86,7 +88,8 @@ def positional_table(results: StudyResults) -> Table:
         shown=pd.DataFrame(shown).astype(str),
         notes=(
             INTERVALS,
-            "The difference is taken within seeds, that of accuracy in points. MAD: over all heads of a run.",
+            "The difference is taken within seeds, that of per cent in points. MAD: over all heads of a run.",
+            *share_notes(results),
             WHAT_ASSOCIATION_IS,
             f"The paper's accuracies ({published.dataset}, 10 seeds, patches of 4) are read off box plots.",
             *missing_notes(results),

@@ -14,8 +14,9 @@ from nearsight.report.study.claim import Claim
 from nearsight.report.study.least_squares import Estimate, LeastSquares, least_squares
 from nearsight.report.study.measures import EARLY_LAYERS
 from nearsight.report.study.questions import SIGN, judge_sign
-from nearsight.report.study.responses import EARLY, RESPONSES, with_early_layers
+from nearsight.report.study.responses import EARLY, responses_of, with_early_layers
 from nearsight.report.study.rules import Finding
+from nearsight.report.study.shares import known_shares, share_notes
 from nearsight.report.study.table import Table
 from nearsight.study.results import StudyResults
 
@@ -112,7 +113,8 @@ QUESTIONS = (
 
 def size_table(results: StudyResults) -> Table:
     """What size, images and CutMix change in each response."""
-    fits = {response: fit_of(results, response) for response in RESPONSES}
+    responses = responses_of(results)
+    fits = {response: fit_of(results, response) for response in responses}
     rows, shown = [], []
     for question in QUESTIONS:
         if not set(question.weights) <= set(fits[EARLY].names):
@@ -121,10 +123,13 @@ def size_table(results: StudyResults) -> Table:
         rows += [_row(results, question, response, estimate) for response, estimate in found.items()]
         cells = {
             title: found[response].in_words(scale=scale, digits=digits)
-            for response, (title, scale, digits) in RESPONSES.items()
+            for response, (title, scale, digits) in responses.items()
         }
         shown.append({"what": question.name, **cells})
     fit = fits[EARLY]
+    farther_out = "their smallest distance smaller" + (
+        " and their largest shares larger" if known_shares(results) else ""
+    )
     return Table(
         name="size",
         title=f"{results.name}: size, images and CutMix",
@@ -135,7 +140,8 @@ def size_table(results: StudyResults) -> Table:
             f"levels, and these interactions; {len(results.runs)} runs, {fit.residual_df} of them left over to learn "
             "the noise. ± is half the 95 % interval.",
             f"Early layers: the mean over the heads of the first {EARLY_LAYERS}. Wider models have more heads, which "
-            "by itself makes their smallest distance smaller.",
+            f"by itself makes {farther_out}.",
+            *share_notes(results),
         ),
     )
 

@@ -12,8 +12,9 @@ from nearsight.report.study.conditions import FACTOR_NAMES
 from nearsight.report.study.least_squares import Estimate
 from nearsight.report.study.paper import ONLY_CUTMIX, PUBLISHED, with_cutmix
 from nearsight.report.study.questions import NO, SIGN, YES, judge_sign
-from nearsight.report.study.responses import RESPONSES, with_early_layers
+from nearsight.report.study.responses import responses_of, with_early_layers
 from nearsight.report.study.rules import ROUNDING, SIZE_TOLERANCE, Finding
+from nearsight.report.study.shares import share_notes
 from nearsight.report.study.table import Table, probability, records, rounded, share
 from nearsight.report.study.unreported.fit import CUTMIX, best_fitting_levels, fits, levels_in_words, settings_of
 from nearsight.study.results import StudyResults
@@ -70,11 +71,12 @@ def changes(results: StudyResults, response: str = "min_mad", *, has_cutmix: boo
 def settings_table(results: StudyResults) -> Table:
     """Main effects on locality, focus and accuracy, among the runs with CutMix and among those without."""
     rows, shown, notes = [], [], []
+    responses = responses_of(results)
     for group, has_cutmix in GROUPS.items():
         try:
             found = {
                 response: {change.factor: change for change in changes(results, response, has_cutmix=has_cutmix)}
-                for response in RESPONSES
+                for response in responses
             }
         except InputError:
             continue
@@ -83,10 +85,10 @@ def settings_table(results: StudyResults) -> Table:
         for factor, change in found["min_mad"].items():
             cells = {
                 title: found[response][factor].estimate.in_words(scale=scale, digits=digits)
-                for response, (title, scale, digits) in RESPONSES.items()
+                for response, (title, scale, digits) in responses.items()
             }
             shown.append({"runs": group, "change": change.in_words, **cells, "p, min MAD": probability(change.p)})
-            rows += [_row(results, group, response, found[response][factor]) for response in RESPONSES]
+            rows += [_row(results, group, response, found[response][factor]) for response in responses]
     if not rows:
         raise InputError("no effect can be estimated yet")
     return Table(
@@ -98,6 +100,7 @@ def settings_table(results: StudyResults) -> Table:
             "Main effects by ordinary least squares: the mean at the second level minus that at the first, over all "
             "other settings; ± is half the 95 % interval. p-values are not corrected for their number.",
             what_moves_it(results),
+            *share_notes(results),
             *notes,
         ),
     )
