@@ -184,8 +184,8 @@ def test_size_keeps_heads_and_steps_as_they_are() -> None:
         model = cell.config.model
         assert model.width == 24 * model.num_heads
         assert model.mlp_width == 2 * model.width
-        assert images_of(cell) == 75 * 40_000
-        assert cell.config.protocol.warmup_epochs * 15 == cell.config.protocol.max_epochs
+        assert images_of(cell) == 60 * 40_000
+        assert cell.config.protocol.warmup_epochs * 12 == cell.config.protocol.max_epochs
     assert {(cell.config.model.width, cell.config.model.depth) for cell in study.cells} == {
         *((96, 8), (192, 8), (384, 8)),
         *((192, 4), (192, 12)),

@@ -16,6 +16,8 @@ from nearsight.study import OFF, Study
 from nearsight.train import RunConfig, locat
 
 _EPOCHS = 100
+_TINY_EPOCHS = 50  # of twice as many images
+_FACTORIAL_EPOCHS = 60
 _LOCAT = {"gaug": True, "prr": True}
 _CORE: Mapping[str, Any] = {
     "ViT": OFF,
@@ -49,7 +51,7 @@ def locat_cifar100(*, seeds: int = 2) -> Study:
     Cost    32 cells of at most 100 epochs of 40,000 images (128 M); needs a GPU
     Result  see results/locat-cifar100
     """
-    base = _trained_as_in_s2(compact_cifar100("baseline"))
+    base = _trained_as_in_s2(compact_cifar100("baseline"), _EPOCHS)
     # LocAt last: what compares a study's ends compares it with ViT.
     parts = {name: level for name, level in _CORE.items() if name != "LocAt"}
     return Study(base, factors={"model": {**parts, **_VARIANTS, "LocAt": _LOCAT}}, seeds=seeds)
@@ -60,10 +62,10 @@ def locat_tiny_imagenet(*, seeds: int = 2) -> Study:
     """What each part of LocAt gives on Tiny-ImageNet (S2, Table 5)
 
     Run     nearsight study run locat-tiny-imagenet
-    Cost    8 cells of at most 100 epochs of 80,000 images (64 M); needs a GPU
+    Cost    8 cells of at most 50 epochs of 80,000 images (32 M); needs a GPU
     Result  see results/locat-tiny-imagenet
     """
-    base = _trained_as_in_s2(compact_tiny_imagenet("baseline"))
+    base = _trained_as_in_s2(compact_tiny_imagenet("baseline"), _TINY_EPOCHS)
     return Study(base, factors={"model": _CORE}, seeds=seeds)
 
 
@@ -72,10 +74,10 @@ def locat_cutmix_cifar100(*, seeds: int = 3) -> Study:
     """Does CutMix still make attention local where LocAt already does? CutMix × GAug × PRR (S1 meets S2)
 
     Run     nearsight study run locat-cutmix-cifar100
-    Cost    24 cells of at most 100 epochs of 40,000 images (96 M); needs a GPU
+    Cost    24 cells of at most 60 epochs of 40,000 images (57 M); needs a GPU
     Result  see results/locat-cutmix-cifar100
     """
-    base = trained_for(compact_cifar100("baseline"), _EPOCHS)
+    base = trained_for(compact_cifar100("baseline"), _FACTORIAL_EPOCHS)
     factors: dict[str, Any] = {
         "cutmix": (OFF, CutMix(p=0.5)),
         "GAug": {"off": OFF, "on": {"gaug": True}},
@@ -84,13 +86,13 @@ def locat_cutmix_cifar100(*, seeds: int = 3) -> Study:
     return Study(base, factors=factors, seeds=seeds, ends=("Baseline", "CutMix + LocAt"))
 
 
-def _trained_as_in_s2(run: RunConfig) -> RunConfig:
+def _trained_as_in_s2(run: RunConfig, epochs: int) -> RunConfig:
     """With S2's augmentations, clipping and schedule, whose warm-up is a fifth of the epochs as on its small sets.
 
     Not with its stochastic depth: S2 drops less in smaller models, and this one is smaller than any of them.
     """
     theirs = locat().without("resizedcrop").with_(RandomCrop())
     protocol = dataclasses.replace(
-        theirs, lr=run.protocol.lr, batch_size=run.protocol.batch_size, warmup_epochs=_EPOCHS // 5, drop_path=0.0
+        theirs, lr=run.protocol.lr, batch_size=run.protocol.batch_size, warmup_epochs=epochs // 5, drop_path=0.0
     )
-    return trained_for(dataclasses.replace(run, protocol=protocol), _EPOCHS)
+    return trained_for(dataclasses.replace(run, protocol=protocol), epochs)

@@ -14,7 +14,7 @@ from nearsight.recipes.fixed import trained_for
 from nearsight.recipes.registry import recipe
 from nearsight.study import OFF, Study
 
-_EPOCHS = 75
+_EPOCHS = 60
 _P = 0.5
 _MIXING: Mapping[str, Any] = {
     "None": OFF,
@@ -41,7 +41,7 @@ def mixing_cifar100(*, seeds: int = 2) -> Study:
     """Is it the cut, the mix, or the label? Thirteen ways to hide and mix (S1 §7, future work v)
 
     Run     nearsight study run mixing-cifar100
-    Cost    26 cells of 75 epochs of 40,000 images (78 M); needs a GPU
+    Cost    26 cells of 60 epochs of 40,000 images (62 M); needs a GPU
     Result  see results/mixing-cifar100
     """
     return Study(trained_for(compact_cifar100("baseline"), _EPOCHS), factors={"mixing": _MIXING}, seeds=seeds)

@@ -15,7 +15,7 @@ from nearsight.recipes.fixed import trained_for
 from nearsight.recipes.registry import recipe
 from nearsight.study import OFF, Study
 
-_EPOCHS = 75
+_EPOCHS = 60
 _HEAD_WIDTH = 24
 _DEPTHS = (8, 4, 12)
 _PARTS = 4
@@ -34,8 +34,8 @@ def size_cifar100(*, seeds: int = 1) -> Study:
     """Does a larger model need more data or more CutMix to become local? Width, depth, images, CutMix (S1 §7)
 
     Run     nearsight study run size-cifar100
-    Cost    19 cells of 75 epochs of 40,000 images, or of 300 epochs of 10,000 (57 M; in arithmetic as much as 30 cells
-            of S1's size, 91 M), in eight stacks, since sizes and data differ; needs a GPU
+    Cost    19 cells of 60 epochs of 40,000 images, or of 240 epochs of 10,000 (45 M; in arithmetic as much as 30 cells
+            of S1's size, 73 M), in eight stacks, since sizes and data differ; needs a GPU
     Result  see results/size-cifar100
     """
     base = trained_for(compact_cifar100("baseline"), _EPOCHS)
