@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import timm
 import torch
 from torch import Tensor, nn
 
@@ -88,3 +89,25 @@ def _check_stack(
 @pytest.fixture
 def check_stack() -> Callable[..., None]:
     return _check_stack
+
+
+def _check_reduced(name: str, num_cells: int, *, training: bool = False, tolerance: float = 0.03) -> None:
+    """Outputs and gradients of a stack as the engine runs it on a GPU are those of float32, by their norms."""
+    torch.manual_seed(0)
+    cells = [timm.create_model(name, depth=2, num_classes=10).cuda() for _ in range(num_cells)]
+    images = torch.randn(num_cells, 16, 3, 32, 32, device="cuda")
+    weights = stack_weights([dict(cell.named_parameters()) for cell in cells], images.device)
+    skeleton = weightless(cells[0]).train(training)
+    results = []
+    for reduced in (True, False):
+        given = {name: weight.clone().requires_grad_() for name, weight in weights.items()}
+        outputs = stacked_forward(skeleton, given, images, reduced=reduced)
+        results.append([outputs, *torch.autograd.grad(outputs.square().sum(), list(given.values()))])
+    for name_of_one, reduced_one, exact in zip(("outputs", *weights), *results, strict=True):
+        error = (reduced_one - exact).norm() / exact.norm()
+        assert error < tolerance, f"{name_of_one}: off by {error:.1e}"
+
+
+@pytest.fixture
+def check_reduced() -> Callable[..., None]:
+    return _check_reduced
