@@ -99,6 +99,12 @@ def test_retrieval_on_a_small_voc(factory, voc, capsys):
     assert len(Path("out/per_class.csv").read_text().splitlines()) == 1 + 21
     code, printed = run([*command, "--k", "61"], capsys)
     assert (code, "60 patches in the memory, but 61" in printed.err) == (2, True)
+    larger = ["retrieve", factory[0], "--data-dir", str(voc), "--device", "cpu", "--json", "--image-size"]
+    (found,) = json.loads(run([*larger, "48"], capsys)[1].out)["models"]
+    assert found["image_size"] == [48, 48]
+    assert found["memory_patches"] == 12 * 12 * 3
+    code, printed = run([*larger, "50"], capsys)
+    assert (code, "takes multiples of 4; use --image-size 52" in printed.err) == (2, True)
 
 
 def test_bad_input_is_one_line(factory, tmp_path, capsys):

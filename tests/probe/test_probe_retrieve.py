@@ -6,10 +6,13 @@ import pytest
 import torch
 
 from nearsight.errors import InputError
+from nearsight.locat import add_locat
 from nearsight.models import create_model
 from nearsight.probe import FeatureSpec, PatchMemory, Preparation, Retriever, build_memory, reading, retrieve
+from nearsight.probe.frozen import FrozenModel
 from nearsight.probe.memory import image_quotas, pooled_labels
 from nearsight.probe.retrieve import stretched
+from nearsight.probe.sizes import at_size
 
 IGNORED = 255
 PREPARATION = Preparation(size=(32, 32), mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25))
@@ -44,6 +47,36 @@ def reader():
     model = create_model("compact_vit", depth=2, embed_dim=24, num_heads=3).eval()
     with reading(model, FeatureSpec(), image_size=(32, 32)) as reader:
         yield reader
+
+
+def test_at_another_size_a_model_is_a_copy_with_resampled_positions():
+    torch.manual_seed(0)
+    own, image = torch.randn(1, 3, 32, 32), torch.randn(1, 3, 48, 48)
+
+    def read(model, images):
+        with reading(model, FeatureSpec(), image_size=tuple(images.shape[2:])) as reader:
+            return reader(images)
+
+    model = add_locat(create_model("compact_vit", depth=2, embed_dim=24, num_heads=3)).eval()
+    frozen, before = FrozenModel(label="one", model=model, preparation=PREPARATION), read(model, own)
+    larger = at_size(frozen, 48, FeatureSpec(), option="--image-size", device=torch.device("cpu"))
+    assert larger.preparation.size == (48, 48)
+    assert frozen.preparation.size == (32, 32)
+    found = read(larger.model, image)
+    assert found.shape[2:] == (12, 12)
+    assert torch.equal(read(model, own), before)
+    model.set_input_size(img_size=(48, 48))
+    torch.testing.assert_close(read(model, image), found, rtol=1e-4, atol=1e-5)
+
+
+def test_sizes_that_a_model_does_not_take():
+    model = create_model("convit_tiny", img_size=32, depth=2, local_up_to_layer=1, embed_dim=24, num_heads=2).eval()
+    frozen = FrozenModel(label="one size", model=model, preparation=PREPARATION)
+    with pytest.raises(InputError, match=r"one size cannot be read at 48×48 pixels: .*leave out --image-size"):
+        at_size(frozen, 48, FeatureSpec(), option="--image-size", device=torch.device("cpu"))
+    vit = FrozenModel(label="vit", model=create_model("compact_vit", depth=1), preparation=PREPARATION)
+    with pytest.raises(InputError, match="--image-size is 50, but the model takes multiples of 4; use --image-size 52"):
+        at_size(vit, 50, FeatureSpec(), option="--image-size", device=torch.device("cpu"))
 
 
 def test_labels_are_pooled_over_the_pixels_of_a_patch():

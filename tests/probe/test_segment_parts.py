@@ -18,7 +18,8 @@ from nearsight.probe.features import FeatureSpec, reading
 from nearsight.probe.segmentation.config import SegmentConfig, default_settings
 from nearsight.probe.segmentation.crops import TrainingCrops, distorted
 from nearsight.probe.segmentation.head import new_head, one_cycle, pixel_logits, pixel_loss
-from nearsight.probe.segmentation.sizes import size_step, take_other_sizes, whole_size
+from nearsight.probe.segmentation.sizes import whole_size
+from nearsight.probe.sizes import size_step, take_other_sizes
 
 FILL = (0.2, 0.4, 0.6)
 
@@ -206,7 +207,7 @@ def test_models_take_other_sizes(name: str, with_locat: bool) -> None:
             return reader(images)
 
     before = read(image)
-    take_other_sizes(model, SegmentConfig(crop=3 * own))
+    take_other_sizes(model, 3 * own)
     # What it says of its own images stays; a Swin's last stage, one window before, now knows shifted windows.
     assert torch.allclose(read(image), before, atol=1e-5) or "swin" in name
     rows, columns = read(torch.randn(1, 3, own + step, own)).shape[2:]
@@ -217,7 +218,7 @@ def test_a_wider_grid_is_what_timm_makes_of_it() -> None:
     torch.manual_seed(0)
     model = create_model("compact_vit", depth=1).eval()
     image = torch.randn(1, 3, 48, 64)
-    take_other_sizes(model, SegmentConfig(crop=64))
+    take_other_sizes(model, 64)
     with reading(model, FeatureSpec(), image_size=(48, 64)) as reader:
         found = reader(image)
     other = create_model("compact_vit", depth=1).eval()

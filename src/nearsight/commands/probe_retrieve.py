@@ -20,8 +20,8 @@ from nearsight.report.study.table import percent
 class RetrieveOptions(ProbeRequest, RetrieveSettings):
     """Segment test images by retrieval (Hummingbird): the k nearest patches of training images say what a patch shows.
 
-    Images are squeezed to the size the model takes; predictions are judged at the size of the masks. Writes
-    result.json, table.csv, table.md, per_class.csv and provenance.json.
+    Images are squeezed to the size the model takes, or to --image-size; predictions are judged at the size of the
+    masks. Writes result.json, table.csv, table.md, per_class.csv and provenance.json.
     """
 
     data: str = "voc-small"

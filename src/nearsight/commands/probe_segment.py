@@ -24,7 +24,7 @@ from nearsight.probe.segmentation.config import REFERENCE_SIZE, SegmentConfig, d
 from nearsight.probe.segmentation.evaluation import Prediction
 from nearsight.probe.segmentation.folder import SegmentFolder
 from nearsight.probe.segmentation.probing import probe_segmentation
-from nearsight.probe.segmentation.sizes import size_step
+from nearsight.probe.sizes import size_step
 from nearsight.report import save_figure
 from nearsight.report.figures.segmentation import segmentation_pictures
 from nearsight.train import Stop

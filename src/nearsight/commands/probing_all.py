@@ -26,7 +26,7 @@ from nearsight.probe.intermediates import Place
 from nearsight.probe.memory import DEFAULT_SIZE
 from nearsight.probe.segmentation.config import SegmentConfig, default_settings
 from nearsight.probe.segmentation.probing import probe_segmentation
-from nearsight.probe.segmentation.sizes import size_step
+from nearsight.probe.sizes import size_step
 from nearsight.probe.stored import ProbeKey, ProbeStore, StoredProbe, model_identity
 from nearsight.train import Stop
 
@@ -56,6 +56,8 @@ class AllRequest(KnnRequest):
     """Features of patches as the block returns them, after the final norm, or refined."""
     memory_size: int = DEFAULT_SIZE
     """Patches in the memory of retrieval at most."""
+    retrieve_size: int | None = None
+    """Side of the square that images of retrieval are squeezed to; by default the size the model takes."""
     segment_iterations: int | None = None
     """Steps of the segmentation head; by default those of the data set."""
     segment_batch_size: int | None = None
@@ -73,7 +75,13 @@ class AllRequest(KnnRequest):
 
     @property
     def retrieve_settings(self) -> RetrieveSettings:
-        return RetrieveSettings(block=self.block, place=self.dense_place, memory_size=self.memory_size, seed=self.seed)
+        return RetrieveSettings(
+            block=self.block,
+            place=self.dense_place,
+            memory_size=self.memory_size,
+            image_size=self.retrieve_size,
+            seed=self.seed,
+        )
 
     def segment_config(self, frozen: FrozenModel, dataset: SegmentationSet) -> SegmentConfig:
         usual = default_settings(dataset.name, image_size=max(frozen.preparation.size), step=size_step(frozen.model))
@@ -186,7 +194,7 @@ class AllProbes:
         settings, config = request.retrieve_settings, request.segment_config(frozen, dense)
 
         def retrieve(_: ProbeKey) -> Found:
-            found = retrieved(request, frozen, dense, settings)
+            found = retrieved(request, frozen, dense, settings, size_option="--retrieve-size")
             return {"retrieve_miou": found.score}, {"features": found.described, **found.numbers(dense)}
 
         def segment(key: ProbeKey) -> Found:

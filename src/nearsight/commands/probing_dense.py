@@ -13,6 +13,7 @@ from nearsight.probe.frozen import FrozenModel
 from nearsight.probe.intermediates import Place
 from nearsight.probe.memory import DEFAULT_SIZE
 from nearsight.probe.retrieve import DEFAULT_K, DEFAULT_TEMPERATURE, IndexKind, RetrievalResult
+from nearsight.probe.sizes import at_size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +30,8 @@ class RetrieveSettings:
     """T of their weights, softmax(similarity / T)."""
     memory_size: int = DEFAULT_SIZE
     """Patches in the memory at most; of more, a random choice, as many of each image."""
+    image_size: int | None = None
+    """Side of the square that images are squeezed to, by default the size the model takes: more of them, more patches."""
     index: IndexKind = "exact"
     """exact, or faiss (flat, on the CPU)."""
     seed: int = 0
@@ -37,6 +40,7 @@ class RetrieveSettings:
     def __post_init__(self) -> None:
         check_at_least("--k", self.k, 1)
         check_at_least("--memory-size", self.memory_size, 1)
+        check_at_least("--image-size", 1 if self.image_size is None else self.image_size, 1)
 
     @property
     def spec(self) -> FeatureSpec:
@@ -77,9 +81,18 @@ class Retrieved:
 
 
 def retrieved(
-    request: ProbeRequest, frozen: FrozenModel, dataset: SegmentationSet, settings: RetrieveSettings
+    request: ProbeRequest,
+    frozen: FrozenModel,
+    dataset: SegmentationSet,
+    settings: RetrieveSettings,
+    *,
+    size_option: str = "--image-size",
 ) -> Retrieved:
-    """Segment the test images of a data set by the patches of its training images."""
+    """Segment the test images of a data set by the patches of its training images. `size_option`: what asked for the
+    size of images, for complaints."""
+    if settings.image_size is not None:
+        device = request.torch_device
+        frozen = at_size(frozen, settings.image_size, settings.spec, option=size_option, device=device)
     with request.reading(frozen, settings.spec) as reader:
         common: dict[str, Any] = {
             "batch_size": request.images_at_once(reader, frozen),

@@ -31,8 +31,8 @@ from nearsight.probe.segmentation.crops import TrainingCrops
 from nearsight.probe.segmentation.evaluation import Prediction, Tester
 from nearsight.probe.segmentation.folder import SegmentFolder, probe_record
 from nearsight.probe.segmentation.result import SegmentResult
-from nearsight.probe.segmentation.sizes import check_crop, size_step, take_other_sizes
 from nearsight.probe.segmentation.training import Features, HeadTraining, LossRow
+from nearsight.probe.sizes import FAILURES, check_side, size_step, take_other_sizes
 from nearsight.tensorfile import save_tensors
 from nearsight.train import Stop, StoppedError
 from nearsight.train.provenance import provenance
@@ -113,7 +113,7 @@ class _Probe:
         self._folder, self._record, self._device = folder, record, device
         self._spec = FeatureSpec(block=config.block, place=config.place)
         self._step = size_step(frozen.model)
-        check_crop(config, self._step)
+        check_side("--crop", config.crop, self._step)
         with reading(frozen.model, self._spec, image_size=frozen.preparation.size, device=device):
             pass  # at its own size: what is wrong now is not wrong with sizes
         self._num_features = self._try_sizes()
@@ -123,12 +123,12 @@ class _Probe:
         side = self._config.crop
         sizes = [(side, side)] if self._config.square else [(side, side), (side, side + self._step)]
         try:
-            take_other_sizes(self._frozen.model, self._config)
+            take_other_sizes(self._frozen.model, side, only=self._config.square)
             with reading(self._frozen.model, self._spec, image_size=sizes[0], device=self._device) as reader:
                 return max(reader(torch.zeros(1, 3, *size)).shape[1] for size in sizes)
         except torch.OutOfMemoryError as error:
             raise _too_large(self._frozen.label, f"one image of {side}×{side} pixels", "--crop") from error
-        except (AssertionError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        except FAILURES as error:
             own = max(self._frozen.preparation.size)
             raise InputError(
                 f"{self._frozen.label} cannot be read at {' and '.join(f'{h}×{w}' for h, w in sizes)} pixels: "
