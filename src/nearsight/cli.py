@@ -7,28 +7,7 @@ from collections.abc import Sequence
 
 from nearsight.errors import InputError, unknown_name
 from nearsight.version import __version__
-
-COMMANDS = {
-    "demo": "train a small ViT with and without CutMix and show what changes",
-    "measure": "how far and how selectively each head of a model looks",
-    "train": "train a model from a recipe",
-    "study": "which part of a recipe makes attention local, and how sure that is",
-    "probe": "what the features of a frozen model are worth",
-    "report": "one page of a run, a study or a measured model, or of several side by side",
-    "data": "which data sets are here, getting one, and whether it is intact",
-    "bench": "this project and its peers on the same work",
-}
-"""Name → what it is for. Each is a module of `nearsight.commands`, imported only when it is called."""
-
-
-def _help() -> str:
-    width = max(map(len, COMMANDS))
-    listed = "\n".join(f"  {name:<{width}}  {about}" for name, about in COMMANDS.items())
-    return (
-        "nearsight: see, measure and induce spatial locality in Vision Transformers\n\n"
-        f"usage: nearsight COMMAND [OPTIONS]\n\n{listed}\n\n"
-        "nearsight COMMAND --help shows a command's options; nearsight --version the version."
-    )
+from nearsight_command import COMMANDS, help_text
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -47,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _dispatch(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
-        print(_help())
+        print(help_text())
         return 0 if arguments else 2
     if arguments[0] == "--version":
         print(__version__)

@@ -31,7 +31,7 @@ class RetrieveSettings:
     memory_size: int = DEFAULT_SIZE
     """Patches in the memory at most; of more, a random choice, as many of each image."""
     image_size: int | None = None
-    """Side of the square that images are squeezed to, by default the size the model takes: more of them, more patches."""
+    """Side of the square that images are squeezed to; by default what the model takes. The larger, the more patches."""
     index: IndexKind = "exact"
     """exact, or faiss (flat, on the CPU)."""
     seed: int = 0

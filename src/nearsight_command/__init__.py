@@ -1,0 +1,54 @@
+"""The `nearsight` command until it is known which: help and the version come at once.
+
+Not part of the package `nearsight`, because whoever imports that has torch and timm loaded, among whose models it puts
+its own. That takes seconds, which someone who only asks what there is should not have to wait.
+"""
+
+import sys
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+
+COMMANDS = {
+    "demo": "train a small ViT with and without CutMix and show what changes",
+    "measure": "how far and how selectively each head of a model looks",
+    "train": "train a model from a recipe",
+    "study": "which part of a recipe makes attention local, and how sure that is",
+    "probe": "what the features of a frozen model are worth",
+    "report": "one page of a run, a study or a measured model, or of several side by side",
+    "data": "which data sets are here, getting one, and whether it is intact",
+    "bench": "this project and its peers on the same work",
+}
+"""Name → what it is for. Each is a module of `nearsight.commands`, imported only when it is called."""
+
+
+def help_text() -> str:
+    """What `nearsight --help` prints."""
+    width = max(map(len, COMMANDS))
+    listed = "\n".join(f"  {name:<{width}}  {about}" for name, about in COMMANDS.items())
+    return (
+        "nearsight: see, measure and induce spatial locality in Vision Transformers\n\n"
+        f"usage: nearsight COMMAND [OPTIONS]\n\n{listed}\n\n"
+        "nearsight COMMAND --help shows a command's options; nearsight --version the version."
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; its exit code (see `nearsight.cli`)."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(help_text())
+        return 0 if arguments else 2
+    if arguments[0] == "--version" and (known := _installed_version()):
+        print(known)
+        return 0
+    from nearsight.cli import main as run  # here, because it takes seconds
+
+    return run(arguments)
+
+
+def _installed_version() -> str | None:
+    """None where the package is not installed, but found by its path."""
+    try:
+        return version("nearsight")
+    except PackageNotFoundError:
+        return None
