@@ -2,10 +2,13 @@
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from nearsight.errors import InputError
 from nearsight.probe import search
-from nearsight.probe.search import ExactIndex, FaissIndex, largest
+from nearsight.probe.search import ExactIndex, FaissIndex
+from nearsight.probe.selection import improved, largest
 
 
 def brute_force(queries, memory, k):
@@ -40,9 +43,44 @@ def test_the_largest_of_a_row_are_those_of_topk():
     assert torch.equal(values.gather(1, columns), found)
 
 
+@given(
+    sizes=st.lists(st.sampled_from([1, 5, 63, 64, 65, 700]), min_size=2, max_size=5),
+    k=st.integers(1, 40),
+    seed=st.integers(0, 99),
+    whole=st.booleans(),
+)
+def test_piece_by_piece_the_best_are_those_of_all(sizes, k, seed, whole):
+    generator = torch.Generator().manual_seed(seed)
+    values = torch.randn(7, 64 + sum(sizes), generator=generator)
+    values = values.round() if whole else values  # with many that are equal
+    best, begin = largest(values[:, :64], k), 64
+    for size in sizes:
+        best = improved(best, values[:, begin : begin + size], begin)
+        begin += size
+    assert torch.equal(best[0], values.topk(k, dim=1).values)
+    assert torch.equal(values.gather(1, best[1]), best[0])
+    assert all(len(set(row)) == k for row in best[1].tolist())
+
+
+def test_nothing_new_leaves_the_best_as_they_are():
+    best = torch.tensor([[3.0, 2.0]]), torch.tensor([[7, 5]])
+    for size in (0, 3, 64, 100):
+        found = improved(best, torch.ones(1, size), 10)
+        assert all(torch.equal(one, other) for one, other in zip(found, best, strict=True))
+
+
+def test_threads_are_as_many_as_before():
+    before = torch.get_num_threads()
+    ExactIndex(torch.randn(30, 8)).search(torch.randn(5, 8), 5)
+    assert torch.get_num_threads() == before
+
+
 def test_no_more_than_a_piece_of_the_similarities_exists(monkeypatch):
     sizes = []
     monkeypatch.setattr(search, "largest", lambda values, k: sizes.append(values.nbytes) or largest(values, k))
+    monkeypatch.setattr(
+        search, "improved", lambda best, values, begin: sizes.append(values.nbytes) or improved(best, values, begin)
+    )
     ExactIndex(torch.randn(3000, 8), piece_bytes=40_000).search(torch.randn(50, 8), 5)
     assert max(sizes) <= 40_000
     assert sum(sizes) == 4 * 3000 * 50

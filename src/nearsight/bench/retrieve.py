@@ -6,8 +6,7 @@ done to them, which is what any exact search has to compute. Ways take turns, an
 
 What to expect. A product takes 2·C operations for each similarity (1,536 for 768 channels), and finding the largest
 takes one comparison: a search should be as fast as the products but for the memory traffic of one more pass. FAISS
-keeps a heap for each query instead. One run on two cores that other work shared, 1 M vectors of 768 channels and 512
-queries: 0.67 of FAISS's time, 0.79 of the products' rate, 102 MB beyond the vectors; docs/probe.md has more.
+keeps a heap for each query instead. `results/bench-retrieve/` and docs/probe.md have what was measured.
 
     python -m nearsight.bench.retrieve --memory-size 1000000 --num-queries 1024
 """
@@ -131,10 +130,8 @@ def _ways(memory_MC: Tensor, queries_QC: Tensor, k: int, on_gpu: bool) -> dict[s
     num_columns = max(PIECE_BYTES["cuda" if on_gpu else "cpu"] // (4 * len(queries_QC)), 1)
 
     def products() -> Tensor:
-        piece = queries_QC.new_empty(len(queries_QC), min(num_columns, len(memory_MC)))
-        for part_mC in memory_MC.split(num_columns):
-            torch.mm(queries_QC, part_mC.T, out=piece[:, : len(part_mC)] if len(part_mC) < num_columns else piece)
-        return piece
+        """Every piece as the search gets it, and nothing done with it."""
+        return [piece for _, piece in exact.pieces(queries_QC, num_columns)][-1]
 
     ways["products"] = products
     return ways
