@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pandas as pd
@@ -23,6 +23,14 @@ SMALL = [
     *("--data.num-train", "300", "--data.num-test", "50", "--protocol.batch-size", "16"),
     *("--num-measured", "20", "--measure-every", "2", "--num-measured-during", "10", "--device", "cpu"),
 ]
+
+
+@pytest.fixture(autouse=True)
+def interruptible() -> Iterator[None]:
+    """A shell lets what it starts in the background ignore SIGINT, and that is inherited: also by these tests."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def train_process(out: Path, *options: str) -> subprocess.Popen[str]:
