@@ -1,7 +1,7 @@
 """How many CPU threads small batches are worth."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch import Tensor
@@ -11,19 +11,22 @@ _WORTH_THREADS = 2**23
 
 
 @contextmanager
-def threads_for(images: Tensor) -> Iterator[None]:
+def one_thread() -> Iterator[None]:
+    """One CPU thread for torch, and as many as before afterwards."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def threads_for(images: Tensor) -> AbstractContextManager[None]:
     """One thread while a small batch is augmented on a CPU, and as many as before afterwards.
 
     An augmentation is hundreds of operations of some microseconds each. Shared out among threads they are no faster on
     an idle machine, and on a busy one every operation waits until its last thread gets a core: 50 times slower,
     measured on 2 cores.
     """
-    before = torch.get_num_threads()
-    if images.device.type != "cpu" or images.numel() >= _WORTH_THREADS or before == 1:
-        yield
-        return
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+    is_small = images.device.type == "cpu" and images.numel() < _WORTH_THREADS
+    return one_thread() if is_small and torch.get_num_threads() > 1 else nullcontext()

@@ -8,7 +8,6 @@ Shape suffixes: Q queries, M vectors of the memory, C channels, k neighbours, q 
 
 import importlib
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from nearsight.augment.threads import one_thread
 from nearsight.errors import InputError, check_at_least
 from nearsight.probe.selection import GROUP, improved, largest, merged
 
@@ -62,7 +62,8 @@ class ExactIndex:
         kind = "cuda" if queries_QC.is_cuda else "cpu"
         num_queries = min(_LARGEST_QUERIES[kind], len(queries_QC)) or 1
         num_columns = max((self._piece_bytes or PIECE_BYTES[kind]) // (4 * num_queries), k, GROUP)
-        with _one_thread():
+        # Torch's threads go on spinning for a while after their work, in the way of those that multiply.
+        with one_thread():
             found = [self._search(unit(part_qC), k, num_columns) for part_qC in queries_QC.split(num_queries)]
         similarity_Qk, position_Qk = (torch.cat(parts) for parts in zip(*found, strict=True))
         return similarity_Qk, position_Qk
@@ -94,17 +95,6 @@ class ExactIndex:
             else:
                 torch.mm(queries_qC, part_mC.T, out=piece_qm)
             yield begin, piece_qm
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """For torch: its threads go on spinning for a while after their work, in the way of those that multiply."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 class FaissIndex:
