@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from nearsight.errors import InputError, unknown_name
 from nearsight.version import __version__
-from nearsight_command import COMMANDS, help_text
+from nearsight_command import COMMANDS, answered
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -25,12 +25,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _dispatch(arguments: list[str]) -> int:
-    if not arguments or arguments[0] in ("-h", "--help"):
-        print(help_text())
-        return 0 if arguments else 2
-    if arguments[0] == "--version":
-        print(__version__)
-        return 0
+    if (code := answered(arguments, __version__)) is not None:
+        return code
     if arguments[0] not in COMMANDS:
         raise unknown_name("command", arguments[0], COMMANDS)
     import torch

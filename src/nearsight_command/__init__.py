@@ -5,7 +5,7 @@ its own. That takes seconds, which someone who only asks what there is should no
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 
 COMMANDS = {
@@ -21,13 +21,17 @@ COMMANDS = {
 """Name → what it is for. Each is a module of `nearsight.commands`, imported only when it is called."""
 
 
+def listed(choices: Mapping[str, str]) -> str:
+    """For helps: a line for each name with what it is for, one below the other."""
+    width = max(map(len, choices))
+    return "\n".join(f"  {name:<{width}}  {about}" for name, about in choices.items())
+
+
 def help_text() -> str:
     """What `nearsight --help` prints."""
-    width = max(map(len, COMMANDS))
-    listed = "\n".join(f"  {name:<{width}}  {about}" for name, about in COMMANDS.items())
     return (
         "nearsight: see, measure and induce spatial locality in Vision Transformers\n\n"
-        f"usage: nearsight COMMAND [OPTIONS]\n\n{listed}\n\n"
+        f"usage: nearsight COMMAND [OPTIONS]\n\n{listed(COMMANDS)}\n\n"
         "nearsight COMMAND --help shows a command's options; nearsight --version the version."
     )
 
@@ -35,15 +39,23 @@ def help_text() -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; its exit code (see `nearsight.cli`)."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    if not arguments or arguments[0] in ("-h", "--help"):
-        print(help_text())
-        return 0 if arguments else 2
-    if arguments[0] == "--version" and (known := _installed_version()):
-        print(known)
-        return 0
+    code = answered(arguments, _installed_version())
+    if code is not None:
+        return code
     from nearsight.cli import main as run  # here, because it takes seconds
 
     return run(arguments)
+
+
+def answered(arguments: Sequence[str], known_version: str | None) -> int | None:
+    """Print help or the version, if that is what is asked for and known: the exit code, else None."""
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(help_text())
+        return 0 if arguments else 2
+    if arguments[0] == "--version" and known_version is not None:
+        print(known_version)
+        return 0
+    return None
 
 
 def _installed_version() -> str | None:

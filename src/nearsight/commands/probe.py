@@ -4,6 +4,7 @@ import importlib
 from collections.abc import Sequence
 
 from nearsight.errors import unknown_name
+from nearsight_command import listed
 
 PROBES = {
     "knn": "classes by the votes of the nearest training images",
@@ -17,9 +18,7 @@ PROBES = {
 
 def main(arguments: Sequence[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
-        width = max(map(len, PROBES))
-        listed = "\n".join(f"  {name:<{width}}  {about}" for name, about in PROBES.items())
-        print(f"usage: nearsight probe {{{','.join(PROBES)}}} RUN_OR_MODEL [...] [OPTIONS]\n\n{listed}")
+        print(f"usage: nearsight probe {{{','.join(PROBES)}}} RUN_OR_MODEL [...] [OPTIONS]\n\n{listed(PROBES)}")
         return 0 if arguments else 2
     if arguments[0] not in PROBES:
         raise unknown_name("probe", arguments[0], PROBES)

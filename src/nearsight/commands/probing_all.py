@@ -95,7 +95,7 @@ class AllRequest(KnnRequest):
         super().check(probe)
         if not self.probes:
             raise InputError(f"no probe is named; leave out --probes, or choose of {', '.join(AllRequest.probes)}")
-        for name in ("dense_num_train", "dense_num_test", "segment_iterations", "segment_batch_size"):
+        for name in ("dense_num_train", "dense_num_test", "retrieve_size", "segment_iterations", "segment_batch_size"):
             check_at_least(f"--{name.replace('_', '-')}", 1 if (value := getattr(self, name)) is None else value, 1)
         check_at_least("--checkpoint-every", self.checkpoint_every, 1)
         _ = self.linear_config, self.retrieve_settings  # which check themselves

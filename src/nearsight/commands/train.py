@@ -22,6 +22,7 @@ from nearsight.recipes import RUNS
 from nearsight.recipes.dino import PRETRAININGS
 from nearsight.train import ASSUMED, PROTOCOLS, Protocol, RunConfig, RunFolder, Stop, train_run
 from nearsight.train.processes import TIMEOUT, Processes, together
+from nearsight_command import listed
 
 _CHECKPOINT_HELP = (
     "Epochs between checkpoints; a kill costs those since the last one, SIGINT and SIGTERM cost none. "
@@ -107,11 +108,10 @@ def _say_how(protocol: Protocol, processes: Processes, label: str) -> None:
 def _help() -> str:
     texts = {name: recipe.__doc__ for name, recipe in RUNS.items()}
     texts |= {name: recipe.__doc__ for name, recipe in PRETRAININGS.items()}
-    width = max(map(len, texts))
-    listed = "\n".join(f"  {name:<{width}}  {(text or '').splitlines()[0]}" for name, text in texts.items())
+    recipes = listed({name: (text or "").splitlines()[0] for name, text in texts.items()})
     return (
         "usage: nearsight train RECIPE [--protocol NAME] [OPTIONS]\n\n"
-        f"{listed}\n\n--protocol is for training with labels; dino-… recipes have one of their own.\n"
+        f"{recipes}\n\n--protocol is for training with labels; dino-… recipes have one of their own.\n"
         "nearsight train RECIPE --help shows every setting of a recipe with its default.\n"
         "A run that was stopped (SIGINT, SIGTERM) or killed continues when the same command is given again.\n"
         "Several GPUs: torchrun --nproc-per-node N -m nearsight train RECIPE …; the batch is that of all together."

@@ -90,7 +90,7 @@ class ExactIndex:
             part_mC = self.memory_MC[begin : begin + num_columns].to(queries_qC.device, torch.float32)
             piece_qm = room_qm[:, : len(part_mC)]
             if queries_qC.device.type == "cpu":
-                # By numpy's BLAS, a sixth faster on AMD's processors than torch's, which is Intel's.
+                # By numpy's BLAS: on AMD's processors faster than torch's, which is Intel's (docs/log.md).
                 np.matmul(queries_qC.numpy(), part_mC.numpy().T, out=piece_qm.numpy())
             else:
                 torch.mm(queries_qC, part_mC.T, out=piece_qm)

@@ -36,8 +36,8 @@ def improved(best: tuple[Tensor, Tensor], values_qm: Tensor, begin: int) -> tupl
 
     `begin`: the position of the first column. It waits for the device; of random vectors, the later, the less is left.
     """
-    (best_qk, _), num_rows = best, len(values_qm)
-    num_groups = values_qm.shape[1] // GROUP
+    best_qk, _ = best
+    num_rows, num_groups = len(values_qm), values_qm.shape[1] // GROUP
     row_h, group_h = (_maxima(values_qm, num_groups) > best_qk[:, -1:]).nonzero().unbind(1)
     count_q = torch.bincount(row_h, minlength=num_rows)
     slot_h = torch.arange(len(row_h), device=row_h.device) - (count_q.cumsum(0) - count_q)[row_h]

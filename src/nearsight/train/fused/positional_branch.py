@@ -62,7 +62,8 @@ class PositionalBranch(Branch):
     def _by_row(self, by_head: Tensor, like_KRC: Tensor) -> Tensor:
         """[K·H, N, B·d] → [K, R, C]."""
         rows_KRC = torch.empty_like(like_KRC)
-        self._by_head(rows_KRC).copy_(by_head.view(self._by_head(rows_KRC).shape))
+        place_KHNBd = self._by_head(rows_KRC)
+        place_KHNBd.copy_(by_head.view(place_KHNBd.shape))
         return rows_KRC
 
 
