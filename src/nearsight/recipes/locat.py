@@ -16,8 +16,8 @@ from nearsight.study import OFF, Study
 from nearsight.train import RunConfig, locat
 
 _EPOCHS = 100
-_TINY_EPOCHS = 50  # of twice as many images
-_FACTORIAL_EPOCHS = 60
+_TINY_EPOCHS = 40  # of twice as many images
+_FACTORIAL_EPOCHS = 50
 _LOCAT = {"gaug": True, "prr": True}
 _CORE: Mapping[str, Any] = {
     "ViT": OFF,
@@ -62,7 +62,7 @@ def locat_tiny_imagenet(*, seeds: int = 2) -> Study:
     """What each part of LocAt gives on Tiny-ImageNet (S2, Table 5)
 
     Run     nearsight study run locat-tiny-imagenet
-    Cost    8 cells of at most 50 epochs of 80,000 images (32 M); needs a GPU
+    Cost    8 cells of at most 40 epochs of 80,000 images (25 M); needs a GPU
     Result  see results/locat-tiny-imagenet
     """
     base = _trained_as_in_s2(compact_tiny_imagenet("baseline"), _TINY_EPOCHS)
@@ -74,7 +74,7 @@ def locat_cutmix_cifar100(*, seeds: int = 3) -> Study:
     """Does CutMix still make attention local where LocAt already does? CutMix × GAug × PRR (S1 meets S2)
 
     Run     nearsight study run locat-cutmix-cifar100
-    Cost    24 cells of at most 60 epochs of 40,000 images (57 M); needs a GPU
+    Cost    24 cells of at most 50 epochs of 40,000 images (48 M); needs a GPU
     Result  see results/locat-cutmix-cifar100
     """
     base = trained_for(compact_cifar100("baseline"), _FACTORIAL_EPOCHS)
