@@ -13,6 +13,7 @@ from tiny_study import tiny_study, unmeasured
 from nearsight.errors import InputError
 from nearsight.files import write_json
 from nearsight.study import StudyFolder, StudyResults, run_study
+from nearsight.study.elapsed import elapsed_seconds
 from nearsight.study.results import HEAD_COLUMNS, HISTORY_COLUMNS, run_columns
 from nearsight.study.run_tables import read_row
 from nearsight.train import RunFolder
@@ -92,15 +93,40 @@ def test_runs_that_were_measured_at_the_end_alone_have_no_course(tmp_path: Path)
     assert StudyResults.read(tmp_path).course.empty
 
 
-def test_device_time_counts_an_epoch_of_a_stack_once(finished: Path) -> None:
+def test_time_by_the_clock_counts_once(finished: Path) -> None:
     results = StudyResults.read(finished)
-    per_stack = 0.0
-    for _, rows in results.runs.groupby("seed"):
-        folders = [finished / "runs" / run for run in rows["run"]]
-        training = pd.read_csv(folders[0] / "history.csv")["seconds"].sum()  # all conditions of a seed train together
-        per_stack += training + sum(row - training for row in rows["wall_seconds"])
-    assert results.device_seconds == pytest.approx(per_stack)
     assert results.images_trained == 8 * 2 * 96
+    folders = [RunFolder(finished / "runs" / run) for run in results.runs["run"]]
+    elapsed = elapsed_seconds(folders)
+    one_stack = pd.read_csv(folders[0].path / "history.csv")["seconds"].sum()
+    assert one_stack - 0.01 < elapsed < sum(elapsed_seconds([folder]) for folder in folders)  # stacks: side by side
+    assert elapsed_seconds(folders + folders) == elapsed
+
+
+def test_time_by_the_clock_of_known_events(tmp_path: Path) -> None:
+    def run(name: str, *events: tuple[str, str]) -> RunFolder:
+        (tmp_path / name).mkdir()
+        lines = [json.dumps({"time": f"2026-01-01T{clock}+00:00", "event": event}) for clock, event in events]
+        (tmp_path / name / "events.jsonl").write_text("".join(line + "\n" for line in lines))
+        return RunFolder(tmp_path / name)
+
+    # 10 s, killed, then 20 s; another beside it, the last 5 s alone; one in another zone within the first.
+    paused = run(
+        "a",
+        *(("10:00:00", "started"), ("10:00:10", "epoch"), ("11:00:00", "started"), ("11:00:20", "finished")),
+    )
+    beside = run("b", ("11:00:05.500", "started"), ("11:00:25", "epoch"))
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c" / "events.jsonl").write_text(
+        '{"time": "2026-01-01T12:00:01+0200", "event": "started"}\n'
+        '{"time": "2026-01-01T12:00:02+0200", "event": "epoch"}\n'
+    )
+    none = RunFolder(tmp_path / "d")
+    assert elapsed_seconds([beside, RunFolder(tmp_path / "c"), paused, none]) == pytest.approx(35)
+    assert elapsed_seconds([none]) == 0
+    with (tmp_path / "b" / "events.jsonl").open("a") as log:
+        log.write('{"time": "2026-01-01T11:00')  # cut short: killed while it was written
+    assert elapsed_seconds([beside]) == pytest.approx(19.5)
 
 
 def test_tables_without_run_folders_say_the_same(folder: Path, tmp_path: Path) -> None:
@@ -116,7 +142,7 @@ def test_tables_without_run_folders_say_the_same(folder: Path, tmp_path: Path) -
         run_study(tiny_study(), folder)
     made = json.loads((folder / "provenance.json").read_text())
     assert made["runs"] == 8
-    assert made["images_per_second"] == pytest.approx(made["images"] / made["device_seconds"])
+    assert made["images_per_second"] == pytest.approx(made["images"] / made["elapsed_seconds"])
     assert len(made["versions"]) == len(made["hardware"]) == 1
 
 

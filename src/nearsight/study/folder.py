@@ -19,6 +19,7 @@ from nearsight.configuration import decode
 from nearsight.errors import InputError
 from nearsight.files import check_output_folder, output_folder, remove_remains, write_json, write_text
 from nearsight.study.design import Study
+from nearsight.study.elapsed import elapsed_seconds
 from nearsight.study.lock import Holder, Locks
 from nearsight.study.repair import result_problem
 from nearsight.study.results import SCHEMA, StudyResults, read_description, read_rows
@@ -140,15 +141,16 @@ class StudyFolder:
         """All that there is to say about the study without its run folders."""
         results = StudyResults.read(self.path)
         results.write_tables(self.path)
-        certificates = [self.run_folder(run).read_provenance() for run in results.runs["run"]]
+        runs = [self.run_folder(run) for run in results.runs["run"]]
+        certificates = [run.read_provenance() for run in runs]
         told = {
             what: _distinct(certificate.get(what) for certificate in certificates)
             for what in ("commit", "versions", "hardware", "data_fingerprint")
         }
-        images, seconds = results.images_trained, results.device_seconds
+        images, seconds = results.images_trained, elapsed_seconds(runs)
         counted = {
             "images": images,
-            "device_seconds": seconds,
+            "elapsed_seconds": seconds,
             "images_per_second": images / seconds if seconds else 0.0,
         }
         write_json(self.path / "provenance.json", {**told, "runs": len(certificates), **counted})

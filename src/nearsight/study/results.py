@@ -82,14 +82,6 @@ class StudyResults:
         seconds = self.history.groupby("run")["seconds"].sum()
         return round(float((self.runs.set_index("run")["images_per_second"] * seconds).sum()))
 
-    @property
-    def device_seconds(self) -> float:
-        """Time that training, testing and measuring took. Runs of one stack spend an epoch together, so it counts
-        once: they have it in common to the last digit."""
-        training = float(self.history["seconds"].unique().sum())
-        after = float(self.runs["wall_seconds"].sum() - self.history["seconds"].sum())
-        return training + after
-
     def write_tables(self, folder: Path) -> tuple[Path, ...]:
         """runs.csv, heads.csv, layers.csv, history.csv and, of what was measured during training, course.csv.
 

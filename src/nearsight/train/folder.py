@@ -13,9 +13,9 @@ provenance.json          code, libraries, machine, time; written last: a folder 
 """
 
 import json
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -180,7 +180,7 @@ class RunFolder:
 
     def log(self, event: str, **details: Any) -> None:
         """Append to events.jsonl."""
-        stamp = time.strftime("%Y-%m-%dT%H:%M:%S%z")
+        stamp = datetime.now().astimezone().isoformat(timespec="milliseconds")
         append_line(self.path / "events.jsonl", json.dumps({"time": stamp, "event": event, **details}))
 
 

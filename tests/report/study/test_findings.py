@@ -29,7 +29,7 @@ def commit(study: Study, folder: Path, *, scale: str = "full") -> None:
     """What is kept of a study: tables, a description and where it ran."""
     made_up(study, respond, scale=scale).write_tables(folder / study.name)
     (folder / study.name / "study.json").write_text(json.dumps({**study.to_json(), "scale": scale}))
-    told = {"images": 78.4e6, "device_seconds": 600.0, "hardware": [{"device": "cuda", "gpu": "A GPU"}]}
+    told = {"images": 78.4e6, "elapsed_seconds": 600.0, "hardware": [{"device": "cuda", "gpu": "A GPU"}]}
     (folder / study.name / "provenance.json").write_text(json.dumps(told))
 
 

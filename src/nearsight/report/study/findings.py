@@ -125,7 +125,9 @@ def _cost(path: Path) -> str:
     try:
         told = json.loads(path.read_text(encoding="utf-8"))
         machines = ", ".join(dict.fromkeys(each.get("gpu", each["device"]) for each in told["hardware"]))
-        return f", {told['images'] / 1e6:.0f} M images in {told['device_seconds'] / 60:.0f} minutes on {machines}"
+        # Results of earlier versions say the seconds of their epochs, of a stack's once.
+        seconds = told["elapsed_seconds"] if "elapsed_seconds" in told else told["device_seconds"]
+        return f", {told['images'] / 1e6:.0f} M images in {seconds / 60:.0f} minutes on {machines}"
     except FileNotFoundError:
         return ""
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

@@ -1,8 +1,9 @@
 """Accuracy against locality: every way to make a ViT local, row by row and in one plane."""
 
 from collections.abc import Collection
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -122,17 +123,52 @@ def _draw_rows(
 def _draw_plane(
     panel: Axes, distance: dict[str, MeanInterval], accuracy: dict[str, MeanInterval], styles: dict[str, ModelStyle]
 ) -> None:
-    for label, style in styles.items():
-        place = distance[label].mean, accuracy[label].mean
-        is_reference = label in (s2.VIT, s2.LOCAT)  # with which all others are compared
-        panel.plot(*place, **_point(style), zorder=4 if is_reference else 3, gid=f"plane-{label}")
-        if is_reference:
-            panel.annotate(label, place, xytext=(0, -6), textcoords="offset points", ha="center", va="top", fontsize=8)
     panel.set_xlim(*_limits(distance, "mean_mad"))
     panel.set_ylim(*_limits(accuracy, "accuracy"))
+    places = {label: (distance[label].mean, accuracy[label].mean) for label in styles}
+    for label, style in styles.items():
+        is_reference = label in (s2.VIT, s2.LOCAT)  # with which all others are compared
+        panel.plot(*places[label], **_point(style), zorder=4 if is_reference else 3, gid=f"plane-{label}")
+        if is_reference:
+            _write_beside(panel, label, places)
     panel.set_xlabel(COLUMNS["mean_mad"])
     panel.set_ylabel(COLUMNS["accuracy"])
     light_grid(panel)
+
+
+def _write_beside(panel: Axes, label: str, places: dict[str, tuple[float, float]]) -> None:
+    """A point's label, at that of its sides where the nearest other point is farthest."""
+    points = panel.transData.transform(list(places.values()))
+    mine = panel.transData.transform(places[label])
+    others = points[[other != label for other in places]]
+    per_point = panel.figure.dpi / 72
+
+    def room(side: _Side) -> float:
+        centre = mine + per_point * np.array(side.centre)
+        return float(np.hypot(*(others - centre).T).min(initial=np.inf))
+
+    side = max(_SIDES, key=room)
+    panel.annotate(
+        label, places[label], xytext=side.offset, textcoords="offset points", ha=side.ha, va=side.va, fontsize=8
+    )
+
+
+class _Side(NamedTuple):
+    """Where a label may stand beside its point; offsets in points of print."""
+
+    offset: tuple[float, float]
+    ha: Literal["left", "center", "right"]
+    va: Literal["top", "center", "bottom"]
+    centre: tuple[float, float]
+    """About where its middle is, were it a word of five letters."""
+
+
+_SIDES = (
+    _Side((0, -6), "center", "top", (0, -11)),
+    _Side((0, 6), "center", "bottom", (0, 11)),
+    _Side((6, 0), "left", "center", (18, 0)),
+    _Side((-6, 0), "right", "center", (-18, 0)),
+)
 
 
 def _point(style: ModelStyle) -> dict[str, Any]:
