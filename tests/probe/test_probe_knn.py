@@ -23,12 +23,16 @@ def features():
     return [(read_features(model, part.images_NCHW.float() / 64 - 2, spec), part.labels_N) for part in parts]
 
 
-def test_votes_are_those_of_scikit_learn(features):
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_votes_are_those_of_scikit_learn(features, device):
     neighbors = pytest.importorskip("sklearn.neighbors")
     (train, train_labels), (test, test_labels) = features
     ks, temperature = (5, 30, 200), 0.07
-    scores = knn_scores(ExactIndex(train), train_labels, test, num_classes=10, ks=ks, temperature=temperature)
-    accuracy = knn_accuracy(train, train_labels, test, test_labels, num_classes=10, ks=ks, temperature=temperature)
+    index = ExactIndex(train.to(device))
+    scores = knn_scores(index, train_labels, test.to(device), num_classes=10, ks=ks, temperature=temperature)
+    accuracy = knn_accuracy(
+        train, train_labels, test, test_labels, num_classes=10, ks=ks, temperature=temperature, device=device
+    )
     for k in ks:
         reference = neighbors.KNeighborsClassifier(
             k,
@@ -37,7 +41,7 @@ def test_votes_are_those_of_scikit_learn(features):
             weights=lambda distance: np.exp((1 - distance) / 0.07),
         ).fit(train.double().numpy(), train_labels.numpy())
         expected = torch.tensor(reference.predict_proba(test.double().numpy()))
-        torch.testing.assert_close(scores[k].double(), expected, atol=1e-4, rtol=0)
+        torch.testing.assert_close(scores[k].double().cpu(), expected, atol=1e-4, rtol=0)
         assert accuracy[k] == pytest.approx(reference.score(test.double().numpy(), test_labels.numpy()), abs=1 / 80)
 
 

@@ -20,17 +20,18 @@ def samples(num, seed, num_classes=4, num_channels=12):
     return centres[labels] + 1.5 * torch.randn(num, num_channels, generator=generator), labels
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
-def test_each_head_is_what_torch_trains_alone(optimizer):
+def test_each_head_is_what_torch_trains_alone(optimizer, device):
     config = LinearConfig(
         optimizer=optimizer, learning_rates=(0.01, 0.3), weight_decays=(0.0, 0.05), batch_size=64, num_epochs=3
     )
     features, labels = samples(200, 0)
-    heads = Heads(config, 12, 4, torch.device("cpu"))
-    start = heads.weight_CKc[:, 0].clone()
+    heads = Heads(config, 12, 4, torch.device(device))
+    start = heads.weight_CKc[:, 0].cpu().clone()
     for epoch in range(3):
         for order in epoch_batches(torch.tensor([0]), epoch, 200, 64)[:, 0]:
-            heads.step(features[order], labels[order], (1 + cos(pi * epoch / 3)) / 2)
+            heads.step(features[order].to(device), labels[order].to(device), (1 + cos(pi * epoch / 3)) / 2)
     for number, (rate, decay) in enumerate(config.grid):
         layer = torch.nn.Linear(12, 4)
         with torch.no_grad():
@@ -53,8 +54,8 @@ def test_each_head_is_what_torch_trains_alone(optimizer):
                 F.cross_entropy(layer(features[order]), labels[order]).backward()
                 alone.step()
             schedule.step()
-        torch.testing.assert_close(heads.weight_CKc[:, number], layer.weight.detach().T, atol=2e-5, rtol=1e-4)
-        torch.testing.assert_close(heads.bias_Kc[number], layer.bias.detach(), atol=2e-5, rtol=1e-4)
+        torch.testing.assert_close(heads.weight_CKc[:, number].cpu(), layer.weight.detach().T, atol=2e-5, rtol=1e-4)
+        torch.testing.assert_close(heads.bias_Kc[number].cpu(), layer.bias.detach(), atol=2e-5, rtol=1e-4)
 
 
 def test_as_good_as_logistic_regression():

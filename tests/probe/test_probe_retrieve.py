@@ -1,5 +1,6 @@
 """Dense retrieval against a brute-force reference in float64 loops, and what bounds its memory."""
 
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
@@ -41,11 +42,17 @@ def pictures(num_train=6, num_test=3):
     return SimpleNamespace(name="made", num_classes=4, class_names=names, ignore_index=IGNORED, **parts)
 
 
+@contextmanager
+def reading_small(device="cpu"):
+    torch.manual_seed(0)
+    model = create_model("compact_vit", depth=2, embed_dim=24, num_heads=3).eval().to(device)
+    with reading(model, FeatureSpec(), image_size=(32, 32)) as reader:
+        yield reader
+
+
 @pytest.fixture(scope="module")
 def reader():
-    torch.manual_seed(0)
-    model = create_model("compact_vit", depth=2, embed_dim=24, num_heads=3).eval()
-    with reading(model, FeatureSpec(), image_size=(32, 32)) as reader:
+    with reading_small() as reader:
         yield reader
 
 
@@ -109,11 +116,15 @@ def test_predictions_are_those_of_brute_force():
         torch.testing.assert_close(distribution.double(), expected, atol=1e-5, rtol=0)
 
 
-def test_a_data_set_from_end_to_end(reader):
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_a_data_set_from_end_to_end(reader, device):
     """Every step once more, image by image in float64."""
-    dataset = pictures()
-    memory = build_memory(reader, dataset, PREPARATION, batch_size=4)
-    result = retrieve(reader, Retriever(memory, k=7, temperature=0.1), dataset, PREPARATION, batch_size=2)
+    dataset, where = pictures(), {"device": device}
+    with reading_small(device) as there:
+        memory = build_memory(there, dataset, PREPARATION, batch_size=4, **where)
+        retriever = Retriever(memory, k=7, temperature=0.1)
+        result = retrieve(there, retriever, dataset, PREPARATION, batch_size=2, **where)
+    memory = PatchMemory(memory.features_MC.cpu(), memory.labels_Mc.cpu())
     confusion = torch.zeros(4, 4, dtype=torch.float64)
     for image, mask in dataset.test:
         patches = reader(PREPARATION.whole(image, torch.device("cpu")))[0].flatten(1).T

@@ -10,17 +10,24 @@ from nearsight.probe import search
 from nearsight.probe.search import ExactIndex, FaissIndex
 from nearsight.probe.selection import improved, largest
 
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
 
 def brute_force(queries, memory, k):
     queries, memory = (x.double() / x.double().norm(dim=1, keepdim=True) for x in (queries, memory))
     return torch.sort(queries @ memory.T, dim=1, descending=True)
 
 
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("memory_device", DEVICES)
 @pytest.mark.parametrize(("num_memory", "k", "piece_bytes"), [(5000, 30, 4 * 37 * 700), (4099, 7, None), (40, 40, 4)])
-def test_exact_search_finds_what_a_full_sort_finds(num_memory, k, piece_bytes):
+def test_exact_search_finds_what_a_full_sort_finds(num_memory, k, piece_bytes, memory_device, device):
     generator = torch.Generator().manual_seed(num_memory)
     memory, queries = (torch.randn(num, 24, generator=generator) for num in (num_memory, 37))
-    similarity, position = ExactIndex(memory, piece_bytes=piece_bytes).search(queries, k)
+    index = ExactIndex(memory.to(memory_device), piece_bytes=piece_bytes)
+    found = index.search(queries.to(device), k)
+    assert {one.device.type for one in found} == {device}
+    similarity, position = (one.cpu() for one in found)
     value, order = brute_force(queries, memory, k)
     torch.testing.assert_close(similarity.double(), value[:, :k], atol=2e-6, rtol=0)
     # Where two similarities differ by more than float32 can confuse, their order is the true one.

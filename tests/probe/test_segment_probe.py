@@ -84,9 +84,12 @@ def weights(folder: SegmentFolder) -> bytes:
     return folder.head.read_bytes()
 
 
-def test_it_learns_and_its_numbers_are_those_of_its_predictions(tmp_path: Path, dataset: SegmentationSet) -> None:
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_it_learns_and_its_numbers_are_those_of_its_predictions(
+    tmp_path: Path, dataset: SegmentationSet, device: str
+) -> None:
     shown: list[Prediction] = []
-    folder = probe_segmentation(frozen(), dataset, config(), tmp_path / "out", show=shown.extend)
+    folder = probe_segmentation(frozen(), dataset, config(), tmp_path / "out", show=shown.extend, device=device)
     result, classes = folder.read_result(), folder.read_per_class()
     # 18 of the 21 classes are never there; two in three pixels are background.
     assert result["miou"] > 0.5 > 0.2 > result["miou_of_one_class"]
