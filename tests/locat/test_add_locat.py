@@ -4,6 +4,7 @@ import copy
 import inspect
 import io
 import pickle
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from locat_parallel import local_vit, write_gradients
 from safetensors.torch import load, save
 from timm.models.eva import Eva
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import nearsight
 from nearsight import add_locat
@@ -162,6 +164,71 @@ def test_activation_checkpointing(family: str) -> None:
     torch.testing.assert_close(gradients[0], gradients[1])
 
 
+@pytest.mark.parametrize(("family", "every"), [("vit", 1), ("vit", 2), ("rope", 1)])
+def test_activation_checkpointing_of_shapes_with_as_many_patches(family: str, every: int) -> None:
+    model = local_model(family).train()
+    batches = [torch.randn(1, 3, *size) for size in ((32, 64), (64, 32), (16, 128))]
+
+    def gradients() -> tuple[Tensor, ...]:
+        loss = sum(model(batch).square().sum() for batch in batches)
+        return torch.autograd.grad(loss, list(model.parameters()))
+
+    expected = gradients()
+    if every == 1:
+        model.set_grad_checkpointing(True)
+    else:  # both blocks as one
+        model.blocks = nn.Sequential(Together(model.blocks))
+    torch.testing.assert_close(gradients(), expected)
+
+
+class Together(nn.Module):
+    """Blocks that run again together."""
+
+    def __init__(self, blocks: nn.Module) -> None:
+        super().__init__()
+        self.blocks = blocks
+
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(self.blocks, x, use_reentrant=False)
+
+
+def test_reentrant_checkpointing_of_such_shapes_is_refused() -> None:
+    """It runs blocks again on copies, which cannot say whose patches they are."""
+    model = local_model("vit").train()
+    model.set_grad_checkpointing(True)
+    was = timm.layers.use_reentrant_ckpt()
+    timm.layers.set_reentrant_ckpt(True)
+    try:
+        (model(torch.randn(1, 3, 32, 64)).sum() + model(torch.randn(1, 3, 40, 40)).sum()).backward()
+        loss = model(torch.randn(1, 3, 32, 64)).sum() + model(torch.randn(1, 3, 64, 32)).sum()
+        with pytest.raises(InputError, match="that is not reentrant"):
+            loss.backward()
+    finally:
+        timm.layers.set_reentrant_ckpt(was)
+
+
+def test_traced_and_vmapped() -> None:
+    """By torch's own tools."""
+    model, batch = local_model("vit").eval(), images_for("vit")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        traced = torch.jit.trace(model, batch)
+    torch.testing.assert_close(traced(batch), model(batch))
+    models = [local_model("vit"), local_model("vit")]
+    excite(models[1], seed=2)
+    params, buffers = torch.func.stack_module_state(models)
+
+    def run(params: dict[str, Tensor], buffers: dict[str, Tensor], batch: Tensor) -> Tensor:
+        return torch.func.functional_call(models[0], (params, buffers), (batch,))
+
+    both = torch.vmap(run, in_dims=(0, 0, None))(params, buffers, batch)
+    torch.testing.assert_close(both, torch.stack([each(batch) for each in models]), rtol=1e-4, atol=1e-5)
+    name = "blocks.0.attn.gaug.log_var.weight"
+    (found,) = torch.autograd.grad(both.square().sum(), params[name])
+    expected = [torch.autograd.grad(each(batch).square().sum(), each.get_parameter(name))[0] for each in models]
+    torch.testing.assert_close(found, torch.stack(expected), rtol=1e-3, atol=1e-5)
+
+
 @pytest.mark.parametrize("family", ["vit", "registers", "rope", "swin"])
 def test_intermediate_features(family: str) -> None:
     model, batch = local_model(family).eval(), images_for(family)
@@ -222,7 +289,20 @@ def test_two_processes_train_as_one(tmp_path: Path) -> None:
         ("vit_tiny_patch16_224", {}, {"resolution": "cubic"}, "not a known resolution"),
         ("vit_tiny_patch16_224", {}, {"width": "key"}, "width is 'key'"),
         ("vit_tiny_patch16_224", {}, {"width": 0.0}, "above 0"),
+        ("vit_tiny_patch16_224", {}, {"width": None}, "width is None, but must be 'query', 'input' or a number"),
+        ("vit_tiny_patch16_224", {}, {"width": True}, "width is True"),
+        ("vit_tiny_patch16_224", {}, {"isotropic": "no"}, "isotropic is 'no', but must be True or False"),
         ("vit_tiny_patch16_224", {}, {"initial_grid": (14, 0)}, "a side of initial_grid is 0"),
+        *(
+            ("vit_tiny_patch16_224", {}, {"initial_grid": grid}, r"must be two numbers: \(rows, columns\)")
+            for grid in (14, "14", (14,), (14, 14, 14), (14.5, 14))
+        ),
+        *(
+            ("vit_tiny_patch16_224", {}, {"blocks": blocks}, r"must be numbers of blocks, such as \[0, 1\]")
+            for blocks in (3.5, [1.0], ["0"], [])
+        ),
+        ("vit_tiny_patch16_224", {}, {"gaug": False, "kernel": "laplace"}, "with gaug=False there is none"),
+        ("vit_tiny_patch16_224", {}, {"gaug": False, "blocks": [0]}, "with gaug=False there is none"),
     ],
 )
 def test_refused(name: str, options: dict[str, Any], locat: dict[str, Any], message: str) -> None:
@@ -232,6 +312,28 @@ def test_refused(name: str, options: dict[str, Any], locat: dict[str, Any], mess
     with pytest.raises(InputError, match=message):
         add_locat(model, **locat)
     assert {module: type(module) for module in model.modules()} == modules
+
+
+def test_models_that_were_changed() -> None:
+    shared = plain_model("vit")
+    shared.blocks = nn.Sequential(shared.blocks[0], shared.blocks[0])
+    add_locat(shared)(images_for()).sum().backward()
+    assert shared.blocks[0].attn.gaug.log_var.weight.grad is not None
+    pruned = plain_model("vit")
+    pruned.blocks[-1] = nn.Identity()
+    assert add_locat(pruned, blocks=[0])(images_for()).shape == (2, 7)
+    assert pruned.attn_pool.num_heads == 3
+    with pytest.raises(InputError, match="with blocks of Identity"):
+        add_locat(pruned)
+    bare = plain_model("vit")
+    bare.blocks = nn.Sequential(nn.Identity())
+    with pytest.raises(InputError, match="has no attention"):
+        add_locat(bare, gaug=False)
+
+
+def test_it_says_which_one_it_is() -> None:
+    text = repr(add_locat(plain_model("vit"), kernel="laplace", width=2.0, isotropic=True))
+    assert "kernel='laplace', width=2.0, isotropic=True, scale='learned', resolution='linear', grid_size=(5, 5)" in text
 
 
 def test_added_once() -> None:

@@ -23,9 +23,10 @@ def expected_logits(local: Any, batch: Tensor, plain: Any, **variant: Any) -> Te
     if features.dim() == 4:
         num_heads = model.layers[-1].blocks[-1].attn.attention.num_heads
         return model.head.fc(refined(features.flatten(1, 2), num_heads).mean(1))
-    tokens = refined(features, model.blocks[-1].attn.attention.num_heads)
+    # Where a model normalises what it has pooled, that norm comes first (S2 §4.2: refinement is of normalised tokens).
+    tokens = refined(model.fc_norm(features), model.blocks[-1].attn.attention.num_heads)
     pooled = tokens[:, 0] if model.global_pool == "token" else tokens[:, model.num_prefix_tokens :].mean(1)
-    return model.head(model.fc_norm(pooled))
+    return model.head(pooled)
 
 
 @pytest.mark.parametrize("size", [(40, 40), (64, 48)], ids=["training size", "larger"])

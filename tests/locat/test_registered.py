@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import timm
 import torch
+from safetensors.torch import save
+from timm.models import save_for_hf
 from torch import nn
 
 import nearsight
@@ -188,6 +190,30 @@ def test_the_refinement_of_jumbo_reaches_its_wide_token() -> None:
 def test_maps_as_timm_gives_them() -> None:
     model = timm.create_model("locat_compact_vit", features_only=True, out_indices=(0, 7))
     assert [each.shape for each in model(torch.randn(1, 3, 32, 32))] == 2 * [(1, 192, 8, 8)]
+
+
+def test_maps_of_swin_are_as_many_as_its_backbones() -> None:
+    options = {"img_size": 64, "window_size": 4, "embed_dim": 12, "depths": (1, 1, 1, 1), "num_heads": (1, 2, 3, 4)}
+    swin, local = (
+        timm.create_model(name, features_only=True, **options)
+        for name in ("swin_tiny_patch4_window7_224", "locat_swin_tiny_patch4_window7_224")
+    )
+    assert local.feature_info.channels() == swin.feature_info.channels() == [12, 24, 48, 96]
+    assert [each.shape[1] for each in local(torch.randn(1, 3, 64, 64))] == [12, 24, 48, 96]
+
+
+def test_weights_of_ones_own(tmp_path: Path) -> None:
+    """By timm's ways to load them."""
+    options = {"depth": 1, "embed_dim": 24, "num_heads": 2, "kernel": "laplace"}
+    model = timm.create_model("locat_compact_vit", **options).eval()
+    images = torch.randn(1, 3, 32, 32)
+    save_for_hf(model, str(tmp_path), model_args=options)
+    again = timm.create_model(f"local-dir:{tmp_path}", pretrained=True).eval()
+    assert torch.equal(again(images), model(images))
+    (tmp_path / "own.safetensors").write_bytes(save(model.state_dict()))
+    file = {"file": str(tmp_path / "own.safetensors")}
+    again = timm.create_model("locat_compact_vit", pretrained=True, pretrained_cfg_overlay=file, **options).eval()
+    assert torch.equal(again(images), model(images))
 
 
 def test_there_are_no_published_weights() -> None:

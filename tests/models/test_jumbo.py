@@ -169,6 +169,10 @@ def test_another_classifier() -> None:
     assert model(torch.randn(1, 3, 32, 32)).shape == (1, 96)
     with pytest.raises(InputError, match="global_pool 'avg' is chosen when a Jumbo is made"):
         model.reset_classifier(7, "avg")
+    model.reset_classifier(0, "")
+    assert model(torch.randn(1, 3, 32, 32)).dim() == 3
+    with pytest.raises(InputError, match="without pooling use num_classes=0"):
+        model.reset_classifier(7)
 
 
 def test_all_of_it_is_where_and_what_it_is_asked_to_be() -> None:
@@ -183,6 +187,7 @@ def test_all_of_it_is_where_and_what_it_is_asked_to_be() -> None:
         ({"num_jumbo": 0}, "num_jumbo is 0"),
         ({"reg_tokens": 2}, "reg_tokens cannot be chosen"),
         ({"global_pool": "map"}, "global_pool is 'map'"),
+        ({"global_pool": ""}, "without pooling use num_classes=0"),
     ],
 )
 def test_what_it_cannot_be_is_refused(settings: dict[str, object], message: str) -> None:

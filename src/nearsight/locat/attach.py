@@ -1,6 +1,7 @@
 """LocAt on a model that somebody already has (S2 §4)."""
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Any, Literal, TypeVar
 
 from timm.layers import SelectAdaptivePool2d
@@ -46,7 +47,8 @@ def add_locat(
     Args:
         gaug: Gaussian-augmented attention, in every block.
         prr: patch representation refinement, between the final norm and the pooling that the model has. It sits where
-            timm keeps attention pooling: choosing another pooling in `reset_classifier` takes it off.
+            timm keeps attention pooling: choosing another pooling in `reset_classifier` takes it off. A norm that the
+            model has after its pooling comes before the refinement.
         kernel: of the distance between patches.
         width: where the widths of the kernel come from: each query, the attention's input, or fixed, in patches.
         isotropic: one width for both axes.
@@ -57,8 +59,9 @@ def add_locat(
         initial_grid: the grid (Swin: window) that the widths were learned on; by default that of the model now.
     """
     config = GaussianConfig(kernel=kernel, width=width, isotropic=isotropic, scale=scale, resolution=resolution)
-    for side in initial_grid or ():
-        check_at_least("a side of initial_grid", side, 1)
+    _check_grid(initial_grid)
+    if not gaug and (config != GaussianConfig() or blocks is not None or initial_grid is not None):
+        raise InputError("options of the local attention were given, but with gaug=False there is none; leave them out")
     _check_model(model)
     attentions = _attentions(model, blocks) if gaug else []
     if prr:
@@ -68,6 +71,16 @@ def add_locat(
     if prr:
         _refine(model)
     return model
+
+
+def _check_grid(initial_grid: Any) -> None:
+    if initial_grid is None:
+        return
+    sides = tuple(initial_grid) if isinstance(initial_grid, Iterable) else (initial_grid,)
+    if len(sides) != 2 or not all(isinstance(side, int) for side in sides):
+        raise InputError(f"initial_grid is {initial_grid!r}, but must be two numbers: (rows, columns)")
+    for side in sides:
+        check_at_least("a side of initial_grid", side, 1)
 
 
 def _check_model(model: nn.Module) -> None:
@@ -84,12 +97,10 @@ def _attentions(model: Any, blocks: Iterable[int] | None) -> list[nn.Module]:
         raise InputError(
             f"LocAt cannot be added to {name} with patch_drop_rate: without some of its patches an image is no grid"
         )
-    by_block = [_attentions_of_block(block, name) for block in _blocks(model)]
-    chosen = range(len(by_block)) if blocks is None else sorted(set(blocks))
-    for number in chosen:
-        if number not in range(len(by_block)):
-            raise InputError(f"there is no block {number} in {name}: it has 0 to {len(by_block) - 1}")
-    attentions = [attention for number in chosen for attention in by_block[number]]
+    those_of_model = _blocks(model)
+    chosen = range(len(those_of_model)) if blocks is None else _chosen(blocks, len(those_of_model), name)
+    found = [attention for number in chosen for attention in _attentions_of_block(those_of_model[number], name)]
+    attentions = list(dict.fromkeys(found))  # blocks may be shared
     for attention in attentions:
         if isinstance(attention, tuple(LOCAL_CLASSES.values())):
             raise InputError(f"{name} has a local attention already; LocAt is added once")
@@ -98,6 +109,18 @@ def _attentions(model: Any, blocks: Iterable[int] | None) -> list[nn.Module]:
                 f"LocAt cannot be added to {type(attention).__name__}, which is no attention of timm's own"
             )
     return attentions
+
+
+def _chosen(blocks: Any, num_blocks: int, name: str) -> list[int]:
+    numbers = list(blocks) if isinstance(blocks, Iterable) else [blocks]
+    if not numbers or not all(type(number) is int for number in numbers):
+        raise InputError(
+            f"blocks is {blocks!r}, but must be numbers of blocks, such as [0, 1]; gaug=False makes none local"
+        )
+    for number in numbers:
+        if number not in range(num_blocks):
+            raise InputError(f"there is no block {number} in {name}: it has 0 to {num_blocks - 1}")
+    return sorted(set(numbers))
 
 
 def _attentions_of_block(block: nn.Module, model_name: str) -> list[nn.Module]:
@@ -120,7 +143,9 @@ def _blocks(model: Any) -> list[nn.Module]:
 def _make_local(
     model: Any, attentions: list[Any], config: GaussianConfig, initial_grid: tuple[int, int] | None
 ) -> None:
-    grids = None if isinstance(model, SwinTransformer) else GridRecord(model.patch_embed, model.num_prefix_tokens)
+    grids = None
+    if not isinstance(model, SwinTransformer):
+        grids = GridRecord(model.patch_embed, _blocks(model), model.num_prefix_tokens)
     for attention in attentions:
         grid_size = initial_grid or (attention.window_size if grids is None else model.patch_embed.grid_size)
         weight = attention.proj.weight
@@ -155,20 +180,56 @@ def _check_pooling(model: Any) -> None:
             f"{name} pools by attention ({type(model.attn_pool).__name__}), while refinement comes before CLS or mean "
             "pooling; use prr=False, or another global_pool"
         )
+    if _late_norm(model) is not None and not model.global_pool:
+        raise InputError(
+            f"{name} normalises after pooling, but does not pool; use prr=False, or make it with fc_norm=False"
+        )
     family = VisionTransformer if isinstance(model, VisionTransformer) else Eva
     if any(getattr(type(model), method) is not getattr(family, method) for method in ("forward_head", "pool")):
         raise InputError(f"{name} has a head of its own, which refinement would not reach; use prr=False")
 
 
 def _refine(model: Any) -> None:
-    last: Any = _blocks(model)[-1]
-    num_heads = next(module.num_heads for module in last.modules() if hasattr(module, "num_heads"))
+    num_heads = _num_heads(model)
     if isinstance(model, SwinTransformer):
         model.head.global_pool.__class__ = RefinedMapPool
         model.head.global_pool.num_heads = num_heads
         return
     include_prefix = getattr(model, "pool_include_prefix", False)
     model.attn_pool = RefinedPool(
-        num_heads, pool=model.global_pool, num_prefix=model.num_prefix_tokens, include_prefix=include_prefix
+        num_heads,
+        pool=model.global_pool,
+        num_prefix=model.num_prefix_tokens,
+        include_prefix=include_prefix,
+        late_norm=_late_norm(model),
     )
     model.pool_include_prefix = True  # for `attn_pool`, which gets all tokens
+    model.reset_classifier = partial(_reset_classifier, model)
+
+
+def _late_norm(model: Any) -> nn.Module | None:
+    """The norm of a model that normalises what it has pooled, and nothing before."""
+    norm: nn.Module = model.fc_norm
+    return norm if isinstance(model.norm, nn.Identity) and not isinstance(norm, nn.Identity) else None
+
+
+def _num_heads(model: Any) -> int:
+    """Of the last attention."""
+    for block in reversed(_blocks(model)):
+        for module in block.modules():
+            if (num_heads := getattr(module, "num_heads", None)) is not None:
+                return int(num_heads)
+    raise InputError(f"{type(model).__name__} has no attention, so nothing says how many heads refinement has")
+
+
+def _reset_classifier(model: Any, num_classes: int, global_pool: str | None = None) -> None:
+    """That of timm. Not every model of it takes off what pools before another pooling, and none knows what we set."""
+    pool = model.attn_pool
+    if global_pool is not None and isinstance(pool, RefinedPool):
+        if global_pool and global_pool == pool.pool:
+            global_pool = None  # as it is
+        else:
+            pool.retire()
+            model.attn_pool = None
+            model.pool_include_prefix = pool.include_prefix
+    type(model).reset_classifier(model, num_classes, global_pool)

@@ -82,6 +82,8 @@ def _attention(
     query: Tensor, key: Tensor, value: Tensor, bias: Tensor, mask: Tensor | None, scale: float, dropout_p: float
 ) -> Tensor:
     bias = (bias if mask is None else bias + mask).to(query.dtype)
+    if _is_transformed() and torch.is_grad_enabled():  # torch.vmap knows no gradient of a fused attention's mask
+        return F.dropout((scale * query @ key.mT + bias).softmax(-1), dropout_p) @ value
     return F.scaled_dot_product_attention(query, key, value, bias, dropout_p, scale=scale)
 
 

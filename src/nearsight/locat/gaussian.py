@@ -6,7 +6,7 @@ Shape suffixes: B images, H heads, N tokens, P patches, d head size, C channels,
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal, get_args
 
 import torch
@@ -51,8 +51,12 @@ class GaussianConfig:
         if isinstance(self.width, str):
             if self.width not in ("query", "input"):
                 raise InputError(f"width is {self.width!r}, but must be 'query', 'input' or a number of patches")
+        elif isinstance(self.width, bool) or not isinstance(self.width, int | float):
+            raise InputError(f"width is {self.width!r}, but must be 'query', 'input' or a number of patches")
         elif not (math.isfinite(self.width) and self.width > 0):
             raise InputError(f"width is {self.width}, but a number of patches is finite and above 0")
+        if not isinstance(self.isotropic, bool):
+            raise InputError(f"isotropic is {self.isotropic!r}, but must be True or False")
 
 
 class GaussianHeads(nn.Module):
@@ -96,6 +100,11 @@ class GaussianHeads(nn.Module):
         if config.scale == "learned":
             self.log_alpha = nn.Linear(head_dim, 1, device=device, dtype=dtype)
         self.reset_parameters()
+
+    def extra_repr(self) -> str:
+        """What its weights do not tell."""
+        told = [f"{field.name}={getattr(self.config, field.name)!r}" for field in fields(self.config)]
+        return ", ".join([*told, f"grid_size={self.grid_size}"])
 
     @torch.no_grad()
     def reset_parameters(self) -> None:

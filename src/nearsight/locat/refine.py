@@ -28,22 +28,46 @@ class RefinedPool(nn.Module):
         pool: as timm's `global_pool`: "token", "avg", "avgmax", "max", or "" for all refined tokens.
         num_prefix: tokens that are no patches.
         include_prefix: whether they count for "avg", "avgmax" and "max".
+        late_norm: the model's norm, where it has that after its pooling. It then comes here, before refinement, and
+            what was pooled passes it unchanged. It stays the model's module.
     """
 
-    def __init__(self, num_heads: int, *, pool: str, num_prefix: int, include_prefix: bool) -> None:
+    def __init__(
+        self, num_heads: int, *, pool: str, num_prefix: int, include_prefix: bool, late_norm: nn.Module | None = None
+    ) -> None:
         super().__init__()
         self.num_heads, self.pool = num_heads, pool
         self.num_prefix, self.include_prefix = num_prefix, include_prefix
+        # In a tuple it is no part of this module, so that its weights have one name.
+        self._late_norm = () if late_norm is None else (late_norm,)
+        if late_norm is not None:
+            late_norm.register_forward_hook(self._leave_pooled)
+
+    @property
+    def pre_norm(self) -> nn.Module:
+        """What normalises tokens that the model has not normalised."""
+        return self._late_norm[0] if self._late_norm else nn.Identity()
 
     def forward(self, tokens_BNC: Tensor) -> Tensor:
-        refined_BNC = refine(tokens_BNC, self.num_heads)
         pooled: Tensor = global_pool_nlc(
-            refined_BNC,
+            self.refined(tokens_BNC),
             pool_type=self.pool,
             num_prefix_tokens=self.num_prefix,
             reduce_include_prefix=self.include_prefix,
         )
         return pooled
+
+    def refined(self, tokens_BNC: Tensor) -> Tensor:
+        """All tokens, [B, N, C]."""
+        return refine(self.pre_norm(tokens_BNC), self.num_heads)
+
+    def retire(self) -> None:
+        """Let the model normalise after its pooling again."""
+        self._late_norm = ()
+
+    def _leave_pooled(self, norm: nn.Module, inputs: tuple[Tensor, ...], normed: Tensor) -> Tensor:
+        is_pooled = inputs[0].dim() == 2  # tokens have three
+        return inputs[0] if self._late_norm and is_pooled else normed
 
 
 class RefinedMapPool(SelectAdaptivePool2d):  # type: ignore[misc]  # timm carries no types
@@ -75,7 +99,7 @@ def refined_map(model: Any, images: Tensor) -> Tensor:
     features: Tensor = model.forward_features(images)
     if isinstance(pool, RefinedMapPool):
         return pool.refined(features).movedim(-1, 1)
-    refined_BPC = refine(features, pool.num_heads)[:, pool.num_prefix :]
+    refined_BPC = pool.refined(features)[:, pool.num_prefix :]
     rows_cols = model.patch_embed.dynamic_feat_size(tuple(images.shape[-2:]))
     refined_BCRc: Tensor = refined_BPC.transpose(1, 2).unflatten(2, rows_cols)
     return refined_BCRc

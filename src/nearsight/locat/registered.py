@@ -40,20 +40,27 @@ def _register(backbone: str) -> None:
     name = f"locat_{backbone}"
 
     def model(pretrained: bool = False, **kwargs: Any) -> nn.Module:
-        if pretrained:
+        config = kwargs["pretrained_cfg"] = kwargs.get("pretrained_cfg") or _described(name, backbone)
+        if pretrained and not any(map(_has_weights, (config, kwargs.get("pretrained_cfg_overlay") or {}))):
             raise InputError(
                 f"there are no published weights of {name}; add_locat(timm.create_model({backbone!r}, "
-                "pretrained=True)) gives LocAt to a trained backbone"
+                "pretrained=True)) gives LocAt to a trained backbone, where that has any"
             )
-        kwargs["pretrained_cfg"] = kwargs.get("pretrained_cfg") or _described(name, backbone)
-        features = {"out_indices": 3, "feature_cls": "getter"}
+        # As many maps as the backbone gives.
+        features = {"out_indices": (0, 1, 2, 3) if "swin" in backbone else 3, "feature_cls": "getter"}
         built: nn.Module = build_model_with_cfg(
-            lambda **settings: _build(backbone, settings), name, pretrained=False, feature_cfg=features, **kwargs
+            lambda **settings: _build(backbone, settings), name, pretrained=pretrained, feature_cfg=features, **kwargs
         )
         return built
 
     model.__name__ = model.__qualname__ = name
     register_model(model)
+
+
+def _has_weights(config: Any) -> bool:
+    """Whether somebody says where weights are: a file of one's own, a folder or a repository."""
+    described = config if isinstance(config, dict) else config.to_dict()
+    return any(described.get(source) for source in ("url", "file", "hf_hub_id", "state_dict"))
 
 
 def _described(name: str, backbone: str) -> dict[str, Any]:

@@ -108,6 +108,7 @@ class JumboViT(CompactViT):
         check_at_least("num_jumbo", num_jumbo, 1)
         if global_pool not in ("", "avg", "token"):
             raise InputError(f"global_pool is {global_pool!r}, but Jumbo has 'token', 'avg' and '' (none)")
+        _check_unpooled(global_pool, kwargs.get("num_classes", 1000))
         for name, value in (("class_token", True), ("reg_tokens", 0), ("no_embed_class", True)):
             if kwargs.pop(name, value) != value:
                 raise InputError(f"{name} cannot be chosen: Jumbo has one wide CLS token, without a position")
@@ -149,11 +150,18 @@ class JumboViT(CompactViT):
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
         if global_pool:
             raise InputError(f"global_pool {global_pool!r} is chosen when a Jumbo is made: its norms depend on it")
+        unpooled = not self.global_pool and isinstance(self.fc_norm, nn.Identity)
+        _check_unpooled("" if global_pool == "" or unpooled else self.global_pool or "token", num_classes)
         super().reset_classifier(num_classes, global_pool)
         if global_pool == "":
             self.fc_norm = nn.Identity()
         self._make_head()
         self.head.train(self.training)
+
+
+def _check_unpooled(global_pool: str, num_classes: int) -> None:
+    if global_pool == "" and num_classes:
+        raise InputError("a Jumbo's classifier reads its wide token or the mean; without pooling use num_classes=0")
 
 
 def _config(num_classes: int, side: int) -> dict[str, Any]:

@@ -48,8 +48,9 @@ SECTIONS = (
             )
         },
         figures=(("ablation-cifar100", "figure-4-minimum-mad.png"),),
-        change_our_mind="A seed in which a condition without CutMix has a head as local as those with it; or a gap "
-        "that closes when training is longer or settings are others.",
+        change_our_mind="Runs under other settings, or trained for longer and for equally long, that part those with "
+        "CutMix from those without as cleanly as in the paper; or seeds in which the two groups cannot be told apart at "
+        "all.",
     ),
     Section(
         title="Does it take long training?",
