@@ -32,6 +32,13 @@ def test_missing_parents_are_made(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "a" / "b.json").read_text(encoding="utf-8")) == {"ε": 1}
 
 
+def test_numbers_that_json_does_not_have_are_refused_where_that_is_asked_for(tmp_path: Path) -> None:
+    for number in (float("inf"), float("nan")):
+        with pytest.raises(ValueError, match="not JSON compliant"):
+            write_json(tmp_path / "result.json", {"accuracy": number}, allow_nan=False)
+    assert not any(tmp_path.iterdir())
+
+
 def test_hash_ignores_order_and_whitespace_but_not_values() -> None:
     assert canonical_hash({"a": 1, "b": [1, 2]}) == canonical_hash({"b": [1, 2], "a": 1})
     assert canonical_hash({"a": 1}) != canonical_hash({"a": 1.5})

@@ -6,7 +6,12 @@ escapes is a defect of this package and keeps its traceback.
 """
 
 import difflib
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+_LARGEST = 2**63 - 1
+"""Of whole numbers that tensors hold."""
 
 
 class InputError(ValueError):
@@ -31,3 +36,32 @@ def check_probability(name: str, value: float) -> None:
 def check_at_least(name: str, value: float, least: float) -> None:
     if not value >= least:  # also true for NaN
         raise InputError(f"{name} is {value}, but must be at least {least}")
+    check_number(name, value)
+
+
+def check_positive(name: str, value: float) -> None:
+    if not value > 0:  # also true for NaN
+        raise InputError(f"{name} is {value}, but must be greater than 0")
+    check_number(name, value)
+
+
+def check_number(name: str, value: float) -> None:
+    """Refuse what no tensor or no JSON can hold: infinity, NaN, and whole numbers of more than 64 bits."""
+    if isinstance(value, int):
+        if abs(value) > _LARGEST:
+            raise InputError(f"{name} is {value}, but must lie within ±{_LARGEST}, which is what 64 bits hold")
+    elif not math.isfinite(value):
+        raise InputError(f"{name} is {value}, but must be finite")
+
+
+def check_numbers(settings: Any, where: str = "") -> None:
+    """Refuse such numbers anywhere in settings that are JSON values; an item of a list is called by its name."""
+    if isinstance(settings, Mapping):
+        for name, value in settings.items():
+            check_numbers(value, f"{where}.{name}" if where else name)
+    elif isinstance(settings, list | tuple):
+        for value in settings:
+            named = isinstance(value, Mapping) and "name" in value
+            check_numbers(value, f"{where}.{value['name']}" if named else where)
+    elif isinstance(settings, int | float):
+        check_number(where, settings)

@@ -114,12 +114,13 @@ def write_text(path: Path, text: str, *, lasting: bool = True) -> None:
         temporary.write_text(text, encoding="utf-8")
 
 
-def as_json(value: Any) -> str:
-    return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
+def as_json(value: Any, *, allow_nan: bool = True) -> str:
+    return json.dumps(value, indent=2, ensure_ascii=False, allow_nan=allow_nan) + "\n"
 
 
-def write_json(path: Path, value: Any) -> None:
-    write_text(path, as_json(value))
+def write_json(path: Path, value: Any, *, allow_nan: bool = True) -> None:
+    """`allow_nan`: let NaN and infinity pass, which Python reads and JSON does not have."""
+    write_text(path, as_json(value, allow_nan=allow_nan))
 
 
 def append_line(path: Path, line: str) -> None:

@@ -17,6 +17,7 @@ from nearsight.files import replacing
 _METADATA_KEY = "nearsight"
 _WITH_METADATA = "2:"
 """Begins a digest that is of the description as well."""
+_WAY_OUT = "; remove it, and provenance.json beside it if there is one: the command that made it then makes it again"
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> None:
@@ -45,14 +46,16 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         raise InputError(f"{path} does not exist") from error
     # Not only safetensors' own errors: torch has others for dtypes it does not know, and memory for shapes without end.
     except Exception as error:
-        raise InputError(f"{path} is damaged or is not a safetensors file ({error})") from error
+        raise InputError(f"{path} is damaged or is not a safetensors file ({error}){_WAY_OUT}") from error
     digest = metadata.pop("digest", None) if isinstance(metadata, dict) else None
     if not isinstance(digest, str):
         raise InputError(f"{path} was not written by nearsight: it carries no digest of its contents")
     # Of earlier versions, it is one of the tensors alone.
     found = _digest(tensors, metadata) if digest.startswith(_WITH_METADATA) else _digest(tensors)
     if digest != found:
-        raise InputError(f"{path} is damaged: its contents have digest {found[:12]}…, but {digest[:12]}… was written")
+        raise InputError(
+            f"{path} is damaged: its contents have digest {found[:12]}…, but {digest[:12]}… was written{_WAY_OUT}"
+        )
     return tensors, metadata
 
 

@@ -9,6 +9,7 @@ import pytest
 from PIL import Image
 
 from nearsight.cli import main
+from nearsight.report.page.folders import read_folder
 
 TINY = [
     *("--model.depth", "1", "--model.width", "16", "--model.num-heads", "2", "--model.mlp-width", "16"),
@@ -95,6 +96,16 @@ def test_a_wrong_word_is_answered_in_one_line(
             ["--model.name", "resnet18"],
             "'resnet18' is not a known model of this kind; did you mean 'compact_resnet18'?",
         ),
+        (
+            ["--protocol.tileshuffle.p", "1", "--protocol.tileshuffle.tile", "33"],
+            "tileshuffle.tile is 33, but images of 32×32 pixels have no such tile; choose at most 32",
+        ),
+        (
+            ["--protocol.resizedcrop.p", "1", "--protocol.resizedcrop.size", "20"],
+            "resizedcrop.size is 20, but the model takes images of 32×32 pixels",
+        ),
+        (["--protocol.lr", "inf"], "protocol.lr is inf, but must be finite"),
+        (["--seed", "99999999999999999999"], "seed is 99999999999999999999, but must lie within"),
     ],
 )
 def test_what_does_not_fit_the_data(
@@ -130,8 +141,24 @@ def test_a_run_with_a_damaged_checkpoint(run: Path, capsys: pytest.CaptureFixtur
         content[-3] ^= 0xFF
         path.write_bytes(content)
         before = contents(run)
-        assert f"{name} is damaged" in complaint(arguments, capsys)
+        told = complaint(arguments, capsys)
+        assert f"{name} is damaged" in told
+        assert "; remove it, and provenance.json beside it if there is one" in told
         assert contents(run) == before
+
+
+def test_a_finished_run_that_has_lost_a_file_says_what_to_remove(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    way_out = f"remove {run / 'provenance.json'}, and the command that made it makes the end of the run again"
+    for name in ("model.safetensors", "heads.csv", "history.csv"):
+        kept = (run / name).read_bytes()
+        (run / name).unlink()
+        told = complaint(["train", "compact-shapes", "--out", str(run), *TINY], capsys)
+        assert f"{run / name} has gone: it was there when the run was finished; {way_out}" in told
+        if name == "model.safetensors":  # a page can do without the weights
+            assert read_folder(run).models[0].grids is None
+        else:
+            assert told == complaint(["report", str(run)], capsys)
+        (run / name).write_bytes(kept)
 
 
 def test_a_run_of_a_newer_nearsight(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -147,6 +174,9 @@ def test_a_run_of_a_newer_nearsight(run: Path, capsys: pytest.CaptureFixture[str
 def test_a_run_with_a_damaged_config(run: Path, content: str, capsys: pytest.CaptureFixture[str]) -> None:
     (run / "config.json").write_text(content)
     assert "config.json" in complaint(["measure", str(run)], capsys)
+    told = complaint(["train", "compact-shapes", "--out", str(run), *TINY], capsys)
+    assert f"{run / 'config.json'} is" in told
+    assert (f"; move {run} away, or train" in told) == ("schema" not in content)  # what may be another's stays
 
 
 def test_a_folder_that_is_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -29,6 +29,14 @@ def factory(tmp_path, monkeypatch):
         "    return nearsight.create_model('compact_vit', depth=1, embed_dim=24, num_heads=3)",
         "def one(): return build(0)",
         "def other(): return build(1)",
+        "import timm",
+        "def small(): return timm.create_model('vit_tiny_patch16_224', img_size=16, patch_size=8, embed_dim=48,",
+        "    depth=1, num_heads=3, num_classes=0)",
+        "class Silent(torch.nn.Module):",
+        "    def __init__(self):",
+        "        super().__init__()",
+        "        self.inner = small()",
+        "    def forward(self, images): return self.inner(images)",
     ]
     (tmp_path / "probed_models.py").write_text("\n".join(lines))
     monkeypatch.chdir(tmp_path)
@@ -107,6 +115,28 @@ def test_retrieval_on_a_small_voc(factory, voc, capsys):
     assert (code, "takes multiples of 4; use --image-size 52" in printed.err) == (2, True)
 
 
+def test_models_of_other_sizes_and_those_that_do_not_say_theirs(factory, voc, tmp_path, capsys):
+    of_classes = [*SETTINGS, "--ks", "5", "--cache-dir", str(tmp_path / "c")]
+    of_patches = ["--data-dir", str(voc), "--device", "cpu"]
+    retrieval = ["--memory-size", "12", "--k", "3", *of_patches]
+    probes = {"knn": of_classes, "retrieve": retrieval, "segment": of_patches, "all": [*of_classes, "--probes", "knn"]}
+    for probe, options in probes.items():
+        code, printed = run([probe, "probed_models:Silent", *options], capsys)
+        assert (code, "does not say which images it takes; say so with --image-size" in printed.err) == (2, True)
+        if probe in ("segment", "all"):  # long in the whole: that the size reaches the model is enough
+            code, printed = run([probe, "probed_models:small", *options, "--image-size", "24"], capsys)
+            assert (code, "fails on an image of 24×24 pixels" in printed.err) == (2, True), printed.err
+            continue
+        for model in (["probed_models:Silent", "--image-size", "16"], ["probed_models:small"]):
+            code, printed = run([probe, *model, *options, "--json"], capsys)
+            assert code == 0, printed.err
+            assert json.loads(printed.out)["models"][0]["image_size"] == [16, 16]
+    code, printed = run(["retrieve", "probed_models:small", *retrieval, "--json", "--image-size", "24"], capsys)
+    assert json.loads(printed.out)["models"][0]["image_size"] == [24, 24], printed.err  # opened at 16, then resized
+    code, printed = run(["knn", factory[0], *of_classes, "--image-size", "0"], capsys)
+    assert (code, "--image-size is 0, but must be at least 1" in printed.err) == (2, True)
+
+
 def test_bad_input_is_one_line(factory, tmp_path, capsys):
     run_folder = tmp_path / "run"
     save_model(run_folder / "model.safetensors", {}, ModelConfig(), (32, 32), 10)
@@ -120,12 +150,35 @@ def test_bad_input_is_one_line(factory, tmp_path, capsys):
         (["knn", "init:nowhere"], "nowhere is not a folder, so there is no run there"),
         (["linear", factory[0], *SETTINGS, "--num-epochs", "0"], "num_epochs is 0"),
         (["linear", factory[0], *SETTINGS, "--crop-pct", "0"], "crop_pct is 0"),
+        (
+            ["linear", factory[0], *SETTINGS, "--learning-rates", "0.1", "inf"],
+            "learning_rates is inf, but must be finite",
+        ),
+        (["linear", factory[0], *SETTINGS, "--seed", "99999999999999999999"], "--seed is 99999999999999999999"),
+        (["retrieve", factory[0], "--temperature=inf"], "--temperature is inf, but must be finite"),
+        (["retrieve", factory[0], "--temperature=nan"], "--temperature is nan, but must be greater than 0"),
+        (["knn", factory[0], "--data", "voc-small"], "has masks and no class for each image"),
     ]
     for arguments, message in cases:
         code, printed = run([*arguments, *(["--cache-dir", str(tmp_path / "c")] if len(arguments) > 3 else [])], capsys)
         assert (code, message in printed.err, printed.err.count("\n")) == (2, True, 1), printed.err
     assert not (tmp_path / "runs").exists()
     assert main(["probe", "--help"]) == 0
+
+
+def test_options_of_votes_are_looked_at_before_any_model(capsys, monkeypatch):
+    def nothing(*_, **__):
+        raise AssertionError("a model is opened")
+
+    monkeypatch.setattr("nearsight.commands.probing.open_frozen", nothing)
+    for options, message in (
+        (["--ks"], "k-NN needs at least one k"),
+        (["--ks", "5", "0"], "k is 0"),
+        (["--temperature", "inf"], "the temperature is inf, but must be finite"),
+        (["--temperature", "0"], "the temperature is 0.0, but must be greater than 0"),
+    ):
+        code, printed = run(["knn", "anything", *options, *SETTINGS], capsys)
+        assert (code, message in printed.err, printed.err.count("\n")) == (2, True, 1), printed.err
 
 
 def all_of(models, voc, out, *more):

@@ -5,10 +5,12 @@ from collections.abc import Callable, Sequence
 import pytest
 import timm
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from nearsight.lens.attention import Attention, ExplicitAttention, FusedAttention
-from nearsight.lens.capture import AttentionTap, Call
+from nearsight.lens.capture import OPAQUE, AttentionTap, Call
 
 
 def look(model: nn.Module, *inputs: Tensor, **kwargs: object) -> tuple[object, list[tuple[Call, Attention]]]:
@@ -42,7 +44,7 @@ class Sdpa(nn.Module):
         self.kwargs = kwargs
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        return torch.nn.functional.scaled_dot_product_attention(query, key, value, **self.kwargs)
+        return F.scaled_dot_product_attention(query, key, value, **self.kwargs)
 
 
 @pytest.mark.parametrize(
@@ -173,7 +175,7 @@ def test_calls_are_named_and_counted_and_only_the_models() -> None:
     seen: list[Call] = []
     with AttentionTap(model, lambda call, _: seen.append(call)), torch.no_grad():
         model(torch.randn(1, 3, 32, 32))
-        torch.nn.functional.scaled_dot_product_attention(*torch.randn(3, 1, 1, 2, 4))  # not the model's
+        F.scaled_dot_product_attention(*torch.randn(3, 1, 1, 2, 4))  # not the model's
     assert seen == [Call("blocks.0.attn", "sdpa", 0), Call("blocks.1.attn", "sdpa", 0)]
 
 
@@ -228,3 +230,95 @@ def test_nothing_stays_after_a_failure() -> None:
     hooks = torch.nn.modules.module
     assert not hooks._global_forward_hooks
     assert not hooks._global_forward_pre_hooks
+
+
+class SharpQueries(nn.MultiheadAttention):
+    """Gives torch's forward other queries than its own."""
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, **settings: object) -> tuple[Tensor, Tensor | None]:
+        return super().forward(query * 5, key, value, **settings)
+
+
+class SelfAttention(nn.MultiheadAttention):
+    """Takes other arguments than torch's forward, whose fast path it uses."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return super().forward(tokens, tokens, tokens, need_weights=False)[0]
+
+
+class FromScratch(nn.MultiheadAttention):
+    """Takes the weights of torch's module alone."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        projected = F.linear(tokens, self.in_proj_weight, self.in_proj_bias).unflatten(-1, (3, self.num_heads, -1))
+        query, key, value = projected.permute(2, 0, 3, 1, 4)
+        return self.out_proj(F.scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2))
+
+
+class ByFunction(nn.MultiheadAttention):
+    def forward(self, tokens: Tensor) -> Tensor:
+        tokens = tokens.transpose(0, 1)
+        projections = (self.in_proj_weight, self.in_proj_bias, self.bias_k, self.bias_v, self.add_zero_attn)
+        output = (0.0, self.out_proj.weight, self.out_proj.bias, False, None, False)
+        return F.multi_head_attention_forward(tokens, tokens, tokens, 16, 4, *projections, *output)[0]
+
+
+class ScaledTokens(nn.TransformerEncoderLayer):
+    def forward(self, tokens: Tensor) -> Tensor:
+        return super().forward(tokens * 2)
+
+
+def replaced() -> nn.MultiheadAttention:
+    """A forward that somebody put onto an instance."""
+    module = nn.MultiheadAttention(16, 4, batch_first=True)
+    original = module.forward
+    module.forward = lambda tokens: original(tokens * 3, tokens, tokens, need_weights=False)[0]
+    return module
+
+
+def encoder_with_sharp_queries(**settings: object) -> nn.Module:
+    layer = nn.TransformerEncoderLayer(16, 4, 32, batch_first=True, **settings)
+    layer.self_attn = SharpQueries(16, 4, batch_first=True)
+    return layer
+
+
+# The module, how many tokens it takes, and by what its queries and its keys are multiplied.
+OVERRIDING: dict[str, tuple[Callable[[], nn.Module], int, float, float]] = {
+    "other arguments": (lambda: SharpQueries(16, 4, batch_first=True), 3, 5, 1),
+    "another signature": (lambda: SelfAttention(16, 4, batch_first=True), 1, 1, 1),
+    "from scratch": (lambda: FromScratch(16, 4, batch_first=True), 1, 1, 1),
+    "by the function": (lambda: ByFunction(16, 4, batch_first=True, add_bias_kv=True), 1, 1, 1),
+    "on the instance": (replaced, 1, 3, 1),
+    "an encoder layer": (lambda: ScaledTokens(16, 4, 32, batch_first=True), 1, 2, 2),
+    # torch's fast path does not call the attention module at all, whatever that overrides.
+    "in a fast encoder layer": (encoder_with_sharp_queries, 1, 1, 1),
+    "in a slow encoder layer": (lambda: encoder_with_sharp_queries(activation=nn.SiLU()), 1, 5, 1),
+}
+
+
+@pytest.mark.parametrize("case", OVERRIDING)
+def test_what_overrides_torchs_forward_is_seen_by_what_it_calls(case: str) -> None:
+    make, num_inputs, of_query, of_key = OVERRIDING[case]
+    torch.manual_seed(5)
+    module = make().eval()
+    attention = getattr(module, "self_attn", module)
+    kinds, shadows = [type(part) for part in module.modules()], [*module.__dict__]
+    tokens = torch.randn(2, 6, 16)
+    with torch.no_grad():
+        plain = module(*[tokens] * num_inputs)
+        stock = nn.MultiheadAttention(16, 4, batch_first=True, add_bias_kv=attention.bias_k is not None).eval()
+        stock.load_state_dict(attention.state_dict())
+        _, expected = stock(tokens * of_query, tokens * of_key, tokens, average_attn_weights=False)
+    opaque = {name: part for name, part in module.named_modules() if isinstance(part, OPAQUE)}
+    for calling in (None, opaque):  # in a survey, and when it is known who calls
+        seen: list[Attention] = []
+        listen = lambda _, candidates, seen=seen: seen.extend(candidate() for candidate in candidates)  # noqa: E731
+        with AttentionTap(module, listen, calling), torch.no_grad():
+            watched = module(*[tokens] * num_inputs)
+        fused = [one for one in seen if isinstance(one, FusedAttention)]
+        assert len(fused) == 1
+        torch.testing.assert_close(weights(fused[0]), expected.double(), rtol=1e-5, atol=1e-6)
+        for one, other in zip(tree_leaves(plain), tree_leaves(watched), strict=True):
+            assert one is None or torch.equal(one, other)
+    assert [type(part) for part in module.modules()] == kinds
+    assert [*module.__dict__] == shadows

@@ -108,6 +108,38 @@ def test_weights_that_do_not_sum_to_one_are_named() -> None:
         check_vit_adapter(Scaled(), 32)
 
 
+@pytest.mark.parametrize(("parts", "error"), [(slice(None), None), (slice(2), "has 32 queries for 8×8 patches")])
+def test_queries_in_parts_must_be_all_of_them(parts: slice, error: str | None) -> None:
+    class Parts(Tokens):
+        def forward(self, images: Tensor) -> Tensor:
+            x = self.embed(images).flatten(2).transpose(1, 2)
+            return torch.cat([F.scaled_dot_product_attention(q, x, x) for q in x.split(16, dim=1)[parts]], dim=1)
+
+    torch.manual_seed(0)
+    if error is None:
+        assert len(check_vit_adapter(Parts(), 32).layers) == 4
+        return
+    with pytest.raises(AdapterError, match=error):
+        check_vit_adapter(Parts(), 32)
+
+
+def test_every_other_patch_may_ask() -> None:
+    class Thinned(Tokens):
+        def forward(self, images: Tensor) -> Tensor:
+            x = self.embed(images)
+            query, key = (y.flatten(2).transpose(1, 2) for y in (x[..., ::2, ::2], x))
+            return F.scaled_dot_product_attention(query, key, key)
+
+    torch.manual_seed(0)
+    assert check_vit_adapter(Thinned(), 32)
+
+
+def test_a_compiled_model_is_checked_as_what_it_was_compiled_from() -> None:
+    torch.manual_seed(0)
+    model = Tokens()
+    assert check_vit_adapter(torch.compile(model, backend="eager"), 32) == check_vit_adapter(model, 32)
+
+
 def test_a_model_without_attention() -> None:
     with pytest.raises(InputError, match="no attention was seen"):
         check_vit_adapter(nn.Conv2d(3, 4, 3), 32)

@@ -38,6 +38,51 @@ def test_every_other_pixel_stays_where_it_is(thin: Callable[[Tensor], Tensor], s
     assert rows.tolist() == list(range(0, side, 2))
 
 
+def centres_of_windows(side: int, size: int, step: int, margin: int, spread: int, count: int) -> list[float]:
+    """By looking: the mean of the pixels that each window sees."""
+    seen = [[i * step - margin + spread * t for t in range(size)] for i in range(count)]
+    inside = [[pixel for pixel in window if 0 <= pixel < side] for window in seen]
+    return [sum(window) / len(window) for window in inside]
+
+
+@pytest.mark.parametrize(
+    ("side", "size", "step", "margin", "spread"),
+    [(16, 3, 2, 1, 1), (19, 4, 4, 0, 1), (23, 8, 8, 0, 1), (17, 7, 4, 3, 1), (16, 3, 4, 1, 1), (21, 3, 2, 2, 2)],
+)
+def test_a_window_lies_at_the_centre_of_what_it_sees(side: int, size: int, step: int, margin: int, spread: int) -> None:
+    given = {"stride": step, "padding": margin, "dilation": spread}
+    programs: list[Callable[[Tensor], Tensor]] = [lambda x: F.conv2d(x, torch.randn(2, 3, size, size), **given)]
+    if margin <= size // 2:
+        programs.append(lambda x: F.max_pool2d(x, size, **given))
+        programs.append(lambda x: F.max_pool2d(x, size, **given, ceil_mode=True))
+        if spread == 1:
+            programs.append(lambda x: F.avg_pool2d(x, size, step, margin))
+    # Padded by the model itself, as for "same" padding.
+    programs.append(lambda x: F.conv2d(F.pad(x, [margin] * 4), torch.randn(2, 3, size, size), None, step, 0, spread))
+    for program in programs:
+        trace, own = follow(program, side)
+        expected = centres_of_windows(side, size, step, margin, spread, own.shape[-1])
+        found = trace.places.centres(own)[1, 0]
+        torch.testing.assert_close(found[:, 1, 0].tolist(), expected, rtol=0, atol=1e-5)
+        torch.testing.assert_close(found[1, :, 1].tolist(), expected, rtol=0, atol=1e-5)
+        cells = trace.places.cells(own)[0, 1, 0, :, 1]  # as a grid: evenly spaced, as if there were no borders
+        even = [i * step - margin + spread * (size - 1) / 2 for i in range(len(cells))]
+        torch.testing.assert_close(cells.tolist(), even, rtol=0, atol=1e-5)
+        assert trace.places.covers_image(trace.places.union(own[0], [0, 1, 2])).all()
+
+
+def test_a_window_for_every_pixel_moves_none() -> None:
+    """Whoever pads: the layer, or the model before it."""
+    for program in (
+        lambda x: F.conv2d(x, torch.randn(2, 3, 5, 3), padding=(2, 1)),
+        lambda x: F.conv2d(F.pad(x, [1, 1, 2, 2]), torch.randn(2, 3, 5, 3)),
+    ):
+        trace, own = follow(program, 7)
+        rows, cols = trace.places.centres(own)[1, 0].unbind(-1)
+        assert rows.tolist() == [[float(i)] * 7 for i in range(7)]
+        torch.testing.assert_close(rows, cols.T)
+
+
 def test_the_mean_of_every_other_pixel_is_still_about_the_whole_image() -> None:
     trace, own = follow(lambda x: F.conv2d(x, torch.randn(3, 3, 1, 1), stride=4).mean((2, 3)), 8)
     assert trace.places.covers_image(own).all()

@@ -106,6 +106,65 @@ def test_pooled_keys_lie_at_the_centre_of_what_they_are_pooled_from() -> None:
     torch.testing.assert_close(geometry.key_places_WM2[0], 4 * raster(2, 2) + 1.5)
 
 
+def kernel(channels: int, size: int) -> Tensor:
+    return torch.randn(3, channels, size, size)
+
+
+@pytest.mark.parametrize(
+    ("size", "step", "margin", "expected"),
+    [
+        (3, 4, 1, [0.5, 4.0, 8.0]),  # MViTv2's: rows 0–1, 3–5, 7–9
+        (5, 5, 0, [2.0, 7.0]),  # rows 10 and 11 are seen by none
+        (6, 2, 2, [1.5, 2.5, 4.5, 6.5, 8.5, 9.5]),
+    ],
+)
+def test_a_pooled_key_lies_at_the_centre_of_what_its_window_sees(
+    size: int, step: int, margin: int, expected: list[float]
+) -> None:
+    """Behind a stem whose own windows overlap and are cut at the borders, which moves no cell of the grid."""
+
+    def program(images: Tensor) -> Tensor:
+        x = F.conv2d(images, kernel(3, 7), stride=4, padding=3)
+        keys = F.conv2d(x, kernel(3, size), stride=step, padding=margin)
+        return attend(tokens(x), tokens(keys))
+
+    geometry = only_site(look(program, 48, 45)).geometry
+    assert geometry.grid_size == (12, 12)
+    assert geometry.cell_size == (4, 4)
+    torch.testing.assert_close(geometry.query_places_WN2[0], raster(12, 12))
+    assert geometry.key_places_WM2[0, :: len(expected), 0].tolist() == pytest.approx(expected, abs=1e-5)
+    assert geometry.key_places_WM2[0, : len(expected), 1].tolist() == pytest.approx(expected, abs=1e-5)
+
+
+def test_queries_and_keys_of_the_same_windows_lie_at_the_same_places() -> None:
+    def program(images: Tensor) -> Tensor:
+        query, key = (tokens(F.conv2d(images, kernel(3, 3), stride=step, padding=1)) for step in (2, 4))
+        summary = query.mean(1, keepdim=True)
+        return attend(query, torch.cat([key, summary], dim=1))
+
+    geometry = only_site(look(program, 16, 16)).geometry
+    torch.testing.assert_close(geometry.key_places_WM2[0, :-1], 2 * raster(4, 4))
+
+
+def test_a_summary_beside_the_patches_moves_none_of_them() -> None:
+    def program(images: Tensor) -> Tensor:
+        x = tokens(F.conv2d(images, kernel(3, 7), stride=4, padding=3))
+        return attend(x, torch.cat([x, x.mean(1, keepdim=True)], dim=1))
+
+    places = only_site(look(program, 16, 16)).geometry.key_places_WM2[0]
+    torch.testing.assert_close(places[:-1], raster(4, 4))
+    assert places[-1].isnan().all()
+
+
+@pytest.mark.parametrize(("size", "step", "side"), [(14, 14, 64), (16, 16, 79), (32, 16, 64), (16, 8, 64), (4, 4, 9)])
+def test_the_size_of_a_cell_is_the_step_from_patch_to_patch(size: int, step: int, side: int) -> None:
+    def program(images: Tensor) -> Tensor:
+        x = tokens(F.conv2d(images, kernel(3, size), stride=step))
+        return attend(x, x)
+
+    assert only_site(look(program, side, side)).geometry.cell_size == (step, step)
+
+
 def test_subsampled_queries_lie_where_they_were_taken() -> None:
     geometry = only_site(look(lambda images: attend(tokens(images[..., ::2, ::2]), tokens(images)))).geometry
     assert geometry.grid_size == (8, 8)
@@ -121,6 +180,7 @@ def test_an_image_that_the_patches_do_not_divide() -> None:
 
     geometry = only_site(look(program, 10, 10)).geometry
     assert geometry.grid_size == (3, 3)
+    assert geometry.cell_size == (4, 4)
     torch.testing.assert_close(geometry.query_places_WN2[0], raster(3, 3))
 
 
@@ -238,3 +298,64 @@ def test_explicit_attention_in_any_layout_gives_the_same_numbers() -> None:
         table = measure(Program(program), images)
         torch.testing.assert_close(table.mad, expected.mad, rtol=1e-5, atol=0)
         torch.testing.assert_close(table.entropy, expected.entropy, rtol=1e-5, atol=0)
+
+
+def test_one_softmax_in_several_products_and_keys_first() -> None:
+    """By queries or by heads each part is a layer, the same weights twice are one; and keys may come before queries."""
+    torch.manual_seed(0)
+    weight = torch.randn(3, 8, 3) * 3
+
+    def heads(images: Tensor) -> tuple[Tensor, ...]:
+        return tuple((tokens(images, 2) @ part).unflatten(-1, (2, 4)).transpose(1, 2) for part in weight.unbind(2))
+
+    def weights(x: Tensor) -> tuple[Tensor, Tensor]:
+        query, key, value = heads(x)
+        return (query @ key.transpose(2, 3)).softmax(-1), value
+
+    def keys_first(x: Tensor) -> tuple[Tensor, Tensor]:
+        query, key, value = heads(x)
+        return (key @ query.transpose(2, 3)).softmax(-2), value
+
+    def by_queries(x: Tensor) -> Tensor:
+        attn, value = weights(x)
+        return torch.cat([part @ value for part in attn.split(8, dim=2)], dim=2)
+
+    def by_heads(x: Tensor) -> Tensor:
+        return torch.stack([attn @ value for attn, value in zip(*(y.unbind(1) for y in weights(x)), strict=True)], 1)
+
+    def twice(x: Tensor) -> Tensor:
+        attn, value = weights(x)
+        return attn @ value + attn @ (value * 2)
+
+    def on_the_right(x: Tensor) -> Tensor:
+        attn, value = keys_first(x)
+        return value.transpose(2, 3) @ attn
+
+    def einsum(x: Tensor) -> Tensor:
+        attn, value = keys_first(x)
+        return torch.einsum("bhmn,bhmd->bhnd", attn, value)
+
+    images = torch.randn(3, 3, 8, 12)
+    whole = measure(Program(lambda x: F.scaled_dot_product_attention(*heads(x), scale=1.0)), images)
+    for program in (twice, on_the_right, einsum):
+        table = measure(Program(program), images)
+        torch.testing.assert_close(table.mad, whole.mad, rtol=1e-5, atol=0)
+        torch.testing.assert_close(table.entropy, whole.entropy, rtol=1e-5, atol=0)
+    parts = measure(Program(by_queries), images)
+    assert parts.layer_names == ("", "#2", "#3")
+    torch.testing.assert_close(parts.mad.mean(0), whole.mad[0], rtol=1e-5, atol=0)
+    torch.testing.assert_close(measure(Program(by_heads), images).mad.T, whole.mad, rtol=1e-5, atol=0)
+
+
+def test_what_comes_out_of_keys_first_attention_lies_at_the_queries() -> None:
+    """So that the next layer's queries are known to be few."""
+
+    def program(images: Tensor) -> Tensor:
+        x, few = tokens(images), tokens(images, 2)
+        y = x.transpose(1, 2) @ (x @ few.transpose(1, 2)).softmax(-2)
+        return attend(y.transpose(1, 2), x)
+
+    first, second = look(program).sites.values()
+    for site in (first, second):
+        torch.testing.assert_close(site.geometry.query_places_WN2[0], 2 * raster(4, 4) + 0.5)
+        torch.testing.assert_close(site.geometry.key_places_WM2[0], raster(8, 8))

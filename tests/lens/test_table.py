@@ -150,3 +150,47 @@ def test_pickled_objects_are_not_loaded(tmp_path: Path) -> None:
     np.savez(tmp_path / "t.npz", format=np.array([object()], dtype=object))
     with pytest.raises(InputError, match="damaged"):
         HeadTable.load(tmp_path / "t.npz")
+
+
+def test_what_is_of_one_size_has_no_mean() -> None:
+    """One layer has another grid in the other table; a second one the same grid, but of larger patches."""
+    parts = [replace(table(seed, layers=3), extra={}) for seed in range(2)]
+    grids = [[[2, 2], [4, 4], [8, 8]], [[2, 2], [8, 4], [8, 8]]]
+    cells = [[[16, 16], [8, 8], [4, 4]], [[16, 16], [8, 8], [8, 8]]]
+    for part, grid, cell in zip(parts, grids, cells, strict=True):
+        part.extra.update(grid_size=np.array(grid, dtype=float), cell_size=np.array(cell, dtype=float))
+        part.extra["sigma_most"] = np.array(grid, dtype=float).prod(-1)
+    merged = HeadTable.merge(part for part in parts)
+    again = HeadTable.merge([HeadTable.merge([merged, parts[0]]), parts[1]])
+    for one in (merged, again):
+        np.testing.assert_array_equal(one.extra["grid_size"], [[2, 2], [np.nan, np.nan], [8, 8]])
+        np.testing.assert_array_equal(one.extra["cell_size"], [[16, 16], [8, 8], [np.nan, np.nan]])
+        np.testing.assert_array_equal(one.extra["sigma_most"], [4, np.nan, 64])
+    for unit in ("patches", "pixels"):
+        with pytest.raises(InputError, match=f"distances in {unit} are known for images of one size only"):
+            merged.mad_in(unit)
+    alike = merged.choose([0, 2])
+    np.testing.assert_allclose(alike.mad_in("patches"), alike.mad * np.array([[2**0.5], [98**0.5]]))
+    with pytest.raises(InputError, match="distances in pixels are known for images of one size"):
+        alike.mad_in("pixels")
+    with pytest.raises(InputError, match="distances are in patches or pixels, not in 'meters'"):
+        alike.mad_in("meters")
+
+
+def test_layers_are_chosen_by_numbers_and_names() -> None:
+    original = table(layers=3)
+    some = original.choose(np.array([2, -3]))
+    assert some.layer_names == ("blocks.2.attn", "blocks.0.attn")
+    for wrong in ("blocks.0.attn", 1):
+        with pytest.raises(InputError, match=r"layers is a list of positions and names, not .*; give \["):
+            original.choose(wrong)
+    for wrong in (3, -4, 1.0, None, "attn"):
+        with pytest.raises(InputError, match="is not one of the 3 layers"):
+            original.choose([wrong])
+
+
+def test_a_table_is_itself_alone() -> None:
+    one, other = table(), table()
+    assert one == one
+    assert one != other
+    assert len({one, other}) == 2

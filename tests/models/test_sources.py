@@ -134,6 +134,7 @@ class TestTorchvision:
 
 
 OWN_MODULE = """
+import timm
 import torch
 from torch import nn
 from nearsight.models import create_model
@@ -149,6 +150,10 @@ class Builder:
 
 def compact():
     return create_model("compact_vit", depth=1, embed_dim=16, num_heads=2)
+
+def narrow():
+    settings = {"img_size": (32, 48), "patch_size": 8, "embed_dim": 48, "depth": 1, "num_heads": 3}
+    return timm.create_model("vit_tiny_patch16_224", **settings)
 
 def plain():
     return Plain()
@@ -187,6 +192,12 @@ class TestFactories:
         assert not sourced.model.training
         assert sourced.image_size == (32, 32)  # the model says so
         assert load_source(f"{own_module}:compact", image_size=48).image_size == (48, 48)
+
+    def test_built_for_another_size_than_its_name_says(self, own_module: str) -> None:
+        sourced = load_source(f"{own_module}:narrow")
+        assert sourced.image_size == (32, 48)
+        assert sourced.data_config["mean"] == sourced.model.pretrained_cfg["mean"]
+        try_forward(sourced, CPU)
 
     def test_packages_and_attributes_of_attributes(self, folder: Path, own_module: str) -> None:
         (folder / "own_package_here").mkdir()

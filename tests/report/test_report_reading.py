@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 
 from nearsight.errors import InputError
 from nearsight.report import ModelHeads, compare, describe, layer_table
+from nearsight.report.figures import locality_intervals
 from nearsight.report.reading import ONE_RUN, first_layer_mean, most_local_head
+from nearsight.report.tables import overview
 
 
 def tiny_model(label, mads, stds, num_images=50):
@@ -206,6 +208,53 @@ def test_a_single_model_is_described_by_its_numbers():
     assert "layer 1, head 1, measured on 50 images" in second
     assert "0.150 (0.111 to 0.189)" in second
     assert "1 image." in describe(tiny_model("one", [[0.1]], [[0.0]], num_images=1))[1]
+
+
+def without_first(model, num_layers):
+    """As --layers measures it."""
+    return replace(model, heads=model.heads.assign(layer=model.heads["layer"] + num_layers))
+
+
+class TestLayersThatWereLeftOut:
+    def test_what_is_not_the_first_layer_is_not_called_so(self):
+        odd = tiny_model("odd", [[0.40, 0.50], [0.05, 0.45]], [[0.02, 0.02], [0.001, 0.02]])
+        even = tiny_model("even", [[0.30, 0.30], [0.45, 0.45]], [[0.02, 0.02], [0.02, 0.02]])
+        for a in (LOCAL, GLOBAL, odd, even):
+            for b in (LOCAL, GLOBAL, odd, even):
+                whole = compare(replace(a, label="a", grids=FINE), replace(b, label="b", grids=COARSE))
+                parts = compare(
+                    replace(without_first(a, 7), label="a", grids={7: (8, 8), 8: (8, 8)}),
+                    replace(without_first(b, 1), label="b", grids={1: (4, 4), 2: (4, 4)}),
+                )
+                assert (parts.clear, parts.more_local) == (whole.clear, whole.more_local)
+                headline, _, distance, entropy, grids, *_ = parts.sentences
+                assert "first layer" not in " ".join(parts.sentences)
+                for name in ("“a” (from layer 8 on)", "“b” (from layer 2 on)"):
+                    assert name in headline
+                for sentence in (distance, entropy, grids):
+                    assert "the first measured layer" in sentence
+                    assert "“a” (layer 8)" in sentence
+                    assert "“b” (layer 2)" in sentence
+
+    def test_one_model_that_was_measured_in_part_beside_a_whole_one(self):
+        reading = compare(LOCAL, without_first(GLOBAL, 3))
+        assert reading.headline == "“near” attends more locally than “far” (from layer 4 on)."
+        assert "for “near” and 0.450 (0.411 to 0.489) for “far” (layer 4)." in reading.sentences[2]
+
+    def test_one_model_alone(self):
+        first, second, *_ = describe(without_first(LOCAL, 4))
+        assert first.startswith("The most local head of “near” (from layer 5 on) has")
+        assert second.startswith(
+            "It is layer 5, head 1, measured on 50 images. Averaged over the heads of layer 5, the"
+        )
+
+    def test_the_page_says_which(self):
+        whole, part = overview([LOCAL, GLOBAL]), overview([LOCAL, without_first(GLOBAL, 3)])
+        assert ">first layer, mean<" in whole
+        assert ">first measured layer, mean<" in part
+        assert "layer 4</td>" in part
+        for models, title in (([LOCAL], "first layer, "), ([without_first(LOCAL, 1)], "first measured layer, ")):
+            assert locality_intervals(models).axes[1].get_title("left") == f"{title}mean of its heads"
 
 
 def test_rows_that_share_an_index_are_still_told_apart(heads_frame):

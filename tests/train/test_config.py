@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from nearsight.configuration import decode, encode, field_docs
 from nearsight.errors import InputError
 from nearsight.models import ModelConfig
 from nearsight.train import SCHEMA, DataConfig, Protocol, RunConfig, baseline, modern
+from nearsight.train.dino import DinoConfig, DinoProtocol
 
 
 def test_round_trip_through_json() -> None:
@@ -117,6 +119,14 @@ def test_every_setting_that_came_later_changes_the_identity() -> None:
         (lambda: ModelConfig(prr=True, locat_kernel="laplace"), "locat_kernel is 'laplace', but it needs gaug"),
         (lambda: Protocol(drop_path=1.0), r"drop_path is 1\.0"),
         (lambda: Protocol(schedule="linear"), "'linear' is not a known schedule"),
+        (lambda: Protocol(weight_decay=math.inf), "weight_decay is inf, but must be finite"),
+        (lambda: RunConfig(protocol=Protocol(lr=math.inf)), r"protocol\.lr is inf, but must be finite"),
+        (lambda: RunConfig(protocol=Protocol(clip_norm=math.inf)), r"protocol\.clip_norm is inf"),
+        (lambda: RunConfig(protocol=Protocol(augment=(CutMix(alpha=math.inf),))), r"cutmix\.alpha is inf"),
+        (lambda: RunConfig(model=ModelConfig(position_std=math.nan)), r"model\.position_std is nan"),
+        (lambda: RunConfig(seed=2**63), "seed is 9223372036854775808, but must lie within ±9223372036854775807"),
+        (lambda: RunConfig(data=DataConfig(split_seed=-(2**64))), r"data\.split_seed is -1844.*64 bits"),
+        (lambda: DinoConfig(protocol=DinoProtocol(clip_norm=math.inf)), r"protocol\.clip_norm is inf"),
     ],
 )
 def test_impossible_settings_are_refused_at_construction(make: Any, message: str) -> None:

@@ -180,15 +180,16 @@ def test_a_crash_anywhere_changes_nothing(tmp_path: Path, epoch: int, step: int)
 def test_a_crash_after_training_redoes_only_the_end(tmp_path: Path) -> None:
     folder = train_run(config(), tmp_path / "run")
     before = {path.name: path.read_bytes() for path in folder.path.iterdir()}
-    for name in ("provenance.json", "result.json", "heads.csv", "model.safetensors"):
+    for name in ("provenance.json", "result.json", "heads.csv", "layers.csv", "model.safetensors"):
         (folder.path / name).unlink()
+    (folder.path / "history.csv").write_text("spoilt")
 
     class NoTraining(Listener):
         def step(self, step: int) -> None:
             raise AssertionError("trained again")
 
     train_run(config(), tmp_path / "run", listener=NoTraining())
-    for name in ("result.json", "heads.csv", "model.safetensors", "history.csv"):
+    for name in ("result.json", "heads.csv", "layers.csv", "model.safetensors", "history.csv"):
         assert (folder.path / name).read_bytes() == before[name]
 
 

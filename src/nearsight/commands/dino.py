@@ -61,6 +61,7 @@ def _pretrain(options: DinoOptions, out: Path, stop: Stop) -> int:
             )
     if not is_first:
         return 0
+    folder.run.check_there()
     result = folder.run.read_result()
     if options.json:
         print(json.dumps({"folder": str(folder.path), **result}))

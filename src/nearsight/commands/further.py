@@ -17,10 +17,16 @@ from nearsight.files import output_folder, replacing
 from nearsight.lens import WHAT, HeadTable, attention_rollout, layer_similarity, position_gram
 from nearsight.lens.registry import MEASUREMENTS
 from nearsight.report import position_maps, rollout_overlays, save_figure, similarity_heatmap
+from nearsight.report.figures.files import figure_files
 
 NUM_ROLLOUTS = 8
 """Pictures that are shown under their rollout."""
 CKA_BATCH = 64
+EXTRA_TABLES = {
+    "head": ("extra-heads.csv", frozenset({"shares", "quantiles", "gaussians"})),
+    "layer": ("extra-layers.csv", frozenset({"features"})),
+}
+"""What a row is of, its file, and which names of --what ask for it."""
 
 
 def check_what(what: Sequence[str], num_models: int) -> tuple[str, ...]:
@@ -90,19 +96,36 @@ def look_further(
     return Further(tables, figures)
 
 
-def write_extra_tables(table: HeadTable, what: Sequence[str], folder: Path) -> list[Path]:
-    """Per head and per layer, what was asked for beyond distance and entropy."""
+def further_files(folder: Path) -> Iterator[Path]:
+    """All that `look_further` and `write_extra_tables` may have left in a folder, of one model or of several."""
+    yield from extra_tables_in(folder)
+    yield folder / "cka.csv"
+    yield from figure_files(folder / "figures", "cka")
+    # Of several models, each has a folder here, after which its files are named.
+    for end in ("", *(f"-{table.parent.name}" for table in folder.glob("*/heads.csv"))):
+        yield folder / f"positions{end}.csv"
+        yield from figure_files(folder / "figures", f"positions{end}")
+        yield from figure_files(folder / "figures", f"rollout{end}")
+
+
+def extra_tables_in(folder: Path) -> list[Path]:
+    return [folder / name for name, _ in EXTRA_TABLES.values()]
+
+
+def write_extra_tables(table: HeadTable, layers: Sequence[int], what: Sequence[str], folder: Path) -> list[Path]:
+    """Per head and per layer, what was asked for beyond distance and entropy; `layers` are the numbers of the table's
+    layers in the whole model."""
     files = []
-    for per, asked in (("head", {"shares", "quantiles", "gaussians"}), ("layer", {"features"})):
+    for per, (name, asked) in EXTRA_TABLES.items():
         if asked & set(what):
             frame = table.extra_frame("head" if per == "head" else "layer")
-            files.append(folder / f"extra-{per}s.csv")
-            _write_csv(files[-1], frame)
+            files.append(folder / name)
+            _write_csv(files[-1], frame.assign(layer=[layers[place] for place in frame["layer"]]))
     return files
 
 
-def summary(table: HeadTable, what: Sequence[str]) -> Iterator[str]:
-    """A line for each further measurement."""
+def summary(table: HeadTable, layers: Sequence[int], what: Sequence[str]) -> Iterator[str]:
+    """A line for each further measurement; `layers` as above."""
     if "shares" in what:
         means = {said: float(np.nanmean(table.extra[f"share_{name}"])) for name, said in _SAID.items()}
         yield f"Of all attention, {', '.join(f'{share:.1%} is on {said}' for said, share in means.items() if share)}."
@@ -117,7 +140,10 @@ def summary(table: HeadTable, what: Sequence[str]) -> Iterator[str]:
         )
     if "features" in what:
         first, last = table.extra["locality_score"][[0, -1]]
-        yield f"Locality score of the tokens: {first:.3f} after the first layer, {last:.3f} after the last."
+        yield (
+            f"Locality score of the tokens: {first:.3f} after layer {layers[0] + 1}, "
+            f"{last:.3f} after layer {layers[-1] + 1}."
+        )
 
 
 _SAID = {"self": "the patch itself", "neighbours": "its 8 neighbours", "cls": "CLS", "registers": "registers"}

@@ -3,7 +3,7 @@
 import json
 import re
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from nearsight.commands.batching import find_batch_size, within_memory
-from nearsight.commands.further import check_what, in_the_table, look_further, summary, write_extra_tables
+from nearsight.commands.further import check_what, in_the_table, look_further, summary
 from nearsight.commands.measured import Measured, as_json, as_text, write_all
 from nearsight.commands.measuring_shards import Prepared, ShardMeasuring, Watch, check_sharding, shards_of
 from nearsight.commands.options import parse
@@ -32,7 +32,8 @@ class MeasureOptions(Request):
     """Measure how far and how selectively each attention head of one or more models looks.
 
     Writes heads.csv and heads.npz, three figures and report.html; several models are compared, and their tables are in
-    a folder each. A run is measured on its own test images unless --images says otherwise.
+    a folder each. What an earlier call has left in the folder is replaced. A run is measured on its own test images
+    unless --images says otherwise.
 
     --what adds: shares of attention on the patch itself, its neighbours, CLS and registers; quantiles of the distance;
     gaussians, the widths and strengths of a LocAt model (these to extra-heads.csv); features, the locality score and
@@ -73,7 +74,7 @@ def main(arguments: Sequence[str]) -> int:
         check_device(options.device)
         import_ray()
     prepared = _prepare(options, device)
-    subjects, chosen = [one.subject for one in prepared], [one.layers for one in prepared]
+    subjects = [one.subject for one in prepared]
     folders = [out] if len(subjects) == 1 else _folders(out, options.models)
     if options.shards is None:
         tables = [_measure_shown(one, options.batch_size, in_the_table(what), device) for one in prepared]
@@ -87,20 +88,19 @@ def main(arguments: Sequence[str]) -> int:
             _say_shard(divided, options.shard, as_object=options.json)
             return 0
         tables = [shards.merged() for shards in divided]
-    further = look_further(subjects, [short_name(text) for text in options.models], what, device)
+    further = look_further(subjects, [folder.name for folder in folders], what, device)
     measured = [
-        Measured(subject=subject, table=table, heads=_heads(subject, table, layers, device), folder=folder)
-        for subject, table, layers, folder in zip(subjects, tables, chosen, folders, strict=True)
+        _measured(one, table, folder, device) for one, table, folder in zip(prepared, tables, folders, strict=True)
     ]
     files = write_all(out, measured, shlex.join(["nearsight", "measure", *arguments]))
-    files += [path for one in measured for path in write_extra_tables(one.table, what, one.folder)]
+    files += [path for one in measured for path in one.write_extra_tables(what)]
     files += (more := further.write(out))
     if options.json:
         print(json.dumps(as_json(measured, files)))
         return 0
     print("\n".join([*as_text(out, measured), *(f"Also: {path}" for path in more if path.suffix != ".svg")]))
     for one in measured:
-        for line in summary(one.table, what):
+        for line in summary(one.table, one.layers, what):
             print(f"{one.subject.label}: {line}" if len(measured) > 1 else line)
     return 0
 
@@ -238,10 +238,15 @@ def _say_shard(divided: Sequence[Shards], shard: int, *, as_object: bool) -> Non
         print(*(f"Shard {shard} of {divided[0].num_shards}: {path}" for path in files), sep="\n")
 
 
-def _heads(subject: Subject, table: HeadTable, layers: Mapping[str, int], device: torch.device) -> ModelHeads:
+def _measured(one: Prepared, table: HeadTable, folder: Path, device: torch.device) -> Measured:
+    numbers = [one.layers[name] for name in table.layer_names]
+    heads = _heads(one.subject, table, numbers, device)
+    return Measured(subject=one.subject, table=table, heads=heads, layers=numbers, folder=folder)
+
+
+def _heads(subject: Subject, table: HeadTable, numbers: Sequence[int], device: torch.device) -> ModelHeads:
     """A subject's heads for the report, with the numbers its layers have in the whole model."""
     frame = table.to_frame()
-    numbers = [layers[name] for name in table.layer_names]
     frame = frame.assign(layer=[numbers[place] for place in frame["layer"]], epoch=subject.epoch)
     grids = _grids(subject, table, numbers)
     if subject.run is not None:

@@ -1,6 +1,6 @@
 """What `nearsight measure` has found: as files, as text, and as one object for machines."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,16 +8,20 @@ from typing import Any
 import torch
 
 from nearsight.commands.exploring import explorer_of
+from nearsight.commands.further import extra_tables_in, further_files, write_extra_tables
 from nearsight.commands.subjects import Subject
 from nearsight.errors import InputError
 from nearsight.files import output_folder
 from nearsight.lens import HeadTable
 from nearsight.report import ModelHeads, compare_with_first, describe, layer_table, write_page
 from nearsight.report.explorer import Explorer
+from nearsight.report.figures.files import figure_files
 from nearsight.report.inputs import shorten
+from nearsight.report.page.folders import PAGE
+from nearsight.report.page.measured_folder import NAME as DESCRIPTION
 from nearsight.report.page.measured_folder import write_measured
 from nearsight.report.page.models import common_grid
-from nearsight.report.runs import write_figures
+from nearsight.report.runs import FIGURES, write_figures
 from nearsight.train import write_heads
 
 LAYERS_NAMED = 3
@@ -33,11 +37,22 @@ class Measured:
     subject: Subject
     table: HeadTable
     heads: ModelHeads
+    layers: Sequence[int]
+    """The numbers that the layers of the table have in the whole model."""
     folder: Path
     """Where its tables go."""
 
     def files(self) -> tuple[Path, Path]:
-        return self.folder / "heads.csv", self.folder / "heads.npz"
+        return _tables_in(self.folder)
+
+    @property
+    def is_at_home(self) -> bool:
+        """Whether its tables go to the folder of the run that it is."""
+        run = self.subject.run
+        return run is not None and self.files()[0].resolve() == run.heads.resolve()
+
+    def write_extra_tables(self, what: Sequence[str]) -> list[Path]:
+        return write_extra_tables(self.table, self.layers, what, self.folder)
 
     def as_json(self) -> dict[str, Any]:
         rows = self.heads.measured()
@@ -54,26 +69,65 @@ def write_all(out: Path, measured: Sequence[Measured], command: str) -> list[Pat
     models = [one.heads for one in measured]
     grid_size = common_grid(models)
     output_folder(out)
+    # Before anything is written: whatever comes between, nothing of an earlier call lies beside what is of this one.
+    _remove(list(_files_of_earlier_calls(out, measured)))
     described: list[Path] = []
     for one in measured:
         table, arrays = one.files()
         run = one.subject.run
         # In its own folder, a run keeps what was measured during its training, and says itself what it is.
-        at_home = run is not None and table.resolve() == run.heads.resolve()
-        during = run.read_heads() if run is not None and at_home else None
+        during = run.read_heads() if run is not None and one.is_at_home else None
         write_heads(table, one.heads.heads, one.subject.epoch, others=during)
         one.table.save(arrays)
-        if not at_home:
+        if not one.is_at_home:
             described.append(write_measured(one.folder, one.heads, command))
     figures = write_figures(models, out / "figures", grid_size=grid_size)
     explorer = _explorer(measured)
     if explorer is not None and described:  # of a run at home it can be made again
         explorer.write(out / EXPLORER)
         described.append(out / EXPLORER)
-    page = out / "report.html"
+    page = out / PAGE
     title = " and ".join(filter(None, [", ".join(one.label for one in models[:-1]), models[-1].label]))
     write_page(page, title=title, models=models, grid_size=grid_size, command=command, explorer=explorer)
     return [*(path for one in measured for path in one.files()), *described, *figures, page]
+
+
+def _tables_in(folder: Path) -> tuple[Path, Path]:
+    return folder / "heads.csv", folder / "heads.npz"
+
+
+def _files_of_earlier_calls(out: Path, measured: Sequence[Measured]) -> Iterator[Path]:
+    """Where they may be; whatever else is in a folder is not ours."""
+    for one in measured:
+        if one.is_at_home and one.folder != out:  # all else there is of the run too, and stays true
+            yield from extra_tables_in(one.folder)
+        else:
+            # Its heads.csv stays until it is replaced: a run's own holds what was measured during training.
+            yield one.files()[1]
+            yield from _files_beside_tables(one.folder)
+    if all(one.folder != out for one in measured):
+        # Tables without a description are a run's own.
+        yield from _tables_in(out) if (out / DESCRIPTION).exists() else ()
+        yield from _files_beside_tables(out)
+
+
+def _files_beside_tables(folder: Path) -> Iterator[Path]:
+    yield folder / PAGE
+    yield folder / EXPLORER
+    yield from (path for name in FIGURES for path in figure_files(folder / "figures", name))
+    yield from further_files(folder)
+    yield folder / DESCRIPTION  # the last: it says whose the tables are
+
+
+def _remove(files: Sequence[Path]) -> None:
+    for path in files:
+        try:
+            if path.is_file() or path.is_symlink():
+                path.unlink(missing_ok=True)
+        except OSError as error:
+            raise InputError(
+                f"{path} of an earlier measurement cannot be removed: {error.strerror}; choose another --out"
+            ) from error
 
 
 def _explorer(measured: Sequence[Measured]) -> Explorer | None:
@@ -132,5 +186,5 @@ def as_text(out: Path, measured: Sequence[Measured]) -> list[str]:
         "",
         f"Table{'s' if len(measured) > 1 else ''}: {tables}",
         f"Figures: {out / 'figures'}",
-        f"Page: {out / 'report.html'}",
+        f"Page: {out / PAGE}",
     ]

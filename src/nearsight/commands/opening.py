@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from nearsight.data.loading import dataset_spec
-from nearsight.errors import InputError
+from nearsight.errors import InputError, check_number
 from nearsight.models import load_model, load_source
 from nearsight.models.sources import SourcedModel, has_published_weights, try_forward
 from nearsight.train import RunConfig, RunFolder
@@ -58,6 +58,7 @@ def open_source(
     """A model that is not a run, tried on an image."""
     if ":" not in text and ("/" in text or text.startswith(".")):
         raise InputError(f"{text} is not a folder, so there is no run there; models of the hub are written hf:org/name")
+    check_number("--seed", seed)
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(seed)
         sourced = load_source(

@@ -57,6 +57,7 @@ def _probe_all(options: AllOptions, origins: Origins, out: Path, arguments: Sequ
         checkpoint=options.checkpoint,
         seed=options.seed,
         device=options.torch_device,
+        image_size=options.image_size,
     )
     probes = AllProbes(options, dataset, dense, out, stop)
     found = []

@@ -26,9 +26,16 @@ class RetrieveOptions(ProbeRequest, RetrieveSettings):
 
     data: str = "voc-small"
     """A data set with masks: ade20k, pascal-context, coco-stuff, voc2012, camvid, voc-small."""
+    image_size: int | None = None
+    """Side of the square that images are squeezed to; by default what the model takes. The larger, the more patches."""
 
     def __post_init__(self) -> None:
         """The settings check themselves when they are made of these options."""
+
+    @property
+    def opened_for(self) -> dict[str, int | None]:
+        """A model is opened at its own size, where it has one, and takes the other as it then can."""
+        return {"size_to_try": self.image_size}
 
     @property
     def settings(self) -> RetrieveSettings:
@@ -41,6 +48,8 @@ def main(arguments: Sequence[str]) -> int:
     options.check("retrieve")
     settings = options.settings
     dataset = first_images(load_segmentation(options.data, options.data_dir), options.num_train, options.num_test)
+    dataset.train.check_labelled("training")
+    dataset.test.check_labelled("test")
     frozen, out = options.opened("retrieve", dataset.name)
     found = [retrieved(options, one, dataset, settings) for one in frozen]
     models = [{**one.described, **one.numbers(dataset)} for one in found]

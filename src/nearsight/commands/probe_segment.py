@@ -53,6 +53,8 @@ class SegmentRequest(Common):
     """Load the published weights of models of timm and torchvision; they are random otherwise."""
     checkpoint: Path | None = None
     """File with your own weights of the model: safetensors, or a state dict that torch.save wrote."""
+    image_size: int | None = None
+    """Side of the images that the model takes, where it does not say so or can take others; a run has its own."""
     checkpoint_every: int = 500
     """Iterations between checkpoints; a kill costs those since the last, SIGINT and SIGTERM none."""
     out: Path | None = None
@@ -103,6 +105,7 @@ def _probe_all(options: Any, dataset: SegmentationSet, out: Path, stop: Stop) ->
         checkpoint=options.checkpoint,
         seed=options.seed,
         device=device,
+        image_size=options.image_size,
     )
     configs = [_config(options, one, dataset) for one in frozen]
     several = len(frozen) > 1

@@ -16,7 +16,7 @@ from nearsight.commands.batching import find_batch_size
 from nearsight.commands.frozen import open_frozen
 from nearsight.commands.options import Common
 from nearsight.commands.subjects import short_name
-from nearsight.errors import InputError, check_at_least
+from nearsight.errors import InputError, check_at_least, check_number
 from nearsight.files import check_output_folder, output_folder, write_json
 from nearsight.probe import FeatureReader, FeatureSpec, reading, weights_hash
 from nearsight.probe.frozen import FrozenModel
@@ -37,6 +37,8 @@ class ProbeRequest(Common):
     """Load the published weights of models of timm and torchvision; they are random otherwise."""
     checkpoint: Path | None = None
     """File with your own weights of the model: safetensors, or a state dict that torch.save wrote."""
+    image_size: int | None = None
+    """Side of the images that the model takes, where it does not say so or can take others; a run has its own."""
     block: int = -1
     """Block whose features are read, from 0 or from the end; of hierarchical timm models the stage."""
     batch_size: int | None = None
@@ -54,8 +56,14 @@ class ProbeRequest(Common):
         """What can be seen to be wrong at once."""
         if not self.models:
             raise InputError(f"no model is named; write nearsight probe {probe} MODEL, and see --help")
-        for name in ("batch_size", "num_train", "num_test"):
+        for name in ("image_size", "batch_size", "num_train", "num_test"):
             check_at_least(f"--{name.replace('_', '-')}", 1 if (value := getattr(self, name)) is None else value, 1)
+        check_number("--seed", self.seed)
+
+    @property
+    def opened_for(self) -> dict[str, int | None]:
+        """Of `open_frozen`'s arguments, those about the size of images."""
+        return {"image_size": self.image_size}
 
     def opened(self, probe: str, data: str) -> tuple[list[FrozenModel], Path]:
         """(the models, where results go); what is wrong with either is found here."""
@@ -68,6 +76,7 @@ class ProbeRequest(Common):
             checkpoint=self.checkpoint,
             seed=self.seed,
             device=self.torch_device,
+            **self.opened_for,
         )
         return frozen, out
 
@@ -124,7 +133,7 @@ class Outcome:
         output_folder(out)
         table = Table(name="table", title=self.title, numbers=self.numbers, shown=self.shown, notes=self.notes)
         result, certificate = out / "result.json", out / "provenance.json"
-        write_json(result, self.as_json())
+        write_json(result, self.as_json(), allow_nan=False)
         tables = table.write(out)
         command = shlex.join(["nearsight", "probe", self.probe, *arguments])
         seconds = round(time.perf_counter() - began, 3)

@@ -12,6 +12,7 @@ from nearsight.commands.frozen import run_path
 from nearsight.commands.probing import ProbeRequest, describe
 from nearsight.commands.progress import MeasuringProgress
 from nearsight.data import Dataset, ImageSet, load_dataset
+from nearsight.data.segmentation import SEGMENTATION_SETS
 from nearsight.errors import InputError
 from nearsight.probe import (
     FeatureKey,
@@ -29,7 +30,7 @@ from nearsight.probe.crops import cropped_features
 from nearsight.probe.features import Tokens
 from nearsight.probe.frozen import FrozenModel
 from nearsight.probe.intermediates import Place
-from nearsight.probe.knn import DEFAULT_KS, DEFAULT_TEMPERATURE
+from nearsight.probe.knn import DEFAULT_KS, DEFAULT_TEMPERATURE, check_votes
 from nearsight.probe.search import check_enough
 from nearsight.train import RunFolder, load_data
 
@@ -57,6 +58,11 @@ class ClassRequest(ProbeRequest):
         return FeatureSpec(block=self.block, place=self.place, tokens=tokens)
 
     def load(self) -> Dataset:
+        if self.data in SEGMENTATION_SETS:
+            raise InputError(
+                f"{self.data} has masks and no class for each image: it is for nearsight probe segment and retrieve; "
+                "choose another --data (see nearsight data list)"
+            )
         runs = [RunFolder(path).read_config().data for text in self.models if (path := run_path(text)) is not None]
         if self.data is None and runs:
             if len(set(runs)) > 1 or len(runs) < len(self.models):
@@ -85,9 +91,13 @@ class KnnRequest(ClassRequest):
     temperature: float = DEFAULT_TEMPERATURE
     """T of the votes."""
 
+    def check(self, probe: str) -> None:
+        super().check(probe)
+        check_votes(self.ks, self.temperature)
+
     def check_enough(self, dataset: Dataset) -> None:
         """There are as many training images as neighbours."""
-        check_enough(len(dataset.train), max(self.ks, default=1), f"training images of {dataset.name}")
+        check_enough(len(dataset.train), max(self.ks), f"training images of {dataset.name}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ from typing import Any
 from nearsight.commands.probing import ProbeRequest, describe
 from nearsight.commands.progress import MeasuringProgress
 from nearsight.data.segmentation import MaskedImages, SegmentationSet
-from nearsight.errors import check_at_least
+from nearsight.errors import check_at_least, check_positive
 from nearsight.probe import FeatureSpec, Retriever, Score, build_memory, miou_score, retrieve
 from nearsight.probe.frozen import FrozenModel
 from nearsight.probe.intermediates import Place
@@ -39,6 +39,7 @@ class RetrieveSettings:
 
     def __post_init__(self) -> None:
         check_at_least("--k", self.k, 1)
+        check_positive("--temperature", self.temperature)
         check_at_least("--memory-size", self.memory_size, 1)
         check_at_least("--image-size", 1 if self.image_size is None else self.image_size, 1)
 

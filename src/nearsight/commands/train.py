@@ -75,6 +75,7 @@ def _train(config: RunConfig, out: Path, options: Any, stop: Stop) -> int:
             )
     if not processes.is_first:
         return 0
+    folder.check_there()
     result = folder.read_result()
     page = None if result["min_mad"] is None else _write_page(folder, common, device)
     if common.json:

@@ -85,46 +85,96 @@ def of_local(
     return FusedAttention(query, key, scale, bias)
 
 
-def of_multihead(module: nn.MultiheadAttention, query: Tensor, key: Tensor, **kwargs: Any) -> FusedAttention:
-    """`nn.MultiheadAttention`, whose own forward can take a path that no function mode sees.
+def of_multihead(
+    module: nn.MultiheadAttention,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor | None = None,
+    key_padding_mask: Tensor | None = None,
+    need_weights: bool = True,
+    attn_mask: Tensor | None = None,
+    average_attn_weights: bool = True,
+    is_causal: bool = False,
+) -> FusedAttention:
+    """`nn.MultiheadAttention`, by the arguments of its own forward, which can take a path that no function mode sees.
 
-    Queries and keys are projected a second time, from the weights the module uses. `kwargs` are those of its forward.
+    Queries and keys are projected a second time, from the weights the module uses.
     """
-    unbatched = query.dim() == 2
-    if unbatched:
-        query, key = query.unsqueeze(0), key.unsqueeze(0)
-    elif not module.batch_first:
+    if query.dim() == 3 and module.batch_first:
         query, key = query.transpose(0, 1), key.transpose(0, 1)
-    if module._qkv_same_embed_dim:
-        query_weight, key_weight, _ = module.in_proj_weight.chunk(3)
+    return of_multihead_function(
+        query,
+        key,
+        key if value is None else value,
+        module.embed_dim,
+        module.num_heads,
+        module.in_proj_weight,
+        module.in_proj_bias,
+        module.bias_k,
+        module.bias_v,
+        module.add_zero_attn,
+        key_padding_mask=key_padding_mask,
+        attn_mask=attn_mask,
+        use_separate_proj_weight=not module._qkv_same_embed_dim,
+        q_proj_weight=module.q_proj_weight,
+        k_proj_weight=module.k_proj_weight,
+    )
+
+
+def of_multihead_function(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    embed_dim_to_check: int,
+    num_heads: int,
+    in_proj_weight: Tensor | None,
+    in_proj_bias: Tensor | None,
+    bias_k: Tensor | None,
+    bias_v: Tensor | None,
+    add_zero_attn: bool,
+    *_output: Any,
+    key_padding_mask: Tensor | None = None,
+    attn_mask: Tensor | None = None,
+    use_separate_proj_weight: bool = False,
+    q_proj_weight: Tensor | None = None,
+    k_proj_weight: Tensor | None = None,
+    static_k: Tensor | None = None,
+    **_settings: Any,
+) -> FusedAttention:
+    """`multi_head_attention_forward`, as it is told to a function mode: queries and keys are [N, B, C] or [N, C]."""
+    if query.dim() == 2:
+        query, key = query.unsqueeze(1), key.unsqueeze(1)
+    query, key = query.transpose(0, 1), key.transpose(0, 1)
+    query_weight, key_weight = q_proj_weight, k_proj_weight
+    if not use_separate_proj_weight:
+        assert in_proj_weight is not None
+        query_weight, key_weight, _ = in_proj_weight.chunk(3)
+    assert query_weight is not None
+    assert key_weight is not None
+    biases = (None, None) if in_proj_bias is None else in_proj_bias.chunk(3)[:2]
+    query, batch = F.linear(query, query_weight, biases[0]), len(query)
+    if static_k is not None:
+        key = static_k.unflatten(0, (batch, num_heads)).transpose(1, 2).flatten(2)
     else:
-        query_weight, key_weight = module.q_proj_weight, module.k_proj_weight
-    biases = (None, None) if module.in_proj_bias is None else module.in_proj_bias.chunk(3)[:2]
-    query, key = F.linear(query, query_weight, biases[0]), F.linear(key, key_weight, biases[1])
-    batch = len(query)
-    if module.bias_k is not None:
-        key = torch.cat([key, module.bias_k.expand(batch, 1, -1)], dim=1)
-    if module.add_zero_attn:
+        key = F.linear(key, key_weight, biases[1])
+    if bias_k is not None:
+        key = torch.cat([key, bias_k.expand(batch, 1, -1)], dim=1)
+    if add_zero_attn:
         key = torch.cat([key, key.new_zeros(batch, 1, key.shape[-1])], dim=1)
-    query, key = (tokens.unflatten(-1, (module.num_heads, module.head_dim)).transpose(1, 2) for tokens in (query, key))
-    mask = _multihead_mask(module, len(query), key.shape[-2], **kwargs)
-    return FusedAttention(query, key, 1 / math.sqrt(module.head_dim), mask)
+    query, key = (tokens.unflatten(-1, (num_heads, -1)).transpose(1, 2) for tokens in (query, key))
+    mask = _multihead_mask(batch, num_heads, key.shape[-2], key_padding_mask, attn_mask)
+    return FusedAttention(query, key, 1 / math.sqrt(query.shape[-1]), mask)
 
 
 def _multihead_mask(
-    module: nn.MultiheadAttention,
-    batch: int,
-    num_keys: int,
-    key_padding_mask: Tensor | None = None,
-    attn_mask: Tensor | None = None,
-    **_: Any,
+    batch: int, num_heads: int, num_keys: int, key_padding_mask: Tensor | None, attn_mask: Tensor | None
 ) -> Tensor | None:
     """Both masks as one that is added to logits [B, H, N, M]. True means hidden here, unlike in SDPA."""
     masks = []
     if key_padding_mask is not None:
         masks.append(key_padding_mask.view(batch, 1, 1, -1))
     if attn_mask is not None:
-        masks.append(attn_mask.unflatten(0, (batch, module.num_heads)) if attn_mask.dim() == 3 else attn_mask)
+        masks.append(attn_mask.unflatten(0, (batch, num_heads)) if attn_mask.dim() == 3 else attn_mask)
     total: Tensor | None = None
     for mask in masks:
         if mask.dtype == torch.bool:

@@ -19,10 +19,21 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
 
-from nearsight.lens.attention import Attention, ExplicitAttention, of_local, of_multihead, of_sdpa
+from nearsight.lens.attention import (
+    Attention,
+    ExplicitAttention,
+    of_local,
+    of_multihead,
+    of_multihead_function,
+    of_sdpa,
+)
 from nearsight.locat.attend import attend
 
-_FUSED: dict[Any, Callable[..., Attention]] = {F.scaled_dot_product_attention: of_sdpa, attend: of_local}
+_FUSED: dict[Any, tuple[str, Callable[..., Attention]]] = {
+    F.scaled_dot_product_attention: ("sdpa", of_sdpa),
+    attend: ("sdpa", of_local),
+    F.multi_head_attention_forward: ("multihead", of_multihead_function),
+}
 _PRODUCTS = {
     torch.matmul, Tensor.matmul, Tensor.__matmul__, Tensor.__rmatmul__, torch.bmm, Tensor.bmm, torch.einsum,
     torch.baddbmm, Tensor.baddbmm,
@@ -85,9 +96,9 @@ class AttentionTap(TorchFunctionMode):
             self._undo.callback(register_module_forward_hook(self._leaving, always_call=True).remove)
         for module in self._names:
             if isinstance(module, nn.MultiheadAttention):
-                self._wrap(module, self._multihead)
+                self._watch(module, nn.MultiheadAttention, self._multihead)
             elif isinstance(module, nn.TransformerEncoderLayer):
-                self._wrap(module, self._encoder_layer)
+                self._watch(module, nn.TransformerEncoderLayer, self._encoder_layer)
             elif not self._follows_all:
                 self._undo.callback(module.register_forward_pre_hook(self._entering).remove)
                 self._undo.callback(module.register_forward_hook(self._leaving, always_call=True).remove)
@@ -117,8 +128,9 @@ class AttentionTap(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         if self._running:
-            if (described := _FUSED.get(func)) is not None:
-                self._tell("sdpa", [partial(described, *args, **kwargs)])
+            if func in _FUSED:
+                kind, described = _FUSED[func]
+                self._tell(kind, [partial(described, *args, **kwargs)])
                 with self._fused():
                     return func(*args, **kwargs)
             elif func in _PRODUCTS:
@@ -141,6 +153,34 @@ class AttentionTap(TorchFunctionMode):
             self.inside_fused = False
 
     # Modules whose attention a function mode does not see
+
+    def _watch(self, module: nn.Module, kind: type[nn.Module], around: Callable[..., Any]) -> None:
+        """Let the forward of this kind go through `around`, whether the module has it from torch or overrides it."""
+        own, shadow = type(module), module.__dict__.get("forward")
+        is_a_taps = isinstance(shadow, partial) and isinstance(getattr(shadow.func, "__self__", None), AttentionTap)
+        if own.forward is kind.forward and (shadow is None or is_a_taps):
+            self._wrap(module, around)
+            return
+        if own.forward is not kind.forward:
+            # Its forward takes what it likes, and may call torch's with other arguments than its own. So between its
+            # class and torch's comes one that goes through `around`.
+            def forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+                return around(module, super(between, module).forward, *args, **kwargs)  # type: ignore[misc]
+
+            between: type[nn.Module] = type(kind.__name__, (kind,), {"forward": forward})
+            module.__class__ = type(own.__name__, (own, between), {})
+            self._undo.callback(setattr, module, "__class__", own)
+        self._wrap(module, self._own_forward)
+
+    def _own_forward(self, module: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """A forward that is not torch's: what it calls says what it does, as in any module."""
+        self._attended.add(self._names[module])
+        self._entering(module, args)
+        try:
+            with torch._C._EnableTorchFunction():  # an encoder layer around it may have switched it off
+                return forward(*args, **kwargs)
+        finally:
+            self._leaving(module, args, None)
 
     def _wrap(self, module: nn.Module, around: Callable[..., Any]) -> None:
         """Let the module's forward go through `around` until the tap closes."""
@@ -176,7 +216,10 @@ class AttentionTap(TorchFunctionMode):
                 names = ("src", "src_mask", "src_key_padding_mask", "is_causal")
                 given = {**dict(zip(names, args, strict=False)), **kwargs}
                 tokens = module.norm1(given["src"]) if module.norm_first else given["src"]
-                masks = {"attn_mask": given.get("src_mask"), "key_padding_mask": given.get("src_key_padding_mask")}
+                masks: dict[str, Any] = {
+                    "attn_mask": given.get("src_mask"),
+                    "key_padding_mask": given.get("src_key_padding_mask"),
+                }
                 self._tell_multihead(name, partial(of_multihead, module.self_attn, tokens, tokens, **masks))
         return output
 

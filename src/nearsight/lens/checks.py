@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves
 from nearsight.lens.attention import Attention, ExplicitAttention, FusedAttention
 from nearsight.lens.capture import AttentionTap, Call
 from nearsight.lens.measuring import measure
+from nearsight.lens.running import running
 from nearsight.lens.survey import Site, Survey, survey
 
 
@@ -54,20 +55,16 @@ def check_vit_adapter(model: nn.Module, image_size: int | tuple[int, int]) -> Ad
     generator = torch.Generator().manual_seed(0)
     images = torch.randn(3, 3, height, width, generator=generator).to(parameter.device, parameter.dtype)
     _check_state(model, images)  # also raises InputError for what cannot be measured at all
-    modes = {module: module.training for module in model.modules()}
-    try:
-        found = survey(model.eval(), images[0])
-        passed = ["the model and every random generator are left as they were"]
-        failures = []
+    passed = ["the model and every random generator are left as they were"]
+    failures = []
+    with running(model) as run:
+        found = survey(run.model, images[0])
         for check in (_check_outputs, _check_batches, _check_queries, _check_weights, _check_places):
             try:
-                check(model, images, found)
+                check(run.model, images, found)
                 passed.append(_said(check))
             except AdapterError as error:
                 failures.append(f"{_said(check)}: {error}")
-    finally:
-        for module, training in modes.items():
-            module.training = training
     if failures:
         raise AdapterError(f"{type(model).__name__} fails {len(failures)} checks:\n" + "\n".join(failures))
     return AdapterReport(tuple(passed), tuple(map(_described, found.sites.values())), found.skipped)
@@ -129,11 +126,23 @@ def _check_batches(model: nn.Module, images: Tensor, found: Survey) -> None:
 
 def _check_queries(model: nn.Module, images: Tensor, found: Survey) -> None:
     """Every patch is a query once in each layer."""
-    for site in found.sites.values():
-        rows, cols = site.geometry.grid_size
-        num_keys = len(site.geometry.key_places_WM2.flatten(0, 1).unique(dim=0))
-        if site.geometry.num_queries != rows * cols and num_keys < rows * cols:
-            raise AdapterError(f"{site.name} has {site.geometry.num_queries} queries for {rows}×{cols} patches")
+    asked: dict[tuple[str, tuple[int, int]], list[Tensor]] = {}
+    for site in found.sites.values():  # several in a module may be one attention in parts
+        module = site.name.partition("#")[0]
+        asked.setdefault((module, site.geometry.grid_size), []).append(site.geometry.query_places_WN2.flatten(0, 1))
+    for (module, (rows, cols)), places in asked.items():
+        place_Q2 = torch.cat(places)
+        place_Q2 = place_Q2[place_Q2[:, 0].isfinite()].unique(dim=0)
+        lines = [(place_Q2[:, axis].unique(), side) for axis, side in enumerate((rows, cols))]
+        is_grid = len(lines[0][0]) * len(lines[1][0]) == len(place_Q2)
+        if not is_grid or not all(_spans(*axis) for axis in lines):
+            raise AdapterError(f"{module} has {len(place_Q2)} queries for {rows}×{cols} patches")
+
+
+def _spans(lines: Tensor, side: int) -> bool:
+    """Whether rows or columns go from border to border of a side; fewer than there are cells lie farther apart."""
+    step = float(lines.diff().max()) if len(lines) > 1 else side
+    return float(lines[0]) < step and side - 1 - float(lines[-1]) < step
 
 
 @torch.no_grad()

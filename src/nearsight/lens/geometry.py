@@ -4,6 +4,7 @@ Shape suffixes: L a model's leading axes, W windows, N queries, M keys.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -56,8 +57,7 @@ def locate(places: Places, query_LN: Tensor, key_LM: Tensor) -> Geometry:
     for axis in range(query_LN.dim() - 1):  # heads, mostly: what is the same along an axis is looked at once
         if query_LN.stride(axis) == key_LM.stride(axis) == 0:
             query_LN, key_LM = query_LN.narrow(axis, 0, 1), key_LM.narrow(axis, 0, 1)
-    one_cell = _only_whole_image(places, query_LN) and _only_whole_image(places, key_LM)
-    query_centres, key_centres = (_centres(places, numbers, one_cell) for numbers in (query_LN, key_LM))
+    query_centres, key_centres, cells = _comparable(places, query_LN, key_LM)
     _check_there_are_patches(query_centres, key_centres)
     query_images_L, key_images_L = places.image_of(query_LN).amax(-1), places.image_of(key_LM).amax(-1)
     if ((query_images_L != key_images_L) & (query_images_L >= 0) & (key_images_L >= 0)).any():
@@ -71,7 +71,7 @@ def locate(places: Places, query_LN: Tensor, key_LM: Tensor) -> Geometry:
     return Geometry(
         layout,
         (len(rows), len(cols)),
-        (_spacing(rows, places.image_size[0]), _spacing(cols, places.image_size[1])),
+        _cell_size(cells, places.image_size),
         _in_cells(query_WN2, rows, cols),
         _in_cells(key_WM2, rows, cols),
         layout.arrange((key_LM == PADDING).unsqueeze(-1))[0, :, 0, :, 0],
@@ -92,12 +92,30 @@ def _only_whole_image(places: Places, numbers: Tensor) -> bool:
     return bool((places.covers_image(numbers) | ~placed).all())
 
 
-def _centres(places: Places, numbers: Tensor, one_cell: bool) -> Tensor:
+def _comparable(places: Places, query_LN: Tensor, key_LM: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Centres of queries and of keys in pixels, measured alike, and those of the finer of the two as cells."""
+    both = query_LN, key_LM
+    one_cell = all(_only_whole_image(places, numbers) for numbers in both)
+    cells, centres = (
+        [_placed(places, numbers, positions, one_cell) for numbers in both]
+        for positions in (places.cells, places.centres)
+    )
+    finer = max((0, 1), key=lambda which: len(_distinct(cells[which])))
+    if not torch.equal(places.grids(query_LN), places.grids(key_LM)):
+        # One is pooled from the other: its windows see cells of that grid, wherever those were pooled from.
+        centres[finer], other = cells[finer], 1 - finer
+        is_cell = torch.isin(both[other], both[finer]).unsqueeze(-1)
+        centres[other] = torch.where(is_cell, cells[other], centres[other])
+    elif len(_distinct(centres[finer])) < len(_distinct(cells[finer])):
+        centres = cells  # windows larger than the image see the same of it
+    return centres[0], centres[1], cells[finer]
+
+
+def _placed(places: Places, numbers: Tensor, positions: Callable[[Tensor], Tensor], one_cell: bool) -> Tensor:
     """[..., 2] in pixels. What covers the whole image has no place on it, unless there is nothing else."""
-    centres = places.centres(numbers)
     if one_cell:
-        return centres
-    return torch.where(places.covers_image(numbers).unsqueeze(-1), math.nan, centres)
+        return positions(numbers)
+    return torch.where(places.covers_image(numbers).unsqueeze(-1), math.nan, positions(numbers))
 
 
 def _numbered(centres: Tensor) -> Tensor:
@@ -132,7 +150,15 @@ def _grid_lines(centres: Tensor) -> tuple[Tensor, Tensor]:
     return rows, cols
 
 
+def _cell_size(cells: Tensor, image_size: tuple[int, int]) -> tuple[float, float]:
+    """(height, width) in pixels: how far it is from one cell to the next."""
+    height, width = (_spacing(lines, side) for lines, side in zip(_grid_lines(cells), image_size, strict=True))
+    return height, width
+
+
 def _spacing(lines: Tensor, image_side: int) -> float:
+    if len(lines) > 3:
+        lines = lines[1:-1]  # cells at the borders may be cut
     return float(lines[-1] - lines[0]) / (len(lines) - 1) if len(lines) > 1 else float(image_side)
 
 

@@ -18,8 +18,8 @@ from nearsight.lens.capture import AttentionTap, Call
 from nearsight.lens.geometry import Geometry
 from nearsight.lens.measuring import summing_dtype
 from nearsight.lens.operations import HIDING
-from nearsight.lens.running import batches, running, surveyed
-from nearsight.lens.stream import Tile, tiles
+from nearsight.lens.running import batches, never_compiled, not_finite, running, surveyed
+from nearsight.lens.stream import Tile, in_full_precision, tiles
 from nearsight.lens.survey import Site
 from nearsight.lens.tokens import class_keys, other_keys
 
@@ -56,6 +56,7 @@ class LayerMaps:
     """Which patches a query can see; None: all of them."""
 
 
+@never_compiled
 def attention_maps(
     model: nn.Module,
     images: Tensor,
@@ -79,9 +80,10 @@ def attention_maps(
 
         def look(call: Call, candidates: Sequence[Callable[[], Attention]]) -> None:
             if (frame := frames.get(call)) is not None:
-                dtype = summing_dtype("float64", run.device)
-                whole = tiles(candidates[frame.site.operand](), frame.site, dtype=dtype, whole=True)
-                seen[call].append(frame.summed(whole))
+                attention = candidates[frame.site.operand]()
+                with in_full_precision(run.device):
+                    dtype = summing_dtype("float64", run.device)
+                    seen[call].append(frame.summed(tiles(attention, frame.site, dtype=dtype, whole=True)))
 
         for image in one_by_one:
             with AttentionTap(run.model, look, found.calling):
@@ -187,7 +189,10 @@ class _Frame:
             new = self._tile_sums(tile, self.queries.cell_WN[:, begin:end])
             sums = [old + more for old, more in zip(sums, new, strict=True)] if sums else new
             begin = end
-        return _Sums(*(part.cpu() for part in sums))
+        summed = _Sums(*(part.cpu() for part in sums))
+        if summed.distances_HQ.isnan().any():
+            raise not_finite(f"the attention of {self.site.name}")
+        return summed
 
     def _tile_sums(self, tile: Tile, query_cell_WT: Tensor) -> list[Tensor]:
         log_WHTM = tile.log_weights_BWHTM[0]

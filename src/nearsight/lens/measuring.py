@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 import torch
@@ -13,8 +13,8 @@ from nearsight.lens.attention import Attention
 from nearsight.lens.capture import AttentionTap, Call
 from nearsight.lens.measurement import Measurement, stack_layers
 from nearsight.lens.registry import chosen
-from nearsight.lens.running import batches, running, surveyed
-from nearsight.lens.stream import reduce_attention, tiles
+from nearsight.lens.running import batches, never_compiled, not_finite, running, surveyed, without_gradients
+from nearsight.lens.stream import in_full_precision, reduce_attention, tiles
 from nearsight.lens.survey import Survey
 from nearsight.lens.table import Array, HeadTable
 from nearsight.metrics import Moments
@@ -22,6 +22,7 @@ from nearsight.metrics import Moments
 Precision = Literal["float32", "float64"]
 
 
+@never_compiled
 def measure(
     model: nn.Module,
     images: Tensor | Iterable[Tensor],
@@ -37,7 +38,7 @@ def measure(
     Args:
         model: a ViT, unmodified. It runs in eval mode without gradients; its mode, hooks, device and the state of the
             random generators are afterwards as they were.
-        images: normalised images [B, 3, H, W], or an iterable of such batches.
+        images: normalised images [B, 3, H, W], or an iterable of such batches, or of pairs of such a batch and labels.
         batch_size: images per forward; batches larger than this are split.
         layers: positions (from 0) or names of the layers to keep; all by default.
         device: where to run; by default where the model is.
@@ -57,11 +58,13 @@ def measure(
 
         def looks() -> Iterator[Look]:
             for batch in batches(images, batch_size):
-                batch = run.brought(batch)
-                if batch.shape[1:] not in prepared:
-                    found = surveyed(run.model, batch[0])
-                    prepared[batch.shape[1:]] = found, [kind(run.model, found, batch[0]) for kind in further]
-                yield Look(run.model, batch, *prepared[batch.shape[1:]], dtype)
+                with without_gradients():
+                    batch = run.brought(batch)
+                    if batch.shape[1:] not in prepared:
+                        found = surveyed(run.model, batch[0])
+                        prepared[batch.shape[1:]] = found, [kind(run.model, found, batch[0]) for kind in further]
+                    look = Look(run.model, batch, *prepared[batch.shape[1:]], dtype)
+                yield look
 
         for new in finished(looks()):
             table = new if table is None else HeadTable.merge([table, new])
@@ -72,6 +75,8 @@ def measure(
 
 def summing_dtype(precision: Precision, device: torch.device) -> torch.dtype:
     """What sums within a query are computed in; MPS knows no float64."""
+    if precision not in get_args(Precision):
+        raise InputError(f"precision is one of {', '.join(get_args(Precision))}, not {precision!r}")
     return torch.float32 if precision == "float32" or device.type == "mps" else torch.float64
 
 
@@ -86,7 +91,7 @@ class Look:
         further: Sequence[Measurement] = (),
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        self._found, self._dtype = found, dtype
+        self._found, self._dtype, self._device = found, dtype, images.device
         self._further = [measurement for measurement in further if measurement.needs_tiles]
         self._reduced: dict[Call, Tensor] = {}
         with ExitStack() as looking:
@@ -105,10 +110,11 @@ class Look:
         if (site := self._found.sites.get(call)) is None:
             return
         attention = candidates[site.operand]()
-        self._reduced[call] = reduce_attention(attention, site, dtype=self._dtype)
-        for tile in tiles(attention, site, dtype=self._dtype, whole=True) if self._further else ():
-            for measurement in self._further:
-                measurement.add(site, tile)
+        with in_full_precision(self._device):
+            self._reduced[call] = reduce_attention(attention, site, dtype=self._dtype)
+            for tile in tiles(attention, site, dtype=self._dtype, whole=True) if self._further else ():
+                for measurement in self._further:
+                    measurement.add(site, tile)
 
     def table(self) -> HeadTable:
         """What was seen; waits for the device."""
@@ -123,7 +129,7 @@ def table_of(found: Survey, reduced: Mapping[Call, Tensor], extra: Sequence[Mapp
     by_layer = [value.view(part.shape).numpy() for value, part in zip(values, parts, strict=True)]
     for site, (mad, _) in zip(sites.values(), by_layer, strict=True):
         if np.isnan(mad).any():
-            raise InputError(f"the attention of {site.name} is NaN: the model's weights or the images are not finite")
+            raise not_finite(f"the attention of {site.name}")
     mads, entropies = ([layer[part] for layer in by_layer] for part in (0, 1))
     return HeadTable(
         tuple(site.name for site in sites.values()),

@@ -31,6 +31,14 @@ def merged_means(means_S: Array, counts: Sequence[int]) -> Array:
     return mean
 
 
+def agreed(values_S: Array) -> Array:
+    """What all parts say of each layer, which is the first axis of a part; NaN for a layer of which they differ."""
+    differs = (values_S != values_S[0]).any(0)
+    common: Array = values_S[0].copy()
+    common[differs.any(tuple(range(1, differs.ndim)))] = np.nan
+    return common
+
+
 def _along(counts: Sequence[int], values_S: Array) -> Array:
     """One for each part, to multiply with."""
     return np.array(counts, dtype=np.float64).reshape(-1, *[1] * (values_S.ndim - 1))

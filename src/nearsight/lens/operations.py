@@ -4,6 +4,7 @@ An operation that is in none of these tables works element by element: what come
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -39,19 +40,41 @@ RESAMPLING = {
     "_upsample_bicubic2d_aa", "_upsample_bilinear2d_aa", "upsample_nearest1d", "upsample_linear1d",
     "_upsample_nearest_exact2d",
 }  # fmt: skip
+_POOLING = {"avg_pool2d", "avg_pool3d", "max_pool2d_with_indices", "max_pool3d_with_indices"}
 SOFTMAX = {"_softmax", "_safe_softmax"}
 # Same shape, other places: what comes out is not where it went in.
 MIXING = {"_fft_c2c", "_fft_r2c", "_fft_c2r", "cumsum", "cumprod", "linalg_solve_ex", "linalg_inv_ex"}
 
 
-def subsampling(name: str, args: Sequence[Any], axis: int) -> int | None:
-    """The stride of a convolution or pooling along a spatial axis, if it takes single cells instead of joining some."""
-    if name == "convolution":
-        kernel, stride, padding, transposed = args[1].shape[2:], args[3], args[4], args[6]
-    elif name in ("avg_pool2d", "max_pool2d_with_indices"):
-        kernel, transposed = args[1], False
-        stride, padding = (args[i] if len(args) > i and args[i] else default for i, default in ((2, kernel), (3, [0])))
+@dataclass(frozen=True)
+class Window:
+    """What an operation sees along one axis: output i the cells i · step − margin + spread · (0 … size − 1)."""
+
+    size: int
+    step: int
+    margin: int
+    spread: int
+
+    def centre(self, number: Tensor) -> Tensor:
+        """Of the window with this number, beyond the borders as well."""
+        return number * self.step - self.margin + self.spread * (self.size - 1) / 2
+
+    def cells(self, count: int) -> Tensor:
+        """Of each of so many windows, [count, size]; negative, or beyond the last, where it sees padding."""
+        return torch.arange(count)[:, None] * self.step - self.margin + self.spread * torch.arange(self.size)
+
+
+def window_of(name: str, args: Sequence[Any], axis: int) -> Window | None:
+    """The window of a convolution or pooling along a spatial axis; None for what has no fixed one."""
+    if name in ("convolution", "_convolution"):
+        if args[6]:  # transposed
+            return None
+        values = [list(args[1].shape[2:]), *args[3:6]]
+    elif name in _POOLING:
+        kernel, stride, padding = args[1], *(args[i] if len(args) > i else [] for i in (2, 3))
+        spread = args[4] if name.startswith("max") and len(args) > 4 else [1]
+        values = [kernel, stride or kernel, padding or [0], spread]
     else:
         return None
-    size, step, margin = (values[axis % len(values)] for values in (kernel, stride, padding))
-    return int(step) if size == 1 and step > 1 and margin == 0 and not transposed else None
+    size, step, margin, spread = (int(value[axis % len(value)]) for value in values)
+    return Window(size, step, margin, spread)

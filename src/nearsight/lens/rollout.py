@@ -14,8 +14,8 @@ from nearsight.errors import InputError, check_at_least
 from nearsight.lens.attention import Attention
 from nearsight.lens.capture import AttentionTap, Call
 from nearsight.lens.geometry import Geometry
-from nearsight.lens.running import batches, running, surveyed
-from nearsight.lens.stream import tiles
+from nearsight.lens.running import batches, never_compiled, not_finite, running, surveyed, without_gradients
+from nearsight.lens.stream import in_full_precision, tiles
 from nearsight.lens.survey import Site, Survey
 from nearsight.lens.tokens import class_keys
 
@@ -27,6 +27,7 @@ _FUSIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+@never_compiled
 def attention_rollout(
     model: nn.Module,
     images: Tensor | Iterable[Tensor],
@@ -63,18 +64,22 @@ def attention_rollout(
     maps: list[Tensor] = []
     with running(model, device) as run:
         for batch in batches(images, batch_size):
-            batch = run.brought(batch)
-            if found is None:
-                size, found = batch.shape[1:], surveyed(run.model, batch[0])
-                geometry = _one_sequence(found)
-                start_N = _starting_tokens(run.model, geometry).to(run.device)
-            if batch.shape[1:] != size:
-                raise InputError("attention is rolled out on images of one size only")
-            rolled_BNN = _rolled(run.model, batch, found, residual, _FUSIONS[head_fusion], discard)
-            maps.append(_on_grid(rolled_BNN[:, start_N].mean(1).cpu(), geometry))
+            with without_gradients():
+                batch = run.brought(batch)
+                if found is None:
+                    size, found = batch.shape[1:], surveyed(run.model, batch[0])
+                    geometry = _one_sequence(found)
+                    start_N = _starting_tokens(run.model, geometry).to(run.device)
+                if batch.shape[1:] != size:
+                    raise InputError("attention is rolled out on images of one size only")
+                rolled_BNN = _rolled(run.model, batch, found, residual, _FUSIONS[head_fusion], discard)
+                maps.append(_on_grid(rolled_BNN[:, start_N].mean(1).cpu(), geometry))
     if not maps:
         raise InputError("there are no images to roll attention out on")
-    return torch.cat(maps)
+    maps_BRC = torch.cat(maps)
+    if maps_BRC.isnan().any():
+        raise not_finite(f"the attention of {type(run.model).__name__}")
+    return maps_BRC
 
 
 def _one_sequence(found: Survey) -> Geometry:
@@ -124,10 +129,12 @@ def _rolled(
     def multiply(call: Call, candidates: Sequence[Callable[[], Attention]]) -> None:
         if (site := found.sites.get(call)) is None:
             return
-        whole = tiles(candidates[site.operand](), site, whole=True)
-        fused_BNN = torch.cat([fuse(tile.log_weights_BWHTM[:, 0].softmax(-1)) for tile in whole], dim=1)
-        layer_BNN = _with_residual(_without_smallest(fused_BNN, discard), residual)
-        rolled[:] = [layer_BNN @ rolled[0] if rolled else layer_BNN]
+        attention = candidates[site.operand]()
+        with in_full_precision(images.device):
+            whole = tiles(attention, site, whole=True)
+            fused_BNN = torch.cat([fuse(tile.log_weights_BWHTM[:, 0].softmax(-1)) for tile in whole], dim=1)
+            layer_BNN = _with_residual(_without_smallest(fused_BNN, discard), residual)
+            rolled[:] = [layer_BNN @ rolled[0] if rolled else layer_BNN]
 
     with AttentionTap(model, multiply):
         model(images)

@@ -1,9 +1,10 @@
 """Running somebody's model to look into it, and leaving it as it was."""
 
 import random
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -11,6 +12,14 @@ from torch import Tensor, nn
 
 from nearsight.errors import InputError
 from nearsight.lens.survey import Survey, survey
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def never_compiled(function: _Function) -> _Function:
+    """The same function, which runs as it was written even in a region that its caller compiles."""
+    disabled: _Function = torch.compiler.disable(function)
+    return disabled
 
 
 class NoSpatialAttentionError(InputError):
@@ -27,12 +36,25 @@ class Running:
 
     def brought(self, images: Tensor) -> Tensor:
         """The images where and as the model takes them."""
-        return images.to(self.device, self.dtype)
+        images = images.to(self.device, self.dtype)
+        # Operations on a tensor that was made in inference mode alone are not taken apart, wherever they are done.
+        return images.clone() if images.is_inference() else images
+
+
+@contextmanager
+def without_gradients() -> Iterator[None]:
+    """Around a forward that is looked at: no gradients, and no inference mode, which hides elementary operations.
+
+    `running` is that already, but what makes the images may have changed it: so around each forward of a batch, with
+    the bringing of its images.
+    """
+    with torch.inference_mode(False), torch.no_grad():
+        yield
 
 
 @contextmanager
 def running(model: nn.Module, device: torch.device | str | None = None) -> Iterator[Running]:
-    """The model in eval mode without gradients, by default where it is.
+    """The model in eval mode without gradients, by default where it is, and none of it compiled.
 
     Its mode and device and the state of the random generators are afterwards as they were.
     """
@@ -40,9 +62,19 @@ def running(model: nn.Module, device: torch.device | str | None = None) -> Itera
     parameter = next(model.parameters(), None)
     home = torch.device("cpu") if parameter is None else parameter.device
     target = home if device is None else torch.device(device)
-    with _left_as_found(model, home), torch.no_grad():
+    with without_gradients(), _uncompiled(), _left_as_found(model, home):
         model.to(target).eval()
         yield Running(model, target, torch.float32 if parameter is None else parameter.dtype)
+
+
+def _uncompiled() -> AbstractContextManager[None]:
+    """Whatever is compiled in the model runs as it was written: compiled code calls nothing that could be seen."""
+    if torch.compiler.is_dynamo_compiling():
+        return nullcontext()
+    try:
+        return torch.compiler.set_stance("force_eager")  # type: ignore[no-any-return]
+    except RuntimeError:  # within a region that the caller compiles, which has a stance of its own
+        return nullcontext()
 
 
 @contextmanager
@@ -54,7 +86,8 @@ def _left_as_found(model: nn.Module, home: torch.device) -> Iterator[None]:
         with torch.random.fork_rng():
             yield
     finally:
-        model.to(home)
+        with torch.inference_mode(False):  # what made the images may have left it on
+            model.to(home)
         for module, training in modes.items():
             module.training = training
         random.setstate(python_state)
@@ -62,11 +95,29 @@ def _left_as_found(model: nn.Module, home: torch.device) -> Iterator[None]:
 
 
 def batches(images: Tensor | Iterable[Tensor], batch_size: int) -> Iterator[Tensor]:
-    """Batches of at most this many images [B, 3, H, W]; those that are larger are split."""
-    for batch in [images] if isinstance(images, Tensor) else images:
+    """Batches of at most this many images [B, 3, H, W]; those that are larger are split.
+
+    Of pairs (images, labels), as loaders of data give them, the images.
+    """
+    given: Any = [images] if isinstance(images, Tensor) else images
+    if isinstance(given, str | bytes) or not isinstance(given, Iterable):
+        raise InputError(f"images are a tensor [B, 3, H, W] or batches of such, not {type(given).__name__}")
+    for batch in given:
+        if isinstance(batch, tuple | list) and batch:
+            batch = batch[0]
+        if not isinstance(batch, Tensor):
+            raise InputError(f"a batch of images is a tensor [B, 3, H, W], not {type(batch).__name__}")
         if batch.dim() != 4 or batch.shape[1] != 3:
             raise InputError(f"images of shape [B, 3, H, W] are needed, not {list(batch.shape)}")
+        if not batch.is_floating_point():
+            kind = str(batch.dtype).removeprefix("torch.")
+            raise InputError(f"images are {kind}, not floating point: normalise them as the model expects them")
         yield from batch.split(batch_size) if len(batch) else ()
+
+
+def not_finite(what: str) -> InputError:
+    """The error for something that was seen in a model."""
+    return InputError(f"{what} is NaN or infinite: the model's weights or the images are not finite")
 
 
 def surveyed(model: nn.Module, image: Tensor) -> Survey:
@@ -74,9 +125,13 @@ def surveyed(model: nn.Module, image: Tensor) -> Survey:
     name, (height, width) = type(model).__name__, image.shape[-2:]
     try:
         found = survey(model, image)
-    except (AssertionError, RuntimeError, ValueError) as error:
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
-        raise InputError(f"{name} fails on images of {height}×{width} pixels: {reason}") from error
+    except Exception as error:
+        reason, hint = " ".join(str(error).split())[:200] or type(error).__name__, ""
+        if not isinstance(error, AssertionError | RuntimeError | ValueError):
+            if _runs(model, image):
+                raise  # a defect of the lens, and to be seen as one
+            hint = "; give a model, or the part of one, that takes images alone"
+        raise InputError(f"{name} fails on images of {height}×{width} pixels: {reason}{hint}") from error
     if found.sites:
         return found
     if found.skipped:
@@ -84,3 +139,12 @@ def surveyed(model: nn.Module, image: Tensor) -> Survey:
         raise NoSpatialAttentionError(f"{name} has no spatial attention that can be measured ({listed})")
     looked_at = ", ".join(sorted({type(module).__name__ for module in model.modules()})[:12])
     raise NoSpatialAttentionError(f"no attention was seen in the forward of {name}; it is made of {looked_at}")
+
+
+def _runs(model: nn.Module, image: Tensor) -> bool:
+    """Whether the model takes such an image when nobody looks."""
+    try:
+        model(image[None])
+    except Exception:
+        return False
+    return True

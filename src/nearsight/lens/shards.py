@@ -19,7 +19,7 @@ from nearsight.errors import InputError, check_at_least
 from nearsight.files import canonical_hash, read_object, write_json
 from nearsight.lens.table import HeadTable
 
-VERSION = 1
+VERSION = 2
 """Raise it whenever the same record would stand for other numbers."""
 
 

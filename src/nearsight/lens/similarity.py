@@ -14,13 +14,15 @@ import torch
 from torch import Tensor, nn
 
 from nearsight.errors import InputError, check_at_least
-from nearsight.lens.running import Running, batches, running, surveyed
+from nearsight.lens.running import Running, batches, never_compiled, not_finite, running, surveyed, without_gradients
 from nearsight.lens.table import Array
 from nearsight.lens.tokens import TokenMap, block_of, map_tokens, watching_outputs
 from nearsight.metrics.precision import to_float64
 
 _FEWEST = 4
 """Images of a batch: with fewer the unbiased estimator does not exist."""
+_ROUNDING = 1e-14
+"""Of sums of float64, relative to what is summed."""
 
 
 class LayerSimilarity(NamedTuple):
@@ -31,7 +33,8 @@ class LayerSimilarity(NamedTuple):
     other_names: tuple[str, ...]
     """Of the layers that are the columns."""
     matrix: Array
-    """[L, K]; 1 for layers whose tokens are the same up to rotation and scale, about 0 for unrelated ones."""
+    """[L, K]; 1 for layers whose tokens are the same up to rotation and scale, about 0 for unrelated ones. NaN for a
+    layer in which all images are alike."""
 
     def to_frame(self) -> pd.DataFrame:
         """One row per pair of layers, both counted from 0."""
@@ -47,6 +50,7 @@ class LayerSimilarity(NamedTuple):
         )
 
 
+@never_compiled
 def layer_similarity(
     model: nn.Module,
     images: Tensor | Iterable[Tensor],
@@ -89,8 +93,9 @@ def layer_similarity(
         cols = rows if other is None else _Layers(stack.enter_context(running(other, device)), other_layers, tokens)
         for batch, other_batch in _paired(images, other_images, batch_size):
             if len(batch) >= _FEWEST:
-                grams = rows.grams(batch)
-                total.add(grams, grams if other is None else cols.grams(other_batch))
+                with without_gradients():
+                    grams = rows.grams(batch)
+                    total.add(grams, grams if other is None else cols.grams(other_batch))
     return LayerSimilarity(rows.names, cols.names, total.cka())
 
 
@@ -134,6 +139,9 @@ class _Layers:
 
         with watching_outputs(self._run.model, list(maps), look):
             self._run.model(images)
+        for name, gram in grams.items():
+            if not gram.isfinite().all():
+                raise not_finite(f"what {name} returns")
         return torch.stack([grams[name] for name in maps])
 
     def _mapped(self, image: Tensor) -> dict[str, TokenMap]:
@@ -162,7 +170,7 @@ class _Total:
     def add(self, rows_Lnn: Tensor, cols_Knn: Tensor) -> None:
         num_images = rows_Lnn.shape[-1]
         cols_Knn = cols_Knn.to(rows_Lnn.device)
-        new = (_hsic(rows_Lnn, cols_Knn), _hsic(rows_Lnn, rows_Lnn).diag(), _hsic(cols_Knn, cols_Knn).diag())
+        new = (_hsic(rows_Lnn, cols_Knn), _own_hsic(rows_Lnn), _own_hsic(cols_Knn))
         weighted = [num_images * values.cpu() for values in new]
         before = self._sums or [torch.zeros_like(values) for values in weighted]
         cross, own, other = (value + old for value, old in zip(weighted, before, strict=True))
@@ -172,8 +180,18 @@ class _Total:
         if self._sums is None:
             raise InputError(f"there are no images to compare layers on; batches of at least {_FEWEST} are needed")
         cross_LK, own_L, other_K = self._sums
-        matrix: Array = (cross_LK / (own_L.sqrt()[:, None] * other_K.sqrt())).numpy()
+        size_L, size_K = (torch.where(own > 0, own, torch.nan).sqrt() for own in (own_L, other_K))
+        matrix: Array = (cross_LK / (size_L[:, None] * size_K)).numpy()
+        if np.isnan(matrix).all():
+            raise InputError("layers cannot be compared: the images are all alike in them; give different images")
         return matrix
+
+
+def _own_hsic(a_Lnn: Tensor) -> Tensor:
+    """Of each layer with itself, [L]: 0 if that is but the rounding of what it is the difference of."""
+    own_L, n = _hsic(a_Lnn, a_Lnn).diag(), a_Lnn.shape[-1]
+    rounding_L = _ROUNDING * a_Lnn.square().sum((1, 2)) / (n * (n - 3))
+    return torch.where(own_L.abs() > rounding_L, own_L, 0.0)
 
 
 def _hsic(a_Lnn: Tensor, b_Knn: Tensor) -> Tensor:

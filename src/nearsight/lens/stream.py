@@ -10,6 +10,7 @@ Shape suffixes: B images, W windows, H heads, N queries, T queries of a tile, M 
 import math
 import warnings
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -45,6 +46,11 @@ class Tile:
     def distances(self) -> Tensor:
         """[W, T, M], in cells; 0 where there is no patch."""
         return torch.cdist(self.queries_WT2, self.keys_WM2, compute_mode="donot_use_mm_for_euclid_dist").nan_to_num(0.0)
+
+
+def in_full_precision(device: torch.device) -> AbstractContextManager[None]:
+    """Around sums over an attention: where the model runs under autocast, they are not to be in its half precision."""
+    return torch.autocast(device.type, enabled=False) if torch.is_autocast_enabled(device.type) else nullcontext()
 
 
 def reduce_attention(

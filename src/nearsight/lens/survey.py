@@ -58,7 +58,7 @@ def survey(model: nn.Module, image: Tensor) -> Survey:
 class _Surveyor:
     def __init__(self, model: nn.Module, images: Tensor) -> None:
         self._model = model
-        self._trace = PlaceTrace(images, self._softmax)
+        self._trace = PlaceTrace(images, self._softmax, self._keys_first)
         self._tap = AttentionTap(model, self._candidates)
         self._modules = dict(model.named_modules())
         self._calling: dict[str, nn.Module] = {
@@ -67,6 +67,11 @@ class _Surveyor:
         self._found: list[tuple[Call, str, Site | str]] = []
         self._softmaxes: dict[int, tuple[str, str]] = {}
         """Those not yet seen to multiply values: their layer, and what is to be said of them."""
+        self._unused: dict[int, int] = {}
+        """How many weights of each softmax have not yet multiplied values."""
+        self._used: set[tuple[int, int, torch.Size]] = set()
+        """The parts of a softmax that have: its number, where they begin in memory, their shape."""
+        self._last_explicit: tuple[Call, ExplicitAttention, Trace] | None = None
         self._located: list[tuple[Tensor, Tensor, Geometry]] = []
 
     def forget(self) -> None:
@@ -105,6 +110,7 @@ class _Surveyor:
         else:
             reason = "its weights come from one token alone, not from queries and keys"
         self._softmaxes[number] = name, reason
+        self._unused[number] = trace.own.numel()
 
     def _candidates(self, call: Call, candidates: Sequence[Callable[[], Attention]]) -> None:
         self._calling[call.layer_name] = self._modules[call.layer_name]
@@ -114,9 +120,34 @@ class _Surveyor:
                 self._note(call, lambda attention=attention: self._fused(attention))  # type: ignore[misc]
                 continue
             trace = self._trace.of(attention.weights)
-            if trace is not None and trace.looked_at is not None and trace.softmax in self._softmaxes:
-                del self._softmaxes[trace.softmax]
+            if trace is not None and trace.looked_at is not None and self._is_new_part(attention.weights, trace):
                 self._note(call, lambda a=attention, t=trace: self._explicit(a, t))  # type: ignore[misc]
+                self._last_explicit = call, attention, trace
+
+    def _is_new_part(self, weights: Tensor, trace: Trace) -> bool:
+        """One softmax may meet the values in several products, by heads or by queries: each part is a site. The same
+        weights may also do it twice, which is one."""
+        self._last_explicit = None
+        if trace.softmax is None or self._unused.get(trace.softmax, 0) <= 0:
+            return False
+        part = trace.softmax, weights.data_ptr(), weights.shape
+        if weights._base is not None and part in self._used:  # the memory of a copy may have been another copy's
+            return False
+        self._softmaxes.pop(trace.softmax, None)
+        self._unused[trace.softmax] -= weights.numel()
+        self._used.add(part)
+        return True
+
+    def _keys_first(self, softmax: int) -> None:
+        """The product just noted shows that what was taken for queries are keys."""
+        if self._last_explicit is None or self._last_explicit[2].softmax != softmax:
+            return
+        call, attention, trace = self._last_explicit
+        assert trace.looked_at is not None
+        swapped = replace(trace, own=trace.looked_at, looked_at=trace.own)
+        self._found.pop()
+        self._note(call, lambda: self._explicit(attention, swapped))
+        self._last_explicit = None
 
     def _note(self, call: Call, examine: Callable[[], Site]) -> None:
         name, times = call.layer_name, 1

@@ -1,9 +1,10 @@
 """The result of measuring a model: every head's distance and entropy, with their spread over images."""
 
-from collections.abc import Mapping, Sequence
+import operator
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, get_args
 
 import numpy as np
 import pandas as pd
@@ -11,17 +12,20 @@ from numpy.typing import NDArray
 
 from nearsight.errors import InputError
 from nearsight.files import replacing
-from nearsight.lens.merging import merged_means, merged_moments
+from nearsight.lens.merging import agreed, merged_means, merged_moments
 from nearsight.metrics.moments import Moments
 
 Array = NDArray[np.float64]
+Unit = Literal["patches", "pixels"]
 _FORMAT = 1
 _QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
 _OF_GRIDS = {"grid_size": ("grid_rows", "grid_cols"), "cell_size": ("cell_height", "cell_width")}
 """Pairs per layer, and the columns they are in a frame."""
+_OF_ONE_SIZE = (*_OF_GRIDS, "sigma_most")
+"""What is of images of one size: there is no mean of it."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # arrays are not equal or unequal as a whole
 class HeadTable:
     """Per layer and head: mean attention distance and normalised entropy, mean and deviation over images.
 
@@ -123,8 +127,12 @@ class HeadTable:
         return quantiles
 
     @classmethod
-    def merge(cls, tables: Sequence[Self]) -> Self:
-        """The table of all images, from tables of the same model over disjoint images, in any order: the same bits."""
+    def merge(cls, tables: Iterable[Self]) -> Self:
+        """The table of all images, from tables of the same model over disjoint images, in any order: the same bits.
+
+        If the images are of several sizes, the layers' grids, where they differ, are NaN.
+        """
+        tables = list(tables)
         if not tables:
             raise InputError("no tables to merge")
         first, *others = tables
@@ -137,23 +145,33 @@ class HeadTable:
             if not np.array_equal(one, other, equal_nan=True):
                 raise InputError("distributions of distances can be merged for images of one size only")
         counts = [table.num_images for table in tables]
+        extra = {name: np.stack([table.extra[name] for table in tables]) for name in first.extra}
         return cls(
             first.layer_names,
             merged_moments([table.mad_moments for table in tables]),
             merged_moments([table.entropy_moments for table in tables]),
             {name: reason for table in reversed(tables) for name, reason in table.skipped.items()},
-            {name: merged_means(np.stack([table.extra[name] for table in tables]), counts) for name in first.extra},
+            {
+                name: agreed(values) if name in _OF_ONE_SIZE else merged_means(values, counts)
+                for name, values in extra.items()
+            },
         )
 
     def choose(self, layers: Sequence[int | str]) -> Self:
         """The table of these layers alone, by position (from 0, or from the end) or name."""
+        given: Any = layers
+        if isinstance(given, str) or not isinstance(given, Iterable):
+            raise InputError(f"layers is a list of positions and names, not {given!r}; give [{given!r}]")
         chosen = []
-        for layer in layers:
-            position = self.layer_names.index(layer) if layer in self.layer_names else layer
-            if not isinstance(position, int) or not -len(self.layer_names) <= position < len(self.layer_names):
+        for layer in given:
+            try:
+                position = self.layer_names.index(layer) if isinstance(layer, str) else operator.index(layer)
+                chosen.append(range(len(self.layer_names))[position])
+            except (IndexError, TypeError, ValueError) as error:
                 known = ", ".join(self.layer_names[:12])
-                raise InputError(f"layer {layer!r} is not one of the {len(self.layer_names)} layers: {known}")
-            chosen.append(position % len(self.layer_names))
+                raise InputError(
+                    f"layer {layer!r} is not one of the {len(self.layer_names)} layers: {known}"
+                ) from error
 
         def pick(moments: Moments) -> Moments:
             return Moments(moments.count, moments.mean[chosen], moments.squared_deviations[chosen])
@@ -166,17 +184,27 @@ class HeadTable:
             {name: values[chosen] for name, values in self.extra.items()},
         )
 
-    def mad_in(self, unit: Literal["patches", "pixels"]) -> Array:
-        """Mean attention distance in cells of each layer's own grid of tokens, or in pixels of the image."""
-        rows, cols = self.extra["grid_size"].T - 1
+    def mad_in(self, unit: Unit) -> Array:
+        """Mean attention distance in cells of each layer's own grid of tokens, or in pixels of the image.
+
+        A table of images of several sizes has no such distances: measure those of each size apart.
+        """
+        if unit not in get_args(Unit):
+            raise InputError(f"distances are in {' or '.join(get_args(Unit))}, not in {unit!r}")
+        rows, cols = self._of_one_size("grid_size", unit).T - 1
         cells: Array = self.mad * np.hypot(rows, cols)[:, None]
         if unit == "patches":
             return cells
-        height, width = self.extra["cell_size"].T
+        height, width = self._of_one_size("cell_size", unit).T
         if not np.allclose(height, width):
             raise InputError("distances in pixels are known for square patches only")
         pixels: Array = cells * height[:, None]
         return pixels
+
+    def _of_one_size(self, name: str, unit: Unit) -> Array:
+        if np.isnan(self.extra[name]).any():
+            raise InputError(f"distances in {unit} are known for images of one size only; measure each size apart")
+        return self.extra[name]
 
     def save(self, path: str | Path) -> None:
         """Write as .npz, without pickled objects."""

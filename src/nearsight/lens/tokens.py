@@ -132,7 +132,7 @@ def _mapped(places: Places, numbers: Tensor, tensor: int, has_cls: bool) -> Toke
         return None
     first = numbers.movedim(axes, (0, -1))[0, ..., 0].flatten()
     is_patch = (places.image_of(first) >= 0) & ~places.covers_image(first)
-    centres = places.centres(first[is_patch])
+    centres = places.cells(first[is_patch])
     rows, row = centres[:, 0].unique(return_inverse=True)
     cols, col = centres[:, 1].unique(return_inverse=True)
     cell = row * len(cols) + col

@@ -28,7 +28,7 @@ from nearsight.lens.operations import (
     RENAMED,
     RESAMPLING,
     SOFTMAX,
-    subsampling,
+    window_of,
 )
 from nearsight.lens.places import NOWHERE, PADDING, Places, constant_along
 
@@ -56,17 +56,23 @@ class Trace:
 
 PARTS = ("own", "looked_at", "hidden")
 SoftmaxListener = Callable[[int, Trace, int], None]
+KeysFirstListener = Callable[[int], None]
 
 
 class PlaceTrace(TorchDispatchMode):
     """While active, knows the place of every element of every tensor that comes from the images."""
 
-    def __init__(self, images: Tensor, on_softmax: SoftmaxListener = lambda *_: None) -> None:
+    def __init__(
+        self,
+        images: Tensor,
+        on_softmax: SoftmaxListener = lambda *_: None,
+        on_keys_first: KeysFirstListener = lambda _: None,
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.places = Places(images.shape[0], (images.shape[-2], images.shape[-1]))
         self.lost: list[str] = []
         """Operations after which the places of their results were not known."""
-        self._on_softmax = on_softmax
+        self._on_softmax, self._on_keys_first = on_softmax, on_keys_first
         self._num_softmaxes = 0
         self._traces: MutableMapping[Tensor, Trace] = WeakIdKeyDictionary()
         self._traces[images] = Trace(self.places.pixels.expand(images.shape))
@@ -204,6 +210,7 @@ class PlaceTrace(TorchDispatchMode):
             if looked_at is None:
                 return Trace(own.expand(shape))
             return Trace(own.expand(shape), looked_at.expand(shape), one.softmax, heads_mixed=True)
+        left, right = self._queries_first(left, -1), self._queries_first(right, -2)
         rows, columns = constant_along(left.own, -1), constant_along(right.own, -2)
         if rows is not None and columns is not None and constant_along(columns, -1) is None:
             return Trace(rows.expand(shape), columns.expand(shape))
@@ -219,8 +226,19 @@ class PlaceTrace(TorchDispatchMode):
         )
         return Trace(self.places.union(own, [0]))
 
+    def _queries_first(self, factor: Trace, axis: int) -> Trace:
+        """Weights are summed over their keys when they meet the values. Until then the left factor of the logits was
+        taken for the query; where it was the key, the two change places."""
+        if factor.softmax is None or factor.looked_at is None:
+            return factor
+        if constant_along(factor.looked_at, axis) is None or constant_along(factor.own, axis) is not None:
+            return factor
+        self._on_keys_first(factor.softmax)
+        return replace(factor, own=factor.looked_at, looked_at=factor.own)
+
     def _resampled(self, name: str, args: Sequence[Any], output: Any) -> Trace | None:
-        """Convolution, pooling, interpolation: channels are joined, space is cut into as many pieces as come out."""
+        """Convolution, pooling, interpolation: channels are joined, and so is what each window sees of the space; where
+        there are no windows, space is cut into as many pieces as come out."""
         trace = self.of(args[0])
         result = next(leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor))
         if trace is None or result.dim() != args[0].dim():
@@ -232,9 +250,12 @@ class PlaceTrace(TorchDispatchMode):
             ids = self.places.union(ids, [1], keepdim=True)
             is_pair = looked_at is not None and pointwise and set(args[1].shape[2:]) == {1}
             looked_at = constant_along(looked_at, 1) if looked_at is not None and is_pair else None
-        for axis in range(2, result.dim()):
-            size, step = result.shape[axis], subsampling(name, args, axis - 2)
-            ids = self.places.resample(ids, axis, size) if step is None else self.places.pick(ids, axis, step)
+        changed = [axis for axis in range(2, result.dim()) if result.shape[axis] != args[0].shape[axis]]
+        windows = {axis: window for axis in changed if (window := window_of(name, args, axis - 2)) is not None}
+        ids = self.places.windows(ids, {axis: (result.shape[axis], window) for axis, window in windows.items()})
+        for axis in changed:
+            if axis not in windows:
+                ids = self.places.resample(ids, axis, result.shape[axis])
         own = ids.expand(result.shape)
         if looked_at is None or not pointwise:
             return Trace(own)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from nearsight.errors import InputError, check_at_least
+from nearsight.errors import InputError, check_at_least, check_positive
 from nearsight.probe.classes import check_classes_seen
 from nearsight.probe.search import ExactIndex, Index, check_enough
 
@@ -29,7 +29,7 @@ def knn_scores(
     temperature: float = DEFAULT_TEMPERATURE,
 ) -> dict[int, Tensor]:
     """k → the share of the votes that each class has, [Q, c]. One search gives those of every k."""
-    _check(ks, temperature)
+    check_votes(ks, temperature)
     check_enough(len(train_labels_N), max(ks), "training samples")
     similarity_Qk, neighbour_Qk = index.search(queries_QC, max(ks))
     label_Qk = train_labels_N.to(neighbour_Qk.device)[neighbour_Qk]
@@ -54,7 +54,7 @@ def knn_right(
     device: torch.device | str = "cpu",
 ) -> dict[int, Tensor]:
     """k → for each test feature whether its class gets the most votes, [Q] bool."""
-    _check(ks, temperature)
+    check_votes(ks, temperature)
     check_enough(len(train_labels_N), max(ks), "training samples")
     check_classes_seen(train_labels_N, test_labels_Q)
     index = ExactIndex(train_NC.to(device))
@@ -93,10 +93,10 @@ def knn_accuracy(
     return {k: float(right_Q.double().mean()) for k, right_Q in right.items()}
 
 
-def _check(ks: Sequence[int], temperature: float) -> None:
+def check_votes(ks: Sequence[int], temperature: float) -> None:
+    """Refuse settings of the votes that are wrong for any features."""
     if not ks:
         raise InputError("k-NN needs at least one k; write --ks 20, say")
     for k in ks:
         check_at_least("k", k, 1)
-    if not temperature > 0:
-        raise InputError(f"the temperature is {temperature}, but must be greater than 0")
+    check_positive("the temperature", temperature)

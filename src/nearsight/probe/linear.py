@@ -7,7 +7,7 @@ Shape suffixes: N samples, B samples of a batch, C channels, K heads, c classes.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import product
 from math import cos, pi
 from typing import Literal
@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nearsight.data import epoch_batches, stratified_split
-from nearsight.errors import InputError, check_at_least
+from nearsight.errors import InputError, check_at_least, check_numbers
 from nearsight.probe.classes import check_classes_seen
 
 _EPS = 1e-8
@@ -52,6 +52,7 @@ class LinearConfig:
                 check_at_least(name, value, 0.0)
         check_at_least("batch_size", self.batch_size, 1)
         check_at_least("num_epochs", self.num_epochs, 1)
+        check_numbers(asdict(self))
 
     @property
     def grid(self) -> list[tuple[float, float]]:

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nearsight.data.segmentation import SegmentationSet
-from nearsight.errors import InputError
+from nearsight.errors import check_positive
 from nearsight.metrics.segmentation import confusion_matrix, mean_iou, per_class_iou, pixel_accuracy
 from nearsight.probe.bootstrap import image_counts
 from nearsight.probe.features import FeatureReader, Watch, unwatched
@@ -60,8 +60,7 @@ class Retriever:
         index: IndexKind = "exact",
     ) -> None:
         check_enough(len(memory), k, "patches in the memory")
-        if not temperature > 0:
-            raise InputError(f"the temperature is {temperature}, but must be greater than 0")
+        check_positive("the temperature", temperature)
         self.memory, self.k, self.temperature = memory, k, temperature
         kind = ExactIndex if index == "exact" else FaissIndex
         self._index: Index = kind(memory.features_MC, normalized=True)

@@ -98,5 +98,7 @@ class ProbeStore:
     def write(self, key: ProbeKey, scores: Mapping[str, Score], told: Mapping[str, Any]) -> StoredProbe:
         """All of it at once, or nothing."""
         of_scores = {name: score.as_json() for name, score in scores.items()}
-        write_json(self.path(key), {"probe": key.probe, "identity": key.identity, "scores": of_scores, **told})
+        write_json(
+            self.path(key), {"probe": key.probe, "identity": key.identity, "scores": of_scores, **told}, allow_nan=False
+        )
         return StoredProbe(probe=key.probe, identity=key.identity, scores=scores, told=told)

@@ -4,7 +4,7 @@ Every sentence is computed, and none says more than the numbers do: a difference
 images do not overlap, and one training run per model is never taken for a statement about the recipe.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -31,8 +31,9 @@ class Reading:
     """The label of the more local model, where that is clear."""
     most_local_head: Contrast
     first_layer: Contrast
+    """The mean of the first layer that was measured, which need not be the model's first."""
     focus: Contrast
-    """The entropy of the first layer. It says how selective attention is, not how local: the verdict leaves it out."""
+    """The entropy of the same layer. It says how selective attention is, not how local: the verdict leaves it out."""
 
     @property
     def headline(self) -> str:
@@ -69,6 +70,11 @@ def first_layer_mean(model: ModelHeads, metric: Literal["mad", "entropy"] = "mad
     )
 
 
+def first_layer_name(estimates: Iterable[Estimate]) -> str:
+    """What to call the layers of `first_layer_mean`: of models that were measured in part, they are not the first."""
+    return "first layer" if all(estimate.layer == 0 for estimate in estimates) else "first measured layer"
+
+
 def _existing_heads(model: ModelHeads) -> pd.DataFrame:
     rows = model.measured()
     rows = rows[rows["mad"].notna()]
@@ -89,18 +95,19 @@ def compare(a: ModelHeads, b: ModelHeads) -> Reading:
     focus = Contrast(a=first_layer_mean(a, "entropy"), b=first_layer_mean(b, "entropy"))
     # By side, not by label: comparing a model with another of the same name must not mix the two up.
     winners = {contrast.lower is contrast.a for contrast in (heads, layers) if contrast.clear}
-    more, less = (a, b) if winners == {True} else (b, a)
+    more, less = (layers.a, layers.b) if winners == {True} else (layers.b, layers.a)
     clear = len(winners) == 1
+    first, of_a, of_b = first_layer_name((layers.a, layers.b)), _with_layer(layers.a), _with_layer(layers.b)
     return Reading(
         sentences=(
-            _headline(more, less, heads, layers) if clear else _no_clear_difference(a, b, contradicted=bool(winners)),
+            _headline(more, less, heads, layers) if clear else _no_clear_difference(layers, contradicted=bool(winners)),
             f"The most local head of {quoted(a.label)} ({_place(heads.a)}) has a mean attention distance of "
             f"{heads.a.in_words()}, that of {quoted(b.label)} ({_place(heads.b)}) {heads.b.in_words()}. "
             + heads.verdict("{} has the more local head"),
-            f"Averaged over the heads of the first layer, it is {layers.a.in_words()} for {quoted(a.label)} and "
-            f"{layers.b.in_words()} for {quoted(b.label)}. " + layers.verdict("{} has the more local first layer"),
-            f"The entropy of the first layer's attention (1: uniform) is {focus.a.in_words()} for {quoted(a.label)} "
-            f"and {focus.b.in_words()} for {quoted(b.label)}. " + focus.verdict("{} looks more selectively"),
+            f"Averaged over the heads of the {first}, it is {layers.a.in_words()} for {of_a} and "
+            f"{layers.b.in_words()} for {of_b}. " + layers.verdict(f"{{}} has the more local {first}"),
+            f"The entropy of the {first}'s attention (1: uniform) is {focus.a.in_words()} for {of_a} "
+            f"and {focus.b.in_words()} for {of_b}. " + focus.verdict("{} looks more selectively"),
             *_about_grids(layers),
             BRACKETS,
             ONE_RUN,
@@ -128,27 +135,26 @@ def _about_grids(contrast: Contrast) -> tuple[str, ...]:
         return ()
     a, b = contrast.a, contrast.b
     return (
-        f"Their grids differ: a head of the first layer that looks everywhere alike has a distance of {a.uniform:.3f} "
-        f"in {quoted(a.label)} and {b.uniform:.3f} in {quoted(b.label)}.",
+        f"Their grids differ: a head of the {first_layer_name((a, b))} that looks everywhere alike has a distance of "
+        f"{a.uniform:.3f} in {_with_layer(a)} and {b.uniform:.3f} in {_with_layer(b)}.",
     )
 
 
-def _headline(more: ModelHeads, less: ModelHeads, heads: Contrast, layers: Contrast) -> str:
-    local, other = quoted(more.label), quoted(less.label)
+def _headline(more: Estimate, less: Estimate, heads: Contrast, layers: Contrast) -> str:
+    local, other, first = _as_measured(more), _as_measured(less), first_layer_name((more, less))
     if heads.clear and layers.clear:
         return f"{local} attends more locally than {other}."
     if heads.clear:
-        return f"{local} has a more local head than {other}; their first layers do not clearly differ."
-    return f"{local} has a more local first layer than {other}; their most local heads do not clearly differ."
+        return f"{local} has a more local head than {other}; their {first}s do not clearly differ."
+    return f"{local} has a more local {first} than {other}; their most local heads do not clearly differ."
 
 
-def _no_clear_difference(a: ModelHeads, b: ModelHeads, *, contradicted: bool) -> str:
+def _no_clear_difference(layers: Contrast, *, contradicted: bool) -> str:
+    both = f"{_as_measured(layers.a)} and {_as_measured(layers.b)}"
     if contradicted:
-        return (
-            f"No clear difference between {quoted(a.label)} and {quoted(b.label)}: one has the more local head, "
-            "the other the more local first layer."
-        )
-    return f"No clear difference in locality between {quoted(a.label)} and {quoted(b.label)}."
+        first = first_layer_name((layers.a, layers.b))
+        return f"No clear difference between {both}: one has the more local head, the other the more local {first}."
+    return f"No clear difference in locality between {both}."
 
 
 def describe(model: ModelHeads) -> tuple[str, ...]:
@@ -156,12 +162,22 @@ def describe(model: ModelHeads) -> tuple[str, ...]:
     head, layer = most_local_head(model), first_layer_mean(model)
     images = "1 image" if head.num_images == 1 else f"{head.num_images:,} images"
     return (
-        f"The most local head of {quoted(model.label)} has a mean attention distance of {head.in_words()}.",
-        f"It is {_place(head)}, measured on {images}. Averaged over the heads of the first layer, the distance is "
-        f"{layer.in_words()}.",
+        f"The most local head of {_as_measured(layer)} has a mean attention distance of {head.in_words()}.",
+        f"It is {_place(head)}, measured on {images}. Averaged over the heads of "
+        f"{_place(layer) if layer.layer else 'the first layer'}, the distance is {layer.in_words()}.",
         BRACKETS,
         ONE_MODEL,
     )
+
+
+def _with_layer(first: Estimate) -> str:
+    """A model's name, and which of its layers is meant, unless that is its first."""
+    return quoted(first.label) + (f" ({_place(first)})" if first.layer else "")
+
+
+def _as_measured(first: Estimate) -> str:
+    """A model's name, and how much of it was seen: a statement about a part is none about the whole."""
+    return quoted(first.label) + (f" (from {_place(first)} on)" if first.layer else "")
 
 
 def _place(estimate: Estimate) -> str:

@@ -9,6 +9,9 @@ from nearsight.report.figures import heatmaps, mad_entropy_plane, mad_profiles, 
 from nearsight.report.inputs import ModelHeads, read_heads, read_history
 from nearsight.train import RunFolder
 
+FIGURES = ("mad-profiles", "mad-entropy-plane", "heatmaps")
+"""What `write_figures` calls them."""
+
 
 def model_heads(folder: RunFolder, label: str, *, heads: pd.DataFrame | None = None) -> ModelHeads:
     """A finished run's heads (or others of its model) with all that the page says about how they came to be."""
@@ -30,9 +33,11 @@ def write_figures(
     models: Sequence[ModelHeads], folder: Path, *, grid_size: tuple[int, int] | None = None
 ) -> tuple[Path, ...]:
     """S1's three figures of these models, as PNG and SVG; the files written."""
-    figures = {
-        "mad-profiles": mad_profiles(models, grid_size=grid_size),
-        "mad-entropy-plane": mad_entropy_plane(models, grid_size=grid_size),
-        "heatmaps": heatmaps(models),
-    }
-    return tuple(path for name, figure in figures.items() for path in save_figure(figure, folder, name))
+    figures = (
+        mad_profiles(models, grid_size=grid_size),
+        mad_entropy_plane(models, grid_size=grid_size),
+        heatmaps(models),
+    )
+    return tuple(
+        path for name, figure in zip(FIGURES, figures, strict=True) for path in save_figure(figure, folder, name)
+    )

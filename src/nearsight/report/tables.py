@@ -10,7 +10,7 @@ import numpy as np
 from nearsight.report.estimates import Estimate
 from nearsight.report.figures.style import model_style
 from nearsight.report.inputs import ModelHeads, shorten
-from nearsight.report.reading import first_layer_mean, layer_table, most_local_head
+from nearsight.report.reading import first_layer_mean, first_layer_name, layer_table, most_local_head
 
 NUMBER_TITLES = {
     "min_mad": "min MAD",
@@ -36,10 +36,12 @@ def model_html(index: int, model: ModelHeads, limit: int = 60) -> str:
 
 def overview(models: Sequence[ModelHeads]) -> str:
     """One row per model: what it is, how well it does, how local it is."""
-    head = ("model", "test accuracy", "layers × heads", "images", "most local head", "where", "first layer, mean")
+    firsts = [first_layer_mean(model) for model in models]
+    first_title = f"{first_layer_name(firsts)}, mean"
+    head = ("model", "test accuracy", "layers × heads", "images", "most local head", "where", first_title)
     rows = []
-    for index, model in enumerate(models):
-        best, first = most_local_head(model), first_layer_mean(model)
+    for index, (model, first) in enumerate(zip(models, firsts, strict=True)):
+        best = most_local_head(model)
         assert best.head is not None
         rows.append(
             (
@@ -49,7 +51,7 @@ def overview(models: Sequence[ModelHeads]) -> str:
                 f"{best.num_images:,}",
                 estimate_html(best),
                 f"layer {best.layer + 1}, head {best.head + 1}",
-                estimate_html(first),
+                estimate_html(first) + (f" layer {first.layer + 1}" if first.layer else ""),
             )
         )
     return table(

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from nearsight.augment import ResizedCrop, TileShuffle
 from nearsight.data import Dataset
 from nearsight.errors import InputError
 from nearsight.train.config import RunConfig
@@ -18,6 +19,25 @@ def check_alike(configs: Sequence[RunConfig], dataset: Dataset) -> None:
             )
         if dataset.name != config.data.name:
             raise InputError(f"the run is for {config.data.name}, but the data are {dataset.name}")
+
+
+def check_sizes(configs: Sequence[RunConfig], image_size: tuple[int, int]) -> None:
+    """Whether augmentations that have a size go with the images, and with what the model takes."""
+    side, shown = min(image_size), "×".join(map(str, image_size))
+    for config in configs:
+        fixed = config.model.is_transformer or config.model.shuffled_tiles > 1  # convolutions take any size
+        for augmentation in config.protocol.augment:
+            match augmentation:
+                case TileShuffle(tile=tile) if tile > side:
+                    raise InputError(
+                        f"tileshuffle.tile is {tile}, but images of {shown} pixels have no such tile; choose at most "
+                        f"{side}"
+                    )
+                case ResizedCrop(size=size) if size and fixed and image_size != (size, size):
+                    raise InputError(
+                        f"resizedcrop.size is {size}, but the model takes images of {shown} pixels; leave it at 0, "
+                        "which keeps their size, or choose another --data.image-size"
+                    )
 
 
 def check_shareable(config: RunConfig, processes: Processes, *, has_statistics: bool, num_validation: int) -> None:

@@ -4,7 +4,7 @@ checksums.json has the size and the sha256 of each. It is put down before proven
 of the files it names: a folder that is complete has all its sums, and a crash between the two leaves one that is not
 complete. Files of tensors have their size here and a digest inside, which is looked at whenever they are read: a study
 of a thousand runs would otherwise read all their weights to show a table. A file that has gone is missed by whoever
-needs it. Folders of earlier versions have no sums, and are read as they are.
+needs it: weights may well be elsewhere. Folders of earlier versions have no sums, and are read as they are.
 """
 
 import hashlib
@@ -50,9 +50,20 @@ def _compare(folder: Path, _: tuple[tuple[str, int, int], ...]) -> None:
         path = folder / name
         if path.is_file() and _sums_of_file(path) != told:
             raise InputError(
-                f"{path} is damaged, or was changed: it is not what it was when the run was finished; remove "
-                f"{folder / PROVENANCE}, and the command that made it makes the end of the run again"
+                f"{path} is damaged, or was changed: it is not what it was when the run was finished{way_out(folder)}"
             )
+
+
+def check_there(folder: Path, *names: str) -> None:
+    """Raise an `InputError` if a file has gone that the folder was completed with: one of these names, or any."""
+    for name in _read(folder):
+        if (not names or name in names) and not (folder / name).is_file():
+            raise InputError(f"{folder / name} has gone: it was there when the run was finished{way_out(folder)}")
+
+
+def way_out(folder: Path) -> str:
+    """What to do about a finished folder that is not what it was, as the end of a sentence."""
+    return f"; remove {folder / PROVENANCE}, and the command that made it makes the end of the run again"
 
 
 @contextmanager
@@ -84,10 +95,10 @@ def _read(folder: Path) -> dict[str, dict[str, Any]]:
     path = folder / CHECKSUMS
     if not path.exists() or not (folder / PROVENANCE).exists():
         return {}
-    told = read_object(path, missing=str(folder))
+    told = read_object(path, missing=str(folder), way_out=way_out(folder))
     schema, files = told.get("schema"), told.get("files")
     if isinstance(schema, int) and schema > SCHEMA:
         raise InputError(f"{path} has schema {schema}, but this nearsight reads up to {SCHEMA}; update nearsight")
     if not isinstance(files, dict) or not all(isinstance(each, dict) for each in files.values()):
-        raise InputError(f"{path} is damaged: it does not say the sums of files")
+        raise InputError(f"{path} is damaged: it does not say the sums of files{way_out(folder)}")
     return files

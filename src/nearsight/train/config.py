@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from nearsight.configuration import decode, encode, identifying
-from nearsight.errors import InputError, check_at_least
+from nearsight.errors import InputError, check_at_least, check_numbers
 from nearsight.files import canonical_hash
 from nearsight.models import ModelConfig
 from nearsight.train.protocol import Protocol
@@ -61,6 +61,7 @@ class RunConfig:
         check_at_least("num_measured", self.num_measured, 1)
         check_at_least("measure_every", self.measure_every, 0)
         check_at_least("num_measured_during", self.num_measured_during, 1)
+        check_numbers(encode(self))
 
     @property
     def identity(self) -> str:

@@ -19,7 +19,7 @@ from nearsight.augment.compiled import CompiledPipeline
 from nearsight.data import Dataset, DeviceImages, epoch_batches, stratified_split
 from nearsight.errors import InputError
 from nearsight.train.capture import Advance
-from nearsight.train.checking import check_alike, check_shareable
+from nearsight.train.checking import check_alike, check_shareable, check_sizes
 from nearsight.train.config import RunConfig
 from nearsight.train.droppath import PathDropping
 from nearsight.train.evaluation import Evaluation
@@ -103,6 +103,7 @@ class Stack:
         """The cells before their first step."""
         processes = processes or Processes()
         check_alike(configs, dataset)
+        check_sizes(configs, dataset.image_size)
         models = [initial_model(config, dataset) for config in configs]
         protocols = [config.protocol for config in configs]
         optimizer = AdamW.start(

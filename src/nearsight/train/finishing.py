@@ -34,6 +34,7 @@ def finish(cell: Cell, stack: Stack, dataset: Dataset, heed: Callable[[], None])
     assert best is not None
     device = stack.device
     began = time.perf_counter()
+    folder.write_history(cell.progress.history)  # again, in case that it is what was damaged
     save_model(folder.model, cell.best_weights, config.model, dataset.image_size, dataset.num_classes)
     best_stack = {name: weight.unsqueeze(0) for name, weight in cell.best_weights.items()}
     every_test_image = torch.arange(len(dataset.test), device=device)

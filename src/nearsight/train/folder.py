@@ -27,7 +27,7 @@ from nearsight.configuration import decode
 from nearsight.errors import InputError
 from nearsight.files import append_line, read_object, write_text
 from nearsight.tensorfile import load_tensors, save_tensors
-from nearsight.train.checksums import CHECKSUMS, PROVENANCE, certify, changing, check_sums
+from nearsight.train.checksums import CHECKSUMS, PROVENANCE, certify, changing, check_sums, check_there, way_out
 from nearsight.train.claiming import CONFIG, check_owner, check_still_there, claim
 from nearsight.train.config import SCHEMA, RunConfig
 
@@ -125,11 +125,19 @@ class RunFolder:
         check_sums(self.path)
         return self._read("result.json")
 
+    def check_there(self, *names: str) -> None:
+        """Refuse a complete run that has lost a file it was finished with: one of these names, or any."""
+        check_there(self.path, *names)
+
     def read_provenance(self) -> dict[str, Any]:
         return self._read(PROVENANCE)
 
     def _read(self, name: str) -> dict[str, Any]:
-        return read_object(self.path / name, missing=f"{self.path} is not a complete run folder")
+        path, advice = self.path / name, ""
+        if path.exists():  # a folder that never was a run needs none
+            elsewhere = f"; move {self.path} away, or train the run in another folder"
+            advice = elsewhere if name == CONFIG else way_out(self.path)
+        return read_object(path, missing=f"{self.path} is not a complete run folder", way_out=advice)
 
     def finish(self, provenance: Mapping[str, Any]) -> None:
         """After everything else: with this, the folder is complete."""

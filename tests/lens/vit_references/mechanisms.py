@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -27,12 +28,6 @@ def cells(rows: int, cols: int) -> Tensor:
     return torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1)
 
 
-def pooled_cells(rows: int, cols: int, fine: Size) -> Tensor:
-    """Centres of rows × cols equal parts of a finer grid, in cells of that: [rows, cols, 2]."""
-    scale = torch.tensor([fine[0] / rows, fine[1] / cols], dtype=torch.float64)
-    return (cells(rows, cols) + 0.5) * scale - 0.5
-
-
 def token_grid(num_patches: int, image_size: Size) -> Size:
     """Rows and columns of so many patches: those whose shape is most like the image's."""
     pairs = [(rows, num_patches // rows) for rows in range(1, num_patches + 1) if num_patches % rows == 0]
@@ -47,15 +42,58 @@ def _with_prefix(places_W2: Tensor, prefix: int) -> Tensor:
 
 
 def tokens(prefix: int = 0, axes: str = "b h") -> Mechanism:
-    """Row-major patches behind some other tokens; queries or keys may be pooled evenly from a finer grid."""
+    """Row-major patches behind some other tokens."""
 
     def places(found: Recorded, image_size: Size) -> Layer:
-        grids = [token_grid(size - prefix, image_size) for size in found.attention.shape[-2:]]
-        fine = max(grids)
-        queries, keys = (_with_prefix(pooled_cells(*grid, fine), prefix) for grid in grids)
-        return Layer(fine, queries, keys, axes)
+        num_queries, num_keys = found.attention.shape[-2:]
+        assert num_queries == num_keys, f"{found.name} pools its queries or keys"
+        grid = token_grid(num_queries - prefix, image_size)
+        patches = _with_prefix(cells(*grid), prefix)
+        return Layer(grid, patches, patches, axes)
 
     return places
+
+
+def pooled(prefix: int = 0, queries: str = "", keys: str = "") -> Mechanism:
+    """Queries and keys by convolutions of the attention that have these names, where it has them."""
+
+    def places(found: Recorded, image_size: Size) -> Layer:
+        shape = found.block_input.shape
+        grid = token_grid(shape[1] - prefix, image_size) if len(shape) == 3 else tuple(shape[2:])
+        parts = {name: part for name, part in found.module.named_modules() if name}
+        lines = [
+            [window_centres(side, parts.get(name), axis) for axis, side in enumerate(grid)] for name in (queries, keys)
+        ]
+        finer = max(lines, key=lambda axes: math.prod(map(len, axes)))
+        query, key = (
+            torch.stack(torch.meshgrid(*map(_in_cells, axes, finer), indexing="ij"), dim=-1).reshape(1, -1, 2)
+            for axes in lines
+        )
+        return Layer((len(finer[0]), len(finer[1])), _with_prefix(query, prefix), _with_prefix(key, prefix))
+
+    return places
+
+
+def window_centres(side: int, convolution: Any, axis: int) -> list[float]:
+    """Where the windows of a convolution lie along an axis: each at the centre of those cells it sees that exist."""
+    if convolution is None or convolution.stride[axis] == 1:  # a window for each cell, which stays where it is
+        return [float(cell) for cell in range(side)]
+    size, step, margin, spread = (
+        getattr(convolution, name)[axis] for name in ("kernel_size", "stride", "padding", "dilation")
+    )
+    centres, start = [], -margin
+    while start + spread * (size - 1) < side + margin:
+        seen = [cell for cell in range(start, start + spread * size, spread) if 0 <= cell < side]
+        centres.append(sum(seen) / len(seen))
+        start += step
+    return centres
+
+
+def _in_cells(positions: list[float], lines: list[float]) -> Tensor:
+    """Which line of the layer's own grid is at each position; between two of them in proportion."""
+    assert min(positions) >= lines[0]
+    assert max(positions) <= lines[-1]
+    return torch.from_numpy(np.interp(positions, lines, range(len(lines))))
 
 
 def subsampled_queries(stride: int) -> Mechanism:

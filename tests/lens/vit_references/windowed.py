@@ -25,6 +25,7 @@ from vit_references.mechanisms import (
     pixels_within_patches,
     plain_windows,
     pool_within_windows,
+    pooled,
     tokens,
     unrolled,
     windows,
@@ -113,7 +114,7 @@ FAMILIES = [
         settings={"img_size": (128, 160), "depths": (2, 2, 2, 2)},
         layers={
             r"blocks\.\d+\.0\.attn": windows(plain_windows, lambda block: block.attn.ws, axes="b w h"),
-            r"blocks\.\d+\.1\.attn": tokens(),
+            r"blocks\.\d+\.1\.attn": pooled(keys="sr"),
         },
         note="windows with padding, and pooled keys in turn",
     ),

@@ -14,13 +14,13 @@ from typing import Any
 
 from nearsight.errors import InputError
 from nearsight.models.checkpoints import load_checkpoint
-from nearsight.models.sources.base import SourcedModel, try_forward
+from nearsight.models.sources.base import ImageSizeError, SourcedModel, try_forward
 from nearsight.models.sources.factories import load_from_factory
 from nearsight.models.sources.hugging_face import load_hugging_face
 from nearsight.models.sources.timm_models import PREFIXES, load_timm
 from nearsight.models.sources.torchvision_models import load_torchvision
 
-__all__ = ["SourcedModel", "has_published_weights", "load_source", "try_forward"]
+__all__ = ["ImageSizeError", "SourcedModel", "has_published_weights", "load_source", "try_forward"]
 
 _HUGGING_FACE, _TORCHVISION = "hf:", "torchvision:"
 

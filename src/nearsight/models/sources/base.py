@@ -13,6 +13,10 @@ from torch import nn
 from nearsight.errors import InputError
 
 
+class ImageSizeError(InputError):
+    """A model does not say which images it takes, or fails on those: --image-size may help."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class SourcedModel:
     """A model that is ready to be looked at, and how images have to be prepared for it."""
@@ -100,7 +104,7 @@ def try_forward(sourced: SourcedModel, device: torch.device) -> None:
             "use --device cpu or a smaller --image-size"
         ) from error
     except Exception as error:  # it is a foreign model: anything can happen
-        raise InputError(
+        raise ImageSizeError(
             f"{sourced.label} fails on an image of {rows}×{columns} pixels: {type(error).__name__}: {one_line(error)}; "
             "if it wants another size, say so with --image-size"
         ) from error

@@ -12,7 +12,7 @@ from timm.data import resolve_data_config
 from torch import nn
 
 from nearsight.errors import InputError
-from nearsight.models.sources.base import one_line
+from nearsight.models.sources.base import ImageSizeError, one_line
 
 
 def load_from_factory(text: str, *, image_size: int | None) -> tuple[nn.Module, dict[str, Any]]:
@@ -22,7 +22,7 @@ def load_from_factory(text: str, *, image_size: int | None) -> tuple[nn.Module, 
     if image_size is not None:
         config["input_size"] = (3, image_size, image_size)
     if "input_size" not in config:
-        raise InputError(f"the model of {text} does not say which images it takes; say so with --image-size")
+        raise ImageSizeError(f"the model of {text} does not say which images it takes; say so with --image-size")
     return model, resolve_data_config(pretrained_cfg=config)
 
 
@@ -30,7 +30,14 @@ def _own_config(model: nn.Module) -> dict[str, Any]:
     """What a model of timm, or one that follows its custom, says about its images."""
     config: Any = getattr(model, "pretrained_cfg", None) or getattr(model, "default_cfg", None) or {}
     config = config if isinstance(config, Mapping) else config.to_dict()
-    return {name: value for name, value in config.items() if value is not None}
+    told = {name: value for name, value in config.items() if value is not None}
+    # The config is its name's: built for another size than that, the model says so in its patches alone.
+    match getattr(getattr(model, "patch_embed", None), "img_size", None):
+        case int(side):
+            told["input_size"] = (3, side, side)
+        case (int(rows), int(columns)):
+            told["input_size"] = (3, rows, columns)
+    return told
 
 
 def _find(text: str) -> Any:

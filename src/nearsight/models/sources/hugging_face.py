@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from nearsight.errors import InputError
-from nearsight.models.sources.base import one_line, preparation, quiet
+from nearsight.models.sources.base import ImageSizeError, one_line, preparation, quiet
 
 _TOWERS = ("vision_model", "vision_tower")
 """Where models of images and text keep the part that sees."""
@@ -124,7 +124,7 @@ def _preparation(
     if settings is None:
         size = asked_for or made_for
         if size is None:
-            raise InputError(f"hf:{name} does not say which images it takes; say so with --image-size")
+            raise ImageSizeError(f"hf:{name} does not say which images it takes; say so with --image-size")
         note = (
             f"there is no image processor: images are prepared as {size[0]}×{size[1]} pixels with ImageNet's "
             "mean (0.485, 0.456, 0.406) and deviation (0.229, 0.224, 0.225)"
@@ -136,7 +136,7 @@ def _preparation(
     shortest = resized.get("shortest_edge")
     size = _height_width(cropped) or _height_width(resized) or _pair(shortest) or made_for or asked_for
     if size is None:
-        raise InputError(f"the image processor of hf:{name} does not say the size of images; use --image-size")
+        raise ImageSizeError(f"the image processor of hf:{name} does not say the size of images; use --image-size")
     side = asked_for or size
     before_crop = resized.get("height", shortest) if cropped else None
     return preparation(

@@ -7,7 +7,7 @@ from torchvision.models import VisionTransformer, get_model, get_model_weights, 
 from torchvision.models.vision_transformer import interpolate_embeddings
 
 from nearsight.errors import InputError, unknown_name
-from nearsight.models.sources.base import downloading, one_line, preparation
+from nearsight.models.sources.base import ImageSizeError, downloading, one_line, preparation
 
 
 def load_torchvision(name: str, *, pretrained: bool, image_size: int | None) -> tuple[nn.Module, dict[str, Any]]:
@@ -25,7 +25,7 @@ def _preparation(name: str, weights: Any, image_size: int | None) -> dict[str, A
     transforms: Any = None if weights is None else weights.transforms()
     if not hasattr(transforms, "crop_size"):
         if image_size is None:
-            raise InputError(f"torchvision does not say which images {name} takes; say so with --image-size")
+            raise ImageSizeError(f"torchvision does not say which images {name} takes; say so with --image-size")
         return preparation((image_size, image_size))
     (crop,), (resize,) = transforms.crop_size, transforms.resize_size
     side = crop if image_size is None else image_size

@@ -4,11 +4,11 @@ S2 is "Locality-Attending Vision Transformer" (arXiv 2603.04892).
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from types import MappingProxyType
 from typing import Any
 
-from nearsight.errors import InputError, check_at_least, check_probability
+from nearsight.errors import InputError, check_at_least, check_numbers, check_positive, check_probability
 from nearsight.probe.intermediates import Place
 
 REFERENCE_SIZE = 224
@@ -62,12 +62,12 @@ class SegmentConfig:
         for name in ("flip", "rising", "largest_share"):
             check_probability(name, getattr(self, name))
         check_at_least("weight_decay", self.weight_decay, 0.0)
-        if not self.lr > 0:
-            raise InputError(f"lr is {self.lr}, but must be above 0")
+        check_positive("lr", self.lr)
         if not 0 < self.smallest_scale <= self.largest_scale:
             raise InputError(
                 f"the random scale goes from {self.smallest_scale} to {self.largest_scale}, but must rise from above 0"
             )
+        check_numbers(asdict(self))
 
 
 _CHANGES: Mapping[str, Mapping[str, Any]] = MappingProxyType(

@@ -64,7 +64,7 @@ class SegmentFolder:
 
     def write_result(self, result: SegmentResult, about: dict[str, Any]) -> None:
         write_text(self.path / "per_class.csv", result.per_class().to_csv(index=False))
-        write_json(self.path / "result.json", {**about, **result.summary()})
+        write_json(self.path / "result.json", {**about, **result.summary()}, allow_nan=False)
 
     def finish(self, provenance: dict[str, Any]) -> None:
         """After everything else."""

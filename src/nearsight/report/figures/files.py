@@ -11,9 +11,14 @@ from nearsight.report.figures.style import house_style
 PNG_DPI = 200
 
 
+def figure_files(folder: Path, name: str) -> tuple[Path, Path]:
+    """Where a figure of this name is saved."""
+    return folder / f"{name}.png", folder / f"{name}.svg"
+
+
 def save_figure(figure: Figure, folder: Path, name: str) -> tuple[Path, Path]:
     """Write `name`.png (for slides) and `name`.svg (for papers; letters are outlines, so no font is needed)."""
-    png, svg = folder / f"{name}.png", folder / f"{name}.svg"
+    png, svg = figure_files(folder, name)
     with house_style(letters="outlines"):
         with replacing(png) as temporary:
             figure.savefig(temporary, format="png", dpi=PNG_DPI, metadata={"Software": None})

@@ -17,18 +17,19 @@ from nearsight.report.figures.style import (
     model_style,
 )
 from nearsight.report.inputs import ModelHeads, check_labels
-from nearsight.report.reading import first_layer_mean, most_local_head
+from nearsight.report.reading import first_layer_mean, first_layer_name, most_local_head
 
 
 def locality_intervals(models: Sequence[ModelHeads], *, grid_size: tuple[int, int] | None = None) -> Figure:
     """Each model's most local head and its first layer's mean, with the range that holds about 95 % of the images."""
     check_labels(models)
+    first_layer = first_layer_name(map(first_layer_mean, models))
     with house_style():
         figure = Figure(figsize=(7.4, 1.25 + 0.42 * len(models)), layout="constrained")
         panels = figure.subplots(1, 2, sharex=True, sharey=True)
         quantities = (
             ("head", "most local head", most_local_head),
-            ("layer", "first layer, mean of its heads", first_layer_mean),
+            ("layer", f"{first_layer}, mean of its heads", first_layer_mean),
         )
         for panel, (name, title, estimate_of) in zip(panels, quantities, strict=True):
             for index, model in enumerate(models):

@@ -134,6 +134,7 @@ def _model(folder: Path) -> tuple[ModelHeads, str | None]:
         measured = read_measured(folder)
         return measured.heads, measured.command
     run = RunFolder(folder)
+    run.check_there("heads.csv", "history.csv")
     if run.is_complete and not run.heads.exists():  # of pretraining
         raise InputError(f"the heads of {folder} have not been measured; nearsight measure {folder} does, with a page")
     model = model_heads(run, folder.resolve().name)

@@ -49,8 +49,8 @@ SECTIONS = (
         },
         figures=(("ablation-cifar100", "figure-4-minimum-mad.png"),),
         change_our_mind="Runs under other settings, or trained for longer and for equally long, that part those with "
-        "CutMix from those without as cleanly as in the paper; or seeds in which the two groups cannot be told apart at "
-        "all.",
+        "CutMix from those without as cleanly as in the paper; or seeds in which the two groups cannot be told apart "
+        "at all.",
     ),
     Section(
         title="Does it take long training?",

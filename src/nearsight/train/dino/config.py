@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from nearsight.configuration import decode, encode, identifying
-from nearsight.errors import InputError, check_at_least, check_probability
+from nearsight.errors import InputError, check_at_least, check_numbers, check_probability
 from nearsight.files import canonical_hash
 from nearsight.models import ModelConfig
 from nearsight.train.config import SCHEMA
@@ -151,6 +151,7 @@ class DinoConfig:
 
     def __post_init__(self) -> None:
         check_at_least("seed", self.seed, 0)
+        check_numbers(encode(self))
         if not self.model.is_transformer:
             raise InputError(f"{self.model.name} has no patches, but DINO here is for ViTs; take compact_vit")
         if self.crops.num_local and self.crops.local_size % self.model.patch_size:

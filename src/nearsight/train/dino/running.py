@@ -166,6 +166,7 @@ class _Run:
     def _finish(self) -> None:
         """Write all that a complete folder has beside its history; cut short anywhere, all of this is done again."""
         config, folder, last = self._config, self._folder, self._rows[-1]
+        folder.write_history(self._rows)  # again, in case that it is what was damaged
         weights = self._training.network("teacher").backbone.state_dict()
         save_model(folder.run.model, weights, config.model, self._dataset.image_size, num_classes=0)
         numbers = asdict(last)
