@@ -5,9 +5,10 @@ it does not work and, where there is one, the way out. The commands print that l
 escapes is a defect of this package and keeps its traceback.
 """
 
+import dataclasses
 import difflib
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 _LARGEST = 2**63 - 1
@@ -54,14 +55,15 @@ def check_number(name: str, value: float) -> None:
         raise InputError(f"{name} is {value}, but must be finite")
 
 
-def check_numbers(settings: Any, where: str = "") -> None:
-    """Refuse such numbers anywhere in settings that are JSON values; an item of a list is called by its name."""
-    if isinstance(settings, Mapping):
-        for name, value in settings.items():
+def check_numbers(config: Any, where: str = "") -> None:
+    """Refuse such numbers anywhere in a config; an item of a list is called by its name, where it has one."""
+    # The config itself, not what is made of it for a file: studies make thousands, and each is looked at.
+    if isinstance(config, int | float):
+        check_number(where, config)
+    elif isinstance(config, list | tuple):
+        for item in config:
+            name = getattr(item, "name", None)
+            check_numbers(item, f"{where}.{name}" if name else where)
+    elif dataclasses.is_dataclass(config):
+        for name, value in vars(config).items():
             check_numbers(value, f"{where}.{name}" if where else name)
-    elif isinstance(settings, list | tuple):
-        for value in settings:
-            named = isinstance(value, Mapping) and "name" in value
-            check_numbers(value, f"{where}.{value['name']}" if named else where)
-    elif isinstance(settings, int | float):
-        check_number(where, settings)

@@ -7,7 +7,7 @@ Shape suffixes: N samples, B samples of a batch, C channels, K heads, c classes.
 """
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import product
 from math import cos, pi
 from typing import Literal
@@ -52,7 +52,7 @@ class LinearConfig:
                 check_at_least(name, value, 0.0)
         check_at_least("batch_size", self.batch_size, 1)
         check_at_least("num_epochs", self.num_epochs, 1)
-        check_numbers(asdict(self))
+        check_numbers(self)
 
     @property
     def grid(self) -> list[tuple[float, float]]:

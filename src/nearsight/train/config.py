@@ -61,7 +61,7 @@ class RunConfig:
         check_at_least("num_measured", self.num_measured, 1)
         check_at_least("measure_every", self.measure_every, 0)
         check_at_least("num_measured_during", self.num_measured_during, 1)
-        check_numbers(encode(self))
+        check_numbers(self)
 
     @property
     def identity(self) -> str:

@@ -4,7 +4,7 @@ S2 is "Locality-Attending Vision Transformer" (arXiv 2603.04892).
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -67,7 +67,7 @@ class SegmentConfig:
             raise InputError(
                 f"the random scale goes from {self.smallest_scale} to {self.largest_scale}, but must rise from above 0"
             )
-        check_numbers(asdict(self))
+        check_numbers(self)
 
 
 _CHANGES: Mapping[str, Mapping[str, Any]] = MappingProxyType(

@@ -151,7 +151,7 @@ class DinoConfig:
 
     def __post_init__(self) -> None:
         check_at_least("seed", self.seed, 0)
-        check_numbers(encode(self))
+        check_numbers(self)
         if not self.model.is_transformer:
             raise InputError(f"{self.model.name} has no patches, but DINO here is for ViTs; take compact_vit")
         if self.crops.num_local and self.crops.local_size % self.model.patch_size:
