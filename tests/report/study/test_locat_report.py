@@ -15,7 +15,7 @@ from nearsight.report.study.locat import paper as s2
 from nearsight.report.study.locat.cutmix_table import cutmix_table
 from nearsight.report.study.locat.figure_accuracy import FAMILIES, accuracy_and_locality
 from nearsight.report.study.locat.figure_interaction import interaction
-from nearsight.report.study.locat.interaction import Answer, Beside, Effect, beside
+from nearsight.report.study.locat.interaction import Answer, Beside, Effect, beside, beside_together
 from nearsight.report.study.locat.measures import run_measures
 from nearsight.report.study.locat.parts import LOCAT_PARTS
 from nearsight.report.study.locat.rules import judge_comparable, judge_not_worse
@@ -365,11 +365,43 @@ def cutmix(distances, noise=0.004, **options):
     ],
 )
 def test_the_question_no_paper_asked(distances, answer):
-    finding = finding_on(cutmix(distances), "Does CutMix still bring the most local head nearer where")
-    assert finding.verdict == answer
-    assert finding.n == 3
-    expected = (distances[6] - distances[2]) - (distances[4] - distances[0])
-    assert finding.value == pytest.approx(expected)
+    for other in ("LocAt", "GAug"):
+        finding = finding_on(cutmix(distances), f"Does CutMix still bring the most local head nearer where {other}")
+        assert finding.verdict == answer
+        assert finding.n == 3
+        expected = (distances[6] - distances[2]) - (distances[4] - distances[0])
+        assert finding.value == pytest.approx(expected)
+
+
+def test_locat_is_both_of_its_parts():
+    """CutMix still does it beside GAug, with PRR or without; only where there are both, nothing is left to do."""
+    results = cutmix((0.30, 0.30, 0.20, 0.10, 0.25, 0.25, 0.10, 0.10), noise=0.002)
+    start = "Does CutMix still bring the most local head nearer where"
+    assert finding_on(results, f"{start} GAug").verdict == Answer.STILL
+    finding = finding_on(results, f"{start} LocAt")
+    assert finding.verdict == Answer.NOT
+    assert finding.value == pytest.approx(0.05)
+    other_way = finding_on(results, "Does LocAt still bring the most local head nearer where CutMix")
+    assert other_way.verdict == Answer.LESS
+    assert "without CutMix −0.200" in other_way.ours
+    assert "with it −0.150" in other_way.ours
+
+
+def test_effects_beside_locat_are_differences_of_cells_with_the_noise_within_all_cells():
+    results = cutmix((0.30, 0.28, 0.12, 0.11, 0.21, 0.19, 0.09, 0.08), noise=0.01)
+    runs = results.runs
+    ours = beside_together(runs, results.factors, "min_mad", factor=("cutmix",), other=("GAug", "PRR"))
+    cells = runs.groupby(["cutmix", "GAug", "PRR"])["min_mad"]
+    mean, noise = cells.mean(), float(cells.var().mean())
+    plain = mean["p=0.5", "off", "off"] - mean["off", "off", "off"]
+    beside_both = mean["p=0.5", "on", "on"] - mean["off", "on", "on"]
+    t = stats.t.ppf(0.975, 16)
+    for effect, value, num_means in ((ours.without, plain, 2), (ours.with_other, beside_both, 2)):
+        half = t * np.sqrt(num_means * noise / 3)
+        assert dataclasses.astuple(effect) == pytest.approx((value, value - half, value + half, 24))
+    change, error = beside_both - plain, np.sqrt(4 * noise / 3)
+    assert dataclasses.astuple(ours.change) == pytest.approx((change, change - t * error, change + t * error, 24))
+    assert ours.p == pytest.approx(2 * stats.t.sf(abs(change) / error, 16))
 
 
 def test_half_the_distance_left_is_less_in_distance_but_the_same_share():
@@ -427,7 +459,7 @@ def test_the_verdict_on_the_variants_says_whose_claims_and_what_is_compared():
 def test_cutmix_in_each_model_and_over_models():
     results = cutmix((0.30, 0.30, 0.15, 0.15, 0.20, 0.20, 0.11, 0.11))
     verdict = verdict_markdown(results, judge_claims(results))
-    assert "Of 8 questions:" in verdict
+    assert "Of 16 questions:" in verdict
     assert "**yes, but less**" in verdict
     table = cutmix_table(results).numbers.set_index(["factor", "where", "response"])
     assert table.loc[("cutmix", "with GAug and PRR", "min_mad"), ["value", "n"]].tolist() == pytest.approx([-0.04, 3])
@@ -438,8 +470,8 @@ def test_cutmix_in_each_model_and_over_models():
     assert [text.get_text() for text in legend.get_texts()] == ["neither", "CutMix", "LocAt", "CutMix and LocAt"]
     drawn = interaction(results).figure
     lines = {line.get_gid(): line.get_ydata() for axes in drawn.axes for line in axes.lines if line.get_gid()}
-    np.testing.assert_allclose(lines["min_mad-0"], [0.30, 0.15])
-    np.testing.assert_allclose(lines["min_mad-1"], [0.20, 0.11])
+    np.testing.assert_allclose(lines["min_mad-0"], [0.30, 0.30, 0.15, 0.15])
+    np.testing.assert_allclose(lines["min_mad-1"], [0.20, 0.20, 0.11, 0.11])
 
 
 def test_studies_with_few_runs_give_what_they_can(tmp_path):

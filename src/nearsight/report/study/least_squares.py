@@ -26,6 +26,8 @@ class Estimate:
     low: float
     high: float
     """The ends of Student's t interval; NaN where no run is left over to learn the noise from."""
+    p: float = float("nan")
+    """Of its being 0, in a two-sided t test, where the fit told."""
 
     @property
     def has_interval(self) -> bool:
@@ -61,8 +63,10 @@ class LeastSquares:
         value = float(weight @ self.coefficients)
         if self.residual_df == 0:
             return Estimate(value=value, low=float("nan"), high=float("nan"))
-        half = float(stats.t.ppf((1 + LEVEL) / 2, self.residual_df) * np.sqrt(weight @ self.covariance @ weight))
-        return Estimate(value=value, low=value - half, high=value + half)
+        error = float(np.sqrt(weight @ self.covariance @ weight))
+        half = float(stats.t.ppf((1 + LEVEL) / 2, self.residual_df)) * error
+        p = 2 * float(stats.t.sf(abs(value) / error, self.residual_df)) if error else float("nan")
+        return Estimate(value=value, low=value - half, high=value + half, p=p)
 
 
 def least_squares(columns: pd.DataFrame, values: Sequence[float] | pd.Series) -> LeastSquares:

@@ -8,7 +8,7 @@ import pandas as pd
 
 from nearsight.report.study.claim import Claim
 from nearsight.report.study.conditions import FACTOR_NAMES
-from nearsight.report.study.locat.interaction import ANSWERS, Effect, beside
+from nearsight.report.study.locat.interaction import ANSWERS, Beside, Effect, beside, beside_together
 from nearsight.report.study.locat.measures import run_measures
 from nearsight.report.study.rules import Finding
 from nearsight.report.study.shares import known_shares
@@ -16,6 +16,7 @@ from nearsight.report.study.table import mean_and_ends, probability, rounded
 from nearsight.study.results import StudyResults
 
 CUTMIX, GAUG, PRR = "cutmix", "GAug", "PRR"
+LOCAT = (GAUG, PRR)
 SOURCE = "no paper asks it"
 
 
@@ -24,12 +25,33 @@ class Response:
     column: str
     title: str
     sign: int
-    """Which way CutMix and GAug are expected to move it."""
+    """Which way CutMix and LocAt are expected to move it."""
     tell: Callable[[Effect], str]
 
 
-def spelt(factor: str) -> str:
-    return FACTOR_NAMES.get(factor, factor)
+@dataclass(frozen=True)
+class Way:
+    """Whose effect is asked after, and beside which other. Those of several factors come and go together."""
+
+    factor: tuple[str, ...]
+    other: tuple[str, ...]
+
+    def compare(self, runs: pd.DataFrame, factors: dict[str, tuple[str, ...]], response: str) -> Beside:
+        if len(self.factor) == len(self.other) == 1:
+            return beside(runs, factors, response, factor=self.factor[0], other=self.other[0])
+        return beside_together(runs, factors, response, factor=self.factor, other=self.other)
+
+
+WAYS = (
+    Way((CUTMIX,), LOCAT),
+    Way(LOCAT, (CUTMIX,)),
+    Way((CUTMIX,), (GAUG,)),
+    Way((GAUG,), (CUTMIX,)),
+)
+
+
+def spelt(*factors: str) -> str:
+    return "LocAt" if factors == LOCAT else " and ".join(FACTOR_NAMES.get(factor, factor) for factor in factors)
 
 
 def _plain(effect: Effect) -> str:
@@ -74,20 +96,20 @@ _QUESTIONS = {
     "log_min_mad": "Does {} still bring the most local head nearer, relative to what {} leaves of its distance?",
     "test_acc": "Does {} still raise accuracy where {} already does?",
 }
-WAYS = ((CUTMIX, GAUG), (GAUG, CUTMIX))
-"""Whose effect is asked after, and beside which other."""
 
 
 def cutmix_questions() -> tuple[Claim, ...]:
-    return tuple(_question(response, *way) for way in WAYS for response in RESPONSES)
+    return tuple(_question(response, way) for way in WAYS for response in RESPONSES)
 
 
-def _question(response: Response, factor: str, other: str) -> Claim:
+def _question(response: Response, way: Way) -> Claim:
+    factor, other = spelt(*way.factor), spelt(*way.other)
+
     def judge(results: StudyResults) -> Finding:
-        found = beside(cutmix_runs(results), results.factors, response.column, factor=factor, other=other)
+        found = way.compare(cutmix_runs(results), results.factors, response.column)
         tell, change = response.tell, found.change
         words = (
-            f"without {spelt(other)} {tell(found.without)}, with it {tell(found.with_other)}; "
+            f"without {other} {tell(found.without)}, with it {tell(found.with_other)}; "
             f"changed by {tell(change)} (p = {probability(found.p)})"
         )
         return Finding(
@@ -99,5 +121,5 @@ def _question(response: Response, factor: str, other: str) -> Claim:
             n=int(results.runs["seed"].nunique()),
         )
 
-    text = _QUESTIONS[response.column].format(spelt(factor), spelt(other))
+    text = _QUESTIONS[response.column].format(factor, other)
     return Claim(text=text, source=SOURCE, rule=ANSWERS, judge=judge)
