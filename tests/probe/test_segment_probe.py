@@ -95,7 +95,7 @@ def test_it_learns_and_its_numbers_are_those_of_its_predictions(
     assert result["miou"] > 0.5 > 0.2 > result["miou_of_one_class"]
     assert result["pixel_accuracy"] > 0.8
     assert len(shown) == len(dataset.test)
-    total = sum(confusion_matrix(one.prediction_HW, one.truth_HW, 21, 255) for one in shown)
+    total = sum(confusion_matrix(one.prediction_HW.cpu(), one.truth_HW, 21, 255) for one in shown)
     assert result["miou"] == pytest.approx(float(mean_iou(total)))
     assert classes["iou"].mean() == pytest.approx(result["miou"])
     assert classes["truth_pixels"].tolist() == total.sum(1).tolist()

@@ -76,7 +76,7 @@ def positional_svhn(*, seeds: int = 5) -> Study:
 
     Run     nearsight study run positional-svhn --stack-by all
     Cost    10 cells of at most 60 epochs of 58,606 images (35 M); needs a GPU
-    Result  see results/spatial-structure/positional-svhn
+    Result  not run yet
     """
     protocol = modern().without("flip").without("autoaugment")
     return _against_positional(RunConfig(data=DataConfig(name="svhn"), protocol=protocol), seeds)

@@ -32,7 +32,7 @@ def ablation_cifar10(*, seeds: int = 1) -> Study:
 
     Run     nearsight study run ablation-cifar10
     Cost    8 cells of at most 600 epochs of 40,000 images (192 M; early stopping ends most sooner); needs a GPU
-    Result  see results/ablation-cifar10
+    Result  not run yet
     """
     return ablation(_in_bf16(compact_cifar10("baseline")), colour=AutoAugment(), seeds=seeds)
 
@@ -43,7 +43,7 @@ def ablation_tiny_imagenet(*, seeds: int = 1) -> Study:
 
     Run     nearsight study run ablation-tiny-imagenet
     Cost    8 cells of at most 400 epochs of 80,000 images (256 M; early stopping ends most sooner); needs a GPU
-    Result  see results/ablation-tiny-imagenet
+    Result  not run yet
     """
     return ablation(_in_bf16(compact_tiny_imagenet("baseline")), colour=ColorJitter(), seeds=seeds)
 
@@ -54,7 +54,7 @@ def protocol_cifar10(*, seeds: int = 3) -> Study:
 
     Run     nearsight study run protocol-cifar10
     Cost    6 cells of at most 600 epochs of 40,000 images (144 M); needs a GPU
-    Result  see results/protocol-cifar10
+    Result  not run yet
     """
     return _both_protocols(compact_cifar10, seeds)
 
@@ -76,7 +76,7 @@ def protocol_tiny_imagenet(*, seeds: int = 3) -> Study:
 
     Run     nearsight study run protocol-tiny-imagenet
     Cost    6 cells of at most 400 epochs of 80,000 images (192 M); needs a GPU
-    Result  see results/protocol-tiny-imagenet
+    Result  not run yet
     """
     return _both_protocols(compact_tiny_imagenet, seeds)
 

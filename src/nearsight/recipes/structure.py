@@ -91,7 +91,7 @@ def transfer(*, seeds: int = 10) -> Simulation:
     """With the sets known and the feature new, how many samples does it take, and how many from scratch? (S3, transfer)
 
     Run     nearsight study run transfer
-    Cost    550 cells; one core: 3 minutes
+    Cost    550 cells; one core: 10 minutes
     Result  2 samples or fewer with the attention kept, 1,262 (630 to 2,527) from scratch; with five times the noise
             the feature itself takes 2,000, and it makes no difference  -> results/spatial-structure/transfer
     """

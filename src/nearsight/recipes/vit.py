@@ -21,7 +21,7 @@ def vit_imagenet(protocol: str) -> RunConfig:
 
     Run     nearsight train vit-imagenet --protocol locat
     Cost    300 epochs of 1,268,000 images of 224 pixels; needs several GPUs' worth of days, and the data
-    Result  see results/vit-imagenet
+    Result  not run yet
     """
     return _run(protocol, DataConfig(name="imagenet", validation_fraction=0.01), lr=1e-3, epochs=300, warmup=20)
 
@@ -32,7 +32,7 @@ def vit_mini_imagenet(protocol: str) -> RunConfig:
 
     Run     nearsight train vit-mini-imagenet --protocol locat
     Cost    600 epochs of 47,500 images of 224 pixels; needs a GPU
-    Result  see results/vit-mini-imagenet
+    Result  not run yet
     """
     return _run(protocol, DataConfig(name="mini-imagenet", validation_fraction=0.05), lr=5e-4, epochs=600, warmup=120)
 
@@ -43,7 +43,7 @@ def vit_cifar100_224(protocol: str) -> RunConfig:
 
     Run     nearsight train vit-cifar100-224 --protocol locat
     Cost    600 epochs of 47,500 images of 224 pixels; needs a GPU
-    Result  see results/vit-cifar100-224
+    Result  not run yet
     """
     data = DataConfig(name="cifar100", image_size=224, validation_fraction=0.05)
     return _run(protocol, data, lr=5e-4, epochs=600, warmup=120)

@@ -15,7 +15,7 @@ from nearsight.report.study.locat import paper as s2
 from nearsight.report.study.locat.cutmix_table import cutmix_table
 from nearsight.report.study.locat.figure_accuracy import FAMILIES, accuracy_and_locality
 from nearsight.report.study.locat.figure_interaction import interaction
-from nearsight.report.study.locat.interaction import Answer, Beside, Effect, beside, beside_together
+from nearsight.report.study.locat.interaction import Answer, Beside, Effect, beside
 from nearsight.report.study.locat.measures import run_measures
 from nearsight.report.study.locat.parts import LOCAT_PARTS
 from nearsight.report.study.locat.rules import judge_comparable, judge_not_worse
@@ -390,7 +390,7 @@ def test_locat_is_both_of_its_parts():
 def test_effects_beside_locat_are_differences_of_cells_with_the_noise_within_all_cells():
     results = cutmix((0.30, 0.28, 0.12, 0.11, 0.21, 0.19, 0.09, 0.08), noise=0.01)
     runs = results.runs
-    ours = beside_together(runs, results.factors, "min_mad", factor=("cutmix",), other=("GAug", "PRR"))
+    ours = beside(runs, results.factors, "min_mad", factor=("cutmix",), other=("GAug", "PRR"))
     cells = runs.groupby(["cutmix", "GAug", "PRR"])["min_mad"]
     mean, noise = cells.mean(), float(cells.var().mean())
     plain = mean["p=0.5", "off", "off"] - mean["off", "off", "off"]
@@ -415,7 +415,7 @@ def test_half_the_distance_left_is_less_in_distance_but_the_same_share():
 
 def test_the_interaction_is_that_of_the_cell_means_with_the_noise_within_cells():
     results = cutmix((0.30, 0.28, 0.12, 0.11, 0.21, 0.19, 0.09, 0.08), noise=0.01)
-    ours = beside(results.runs, results.factors, "min_mad", factor="cutmix", other="GAug")
+    ours = beside(results.runs, results.factors, "min_mad", factor=("cutmix",), other=("GAug",))
     cells = results.runs.groupby(["cutmix", "GAug", "PRR"])["min_mad"]
     means = cells.mean().groupby(["cutmix", "GAug"]).mean()
     at = {level: means["p=0.5", level] - means["off", level] for level in ("off", "on")}
@@ -425,9 +425,8 @@ def test_the_interaction_is_that_of_the_cell_means_with_the_noise_within_cells()
     half = stats.t.ppf(0.975, num_cells * (num_seeds - 1)) * np.sqrt(4 * noise / (2 * num_seeds))
     change = at["on"] - at["off"]
     assert dataclasses.astuple(ours.change) == pytest.approx((change, change - half, change + half, 24))
-    within = float(cells.var().xs("on", level="GAug").mean())
-    half = stats.t.ppf(0.975, num_cells / 2 * (num_seeds - 1)) * np.sqrt(2 * within / (2 * num_seeds))
-    assert dataclasses.astuple(ours.with_other) == pytest.approx((at["on"], at["on"] - half, at["on"] + half, 12))
+    half = stats.t.ppf(0.975, num_cells * (num_seeds - 1)) * np.sqrt(2 * noise / (2 * num_seeds))
+    assert dataclasses.astuple(ours.with_other) == pytest.approx((at["on"], at["on"] - half, at["on"] + half, 24))
     assert ours.without.value == pytest.approx(at["off"])
 
 
@@ -464,7 +463,7 @@ def test_cutmix_in_each_model_and_over_models():
     table = cutmix_table(results).numbers.set_index(["factor", "where", "response"])
     assert table.loc[("cutmix", "with GAug and PRR", "min_mad"), ["value", "n"]].tolist() == pytest.approx([-0.04, 3])
     assert table.loc[("GAug", "alone", "min_mad"), "value"] == pytest.approx(-0.15)
-    assert table.loc[("cutmix", "all models without GAug", "min_mad"), "n"] == 12
+    assert table.loc[("cutmix", "all models without GAug", "min_mad"), "n"] == 24
     assert table.loc[("cutmix", "change by GAug", "min_mad"), ["value", "n"]].tolist() == pytest.approx([0.06, 24])
     (legend,) = LOCAT_PARTS[results.name].figures["figure-7-layers"](results).figure.legends
     assert [text.get_text() for text in legend.get_texts()] == ["neither", "CutMix", "LocAt", "CutMix and LocAt"]

@@ -30,6 +30,7 @@ class Prediction(NamedTuple):
     """uint8, at its own size."""
     truth_HW: Tensor
     prediction_HW: Tensor
+    """On the device of the head; the others are where they were read."""
 
 
 class Tester:

@@ -8,7 +8,7 @@ import pandas as pd
 
 from nearsight.report.study.claim import Claim
 from nearsight.report.study.conditions import FACTOR_NAMES
-from nearsight.report.study.locat.interaction import ANSWERS, Beside, Effect, beside, beside_together
+from nearsight.report.study.locat.interaction import ANSWERS, Beside, Effect, beside
 from nearsight.report.study.locat.measures import run_measures
 from nearsight.report.study.rules import Finding
 from nearsight.report.study.shares import known_shares
@@ -37,9 +37,7 @@ class Way:
     other: tuple[str, ...]
 
     def compare(self, runs: pd.DataFrame, factors: dict[str, tuple[str, ...]], response: str) -> Beside:
-        if len(self.factor) == len(self.other) == 1:
-            return beside(runs, factors, response, factor=self.factor[0], other=self.other[0])
-        return beside_together(runs, factors, response, factor=self.factor, other=self.other)
+        return beside(runs, factors, response, factor=self.factor, other=self.other)
 
 
 WAYS = (

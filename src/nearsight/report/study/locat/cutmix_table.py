@@ -65,7 +65,8 @@ def cutmix_table(results: StudyResults) -> Table:
         notes=(
             "± is half the 95 % interval. Of one model: differences within seeds, n of them (Student's t; with one "
             "seed there is no interval). Over models, and with or without LocAt (GAug and PRR): ordinary least squares "
-            "with seeds as replicates, from n runs. Change: what the other changes in the effect, the interaction.",
+            "with seeds as replicates and one noise for all, from n runs. Change: what the other changes in the "
+            "effect, the interaction.",
             "Relative: the change of the smallest distance in per cent, with the ends of its interval; in rows of "
             "changes, the ratio of two such changes. No distance is below 0, so where little of it is left less "
             "can be taken off: the relative change allows for that.",

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import product
 
 import numpy as np
 import pandas as pd
@@ -11,7 +12,6 @@ from nearsight.errors import InputError
 from nearsight.report.study.least_squares import LeastSquares, least_squares
 from nearsight.report.study.rules import CLEARLY_LESS
 from nearsight.report.study.table import share
-from nearsight.study.statistics import Effects, factorial_effects
 
 
 class Answer(StrEnum):
@@ -28,8 +28,9 @@ class Answer(StrEnum):
 ANSWERS = (
     "*Beside the other.* The factor's effect without the other, its effect with it, and their difference (the "
     "interaction), each with its 95 % interval: ordinary least squares over all runs of the factorial, seeds as "
-    "replicates. Where the other is one factor, effects are means over the third; where it is two (LocAt is GAug and "
-    "PRR), the models with neither and with both are compared. An effect is sure where its interval excludes 0; it "
+    "replicates. Where one factor is asked after beside one, effects are means over the third; LocAt is GAug and PRR, "
+    "which come and go together. The noise is that of all runs, so an effect that seeds agree on can be less than sure "
+    "here; its differences within seeds are in the table. An effect is sure where its interval excludes 0; it "
     f"shrinks where the difference is sure and goes against the effect without. *{Answer.NOT_EVEN_ALONE}*: the "
     "effect without the other is not sure, or goes the other way, so that there is nothing to keep. "
     f"*{Answer.REVERSED}*: with the other it is "
@@ -84,29 +85,6 @@ class Beside:
 
 
 def beside(
-    runs: pd.DataFrame, factors: dict[str, tuple[str, ...]], response: str, *, factor: str, other: str
-) -> Beside:
-    """Fitted to all runs with seeds as replicates; each effect of one level of the other to the runs of that level.
-
-    An `InputError` says what cannot be told apart with the runs there are.
-    """
-    _check_known(runs, response)
-    both = " × ".join(name for name in factors if name in (factor, other))
-    fitted = factorial_effects(runs, factors, response)
-    rest = {name: levels for name, levels in factors.items() if name != other}
-    without, with_other = (
-        _effect(factorial_effects(runs[runs[other] == level], rest, response), factor) for level in factors[other]
-    )
-    return Beside(
-        without=without,
-        with_other=with_other,
-        # The table's effect of an interaction is half of what one factor changes in the other's.
-        change=_effect(fitted, both, scale=2.0),
-        p=float(_row(fitted, both)["p"]),
-    )
-
-
-def beside_together(
     runs: pd.DataFrame,
     factors: dict[str, tuple[str, ...]],
     response: str,
@@ -114,23 +92,34 @@ def beside_together(
     factor: tuple[str, ...],
     other: tuple[str, ...],
 ) -> Beside:
-    """The same of factors that come and go together, where each factor is one of these or of the others: four cells of
-    the factorial, with the noise within all of its cells."""
-    _check_known(runs, response)
+    """Differences of means of the factorial's cells, with the noise within all of them.
+
+    Several factors come and go together; over those that are in neither, means are taken. An `InputError` says what
+    the runs there are cannot tell.
+    """
+    if not np.isfinite(runs[response]).all():
+        raise InputError(f"{response} is not known of every run")
     fitted = cell_means(runs, factors, response)
 
-    def effect(*on: str) -> dict[str, float]:
-        ends = {name: (levels[-1] if name in on else levels[0]) for name, levels in factors.items()}
-        lasts = {name: factors[name][-1] for name in factor}
-        return {cell_name({**ends, **lasts}.values()): 1.0, cell_name(ends.values()): -1.0}
+    def mean(*on: str) -> dict[str, float]:
+        """The weights of cells in the mean with these factors on, and the others of the question off."""
+        ends = {name: (levels[-1] if name in on else levels[0],) for name, levels in factors.items()}
+        rest = {name: levels for name, levels in factors.items() if name not in (*factor, *other)}
+        cells = [cell_name(levels) for levels in product(*(ends | rest).values())]
+        return dict.fromkeys(cells, 1 / len(cells))
 
-    without, with_other = effect(), effect(*other)
-    change = fitted.estimate({**with_other, **{cell: -weight for cell, weight in without.items()}})
+    without = _minus(mean(*factor), mean())
+    with_other = _minus(mean(*factor, *other), mean(*other))
+    change = fitted.estimate(_minus(with_other, without))
     told = [
         Effect(value=one.value, low=one.low, high=one.high, n=len(runs))
         for one in (fitted.estimate(without), fitted.estimate(with_other), change)
     ]
     return Beside(without=told[0], with_other=told[1], change=told[2], p=change.p)
+
+
+def _minus(one: dict[str, float], other: dict[str, float]) -> dict[str, float]:
+    return {cell: one.get(cell, 0.0) - other.get(cell, 0.0) for cell in {**one, **other}}
 
 
 def cell_name(levels: Iterable[str]) -> str:
@@ -141,22 +130,3 @@ def cell_means(runs: pd.DataFrame, factors: dict[str, tuple[str, ...]], response
     """A mean per cell of the factorial, by `cell_name`, with one noise for all cells and seeds as replicates."""
     names = [cell_name(levels) for levels in runs[list(factors)].itertuples(index=False)]
     return least_squares(pd.get_dummies(pd.Series(names, index=runs.index), dtype=float), runs[response])
-
-
-def _check_known(runs: pd.DataFrame, response: str) -> None:
-    if not np.isfinite(runs[response]).all():
-        raise InputError(f"{response} is not known of every run")
-
-
-def _effect(effects: Effects, term: str, scale: float = 1.0) -> Effect:
-    row = _row(effects, term)
-    value, low, high = (scale * float(row[column]) for column in ("effect", "low", "high"))
-    return Effect(value=value, low=low, high=high, n=effects.num_runs)
-
-
-def _row(effects: Effects, term: str) -> "pd.Series[float]":
-    found = effects.table[effects.table["term"] == term]
-    if found.empty:
-        reasons = "; ".join(effects.notes)
-        raise InputError(f"the effect of {term} cannot be estimated yet{f': {reasons}' if reasons else ''}")
-    return found.iloc[0]
