@@ -39,6 +39,7 @@ _STRENGTHS = {
 }
 _PROBABILITY = 0.5
 
+_Pixels = NDArray[np.uint8]
 _Labels = NDArray[np.uint8]
 _Window = tuple[int, int, int, int]
 """Left, top, right and bottom."""
@@ -47,7 +48,7 @@ _Window = tuple[int, int, int, int]
 class _Coming(NamedTuple):
     """A batch that threads are at."""
 
-    crops: Sequence[Future[tuple[Tensor, Tensor]]]
+    crops: Sequence[Future[tuple[_Pixels, _Labels]]]
     draws_Bn: Tensor
 
 
@@ -83,7 +84,9 @@ class TrainingCrops:
 
     def _finished(self, coming: _Coming, device: torch.device) -> tuple[Tensor, Tensor]:
         images, masks = zip(*(crop.result() for crop in coming.crops), strict=True)
-        images_BCHW, masks_BHW = torch.stack(images).to(device), torch.stack(masks).to(device, torch.int64)
+        # By numpy, since torch's threads would go on spinning in the way of those that make crops; and bytes travel.
+        images_BHWC, masks_BHW = (torch.from_numpy(np.stack(arrays)).to(device) for arrays in (images, masks))
+        images_BCHW, masks_BHW = images_BHWC.permute(0, 3, 1, 2).contiguous(), masks_BHW.to(torch.int64)
         if self._config.photometric:
             images_BCHW = distorted(images_BCHW, coming.draws_Bn)
         return images_BCHW, masks_BHW
@@ -103,8 +106,8 @@ class TrainingCrops:
         slots = torch.arange(self._config.batch_size)
         return uniform(self._seed, "segmentation crops", torch.tensor(step), slots, _COLOUR_DRAWS + 2 + 2 * _TRIES)
 
-    def crop(self, index: int, draws: Sequence[float]) -> tuple[Tensor, Tensor]:
-        """(image [3, H, W] uint8, mask [H, W] uint8) of the crop's size, without the change of colours."""
+    def crop(self, index: int, draws: Sequence[float]) -> tuple[_Pixels, _Labels]:
+        """(image [H, W, 3], mask [H, W]) of the crop's size, without the change of colours."""
         scale, mirror, *places = draws[_COLOUR_DRAWS:]
         image_CHW, mask_HW = self._images[index]
         image = Image.fromarray(image_CHW.permute(1, 2, 0).numpy())
@@ -123,7 +126,7 @@ class TrainingCrops:
         filled_HWC[:rows, :columns] = pixels_HWC
         mask_of_crop = np.full((side, side), IGNORED, dtype=np.uint8)
         mask_of_crop[:rows, :columns] = labels_HW
-        return torch.from_numpy(filled_HWC.transpose(2, 0, 1).copy()), torch.from_numpy(mask_of_crop)
+        return filled_HWC, mask_of_crop
 
     def _scaled(self, size: tuple[int, int], draw: float) -> tuple[int, int]:
         """(columns, rows) of the whole image after the random scale."""
