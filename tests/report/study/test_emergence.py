@@ -62,6 +62,16 @@ def test_the_answers(results: StudyResults) -> None:
     assert given[2].value == pytest.approx(np.mean(lags))
 
 
+def test_a_first_local_head_of_some_runs_says_of_how_many() -> None:
+    def of_modern(cell: Cell, epoch: int) -> dict[str, float]:
+        numbers = course(cell, epoch)
+        return numbers if cell.condition == "Modern" else {**numbers, "min_mad": 0.4}
+
+    some = made_up(emergence_cifar100(), lambda _: {"early_mad": 0.5, "max_mad": 0.6}, epochs=EPOCHS, course=of_modern)
+    given = [judgement.finding.verdict for judgement in judge_claims(some)]
+    assert given[:2] == ["undecided", "epoch 5 to 6, L1, in 2 of 4 runs"]
+
+
 def run_of(mad: list[float]) -> Course:
     """One layer of two heads, of which one stays at 0.4."""
     mad_ELH = np.stack([np.array(mad), np.full(len(mad), 0.4)], axis=-1)[:, None]

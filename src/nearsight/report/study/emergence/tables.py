@@ -85,7 +85,8 @@ def _num_seeds(found: Sequence[Course]) -> int:
 
 WHERE = (
     "*First local head.* The answer is the range, over all runs with CutMix, of the epoch at which a first head is "
-    f"local (below {rounded(LOCAL)} for {LASTING} measurements in a row), and its layers; never, where no run has one."
+    f"local (below {rounded(LOCAL)} for {LASTING} measurements in a row), and its layers, with the number of "
+    "these runs, where not all have one; never, where none has."
 )
 ONLY_WITH = (
     "*In every run.* Yes: every run with CutMix has a local head at some time, and no run of Baseline has one. No: no "
@@ -121,6 +122,8 @@ def _judge_first(results: StudyResults) -> Finding:
     if known:
         layers = ", ".join(f"L{layer + 1}" for layer in sorted({layer for _, layer in known}))
         answer = f"epoch {_range([epoch for epoch, _ in known])}, {layers}"
+        if len(known) < len(found):
+            answer += f", in {len(known)} of {len(found)} runs"
         value = float(np.mean([epoch for epoch, _ in known]))
     return Finding(verdict=answer, ours=words, value=value, n=_num_seeds(found))
 
