@@ -200,15 +200,15 @@ def test_size_keeps_heads_and_steps_as_they_are() -> None:
 
 def test_an_ablation_under_fitted_settings_needs_all_of_them() -> None:
     levels = {"lr": "0.0003", "weight_decay": "0", "init": "pytorch", "position_std": "1", "cutmix": "p=1"}
-    study = unreported.ablation_fitted_cifar100(levels, seeds=1)
+    study = unreported.ablation_under(levels, seeds=1)
     modern_cell = next(cell.config for cell in study.cells if cell.condition == "Modern")
     assert (modern_cell.protocol.lr, modern_cell.model.init) == (3e-4, "pytorch")
     usual = {cell.condition: cell.config for cell in find_study("ablation-cifar100")(seeds=1).cells}
     assert {cell.condition for cell in study.cells} == set(usual)
     with pytest.raises(InputError, match="no level of init is given; it needs one of trunc_normal, pytorch"):
-        unreported.ablation_fitted_cifar100({name: level for name, level in levels.items() if name != "init"})
+        unreported.ablation_under({name: level for name, level in levels.items() if name != "init"})
     with pytest.raises(InputError, match="'off' is not a known probability of CutMix"):
-        unreported.ablation_fitted_cifar100({**levels, "cutmix": "off"})
+        unreported.ablation_under({**levels, "cutmix": "off"})
 
 
 def test_unknown_names_are_answered_with_the_nearest() -> None:

@@ -13,7 +13,7 @@ from scipy import stats
 
 from nearsight.errors import InputError
 from nearsight.recipes import emergence, mixing, size, unreported
-from nearsight.recipes.protocols import ablation_cifar10, ablation_tiny_imagenet
+from nearsight.recipes.protocols import ablation_cifar10, ablation_cifar100, ablation_tiny_imagenet
 from nearsight.report.study.claim import OURS
 from nearsight.report.study.emergence.tables import course_table
 from nearsight.report.study.least_squares import Estimate, condition_means, least_squares
@@ -213,12 +213,21 @@ def test_the_best_setting_becomes_an_ablation() -> None:
     results = made_up(unreported.unreported_cifar100(), of_unreported)
     levels = best_fitting_levels(results)
     assert (levels["weight_decay"], levels["position_std"]) == ("0", "1")
-    study = unreported.ablation_fitted_cifar100(levels)
+    study = unreported.ablation_under(levels)
     assert len(study.cells) == 24
     modern = next(cell.config for cell in study.cells if cell.condition == "Modern")
     assert (modern.protocol.weight_decay, modern.model.position_std) == (0.0, 1.0)
     assert (modern.protocol.max_epochs, modern.protocol.patience) == (600, 20)
     assert study.name in PARTS
+
+
+def test_the_fitted_ablation_has_the_settings_that_the_committed_results_give() -> None:
+    found = best_fitting_levels(StudyResults.read(Path(__file__).parents[3] / "results" / "unreported-cifar100"))
+    assert found == unreported.NEAREST
+    usual = {cell.run for cell in ablation_cifar100().cells if cell.levels["cutmix"] == "off"}
+    fitted = unreported.ablation_fitted_cifar100().cells
+    assert {cell.run for cell in fitted if cell.levels["cutmix"] == "off"} == usual
+    assert {cell.config.protocol.augmentation("cutmix").p for cell in fitted if cell.levels["cutmix"] != "off"} == {1.0}
 
 
 def test_the_papers_own_numbers_are_at_distance_zero() -> None:

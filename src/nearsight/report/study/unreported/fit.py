@@ -53,7 +53,7 @@ def fits(results: StudyResults) -> pd.DataFrame:
 
 
 def best_fitting_levels(results: StudyResults) -> dict[str, str]:
-    """The levels of the setting that is nearest to the paper, by factor: what `ablation_fitted_cifar100` takes."""
+    """The levels of the setting that is nearest to the paper, by factor: what `ablation_under` of the recipes takes."""
     (best,) = records(fits(results).iloc[:1])
     return {name: str(best[name]) for name in results.factors}
 
