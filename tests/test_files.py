@@ -1,5 +1,6 @@
 """Atomic writes: the old file or the new one, never half of either."""
 
+import errno
 import json
 import os
 from pathlib import Path
@@ -8,7 +9,15 @@ import pytest
 import torch
 
 from nearsight.errors import InputError
-from nearsight.files import canonical_hash, output_folder, replacing, write_json, write_text
+from nearsight.files import (
+    canonical_hash,
+    output_folder,
+    reading,
+    remove_remains,
+    replacing,
+    write_json,
+    write_text,
+)
 from nearsight.tensorfile import load_tensors, save_tensors
 
 
@@ -25,6 +34,40 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> 
         write_half()
     assert path.read_text() == "old"
     assert os.listdir(tmp_path) == ["file.txt"]
+
+
+def test_writers_of_one_file_in_one_process_or_with_one_number_do_not_meet(tmp_path: Path) -> None:
+    path = tmp_path / "file.txt"
+    with replacing(path) as late:
+        late.write_text("late, and long")
+        with replacing(path) as early:
+            early.write_text("early")
+            assert early != late
+        assert path.read_text() == "early"
+    assert path.read_text() == "late, and long"
+    assert os.listdir(tmp_path) == ["file.txt"]
+
+
+def test_what_a_killed_write_leaves_is_found(tmp_path: Path) -> None:
+    with replacing(tmp_path / "file.images") as temporary:
+        temporary.touch()
+        remove_remains(tmp_path, shared=True)
+        assert temporary.exists(), "somebody may still be writing it"
+        remove_remains(tmp_path)
+        assert not temporary.exists()
+        temporary.touch()
+
+
+def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("nowhere")
+    for name, message in (
+        ("absent", "absent cannot be read: No such file"),
+        ("link", "is a link to nowhere, which is"),
+    ):
+        with pytest.raises(InputError, match=message), reading(tmp_path):
+            (tmp_path / name).read_bytes()
+    with pytest.raises(InputError, match=r"the set cannot be read: Input/output error"), reading(Path("the set")):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
 
 
 def test_missing_parents_are_made(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import errno
 import hashlib
 import json
 import os
+import secrets
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -55,6 +56,20 @@ def _naming(path: Path, *others: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def reading(what: Path) -> Iterator[None]:
+    """An error about a file or folder that is read is an `InputError` that names it, or `what` where it has no name."""
+    try:
+        yield
+    except WriteError:
+        raise
+    except OSError as error:
+        path = Path(os.fsdecode(error.filename)) if error.filename is not None else what
+        if error.errno == errno.ENOENT and path.is_symlink():
+            raise InputError(f"{path} is a link to {os.readlink(path)}, which is not there; remove it") from error
+        raise InputError(f"{path} cannot be read: {error.strerror or error}") from error
+
+
+@contextlib.contextmanager
 def replacing(path: Path, *, lasting: bool = True) -> Iterator[Path]:
     """Yield a temporary neighbour of `path`; when the body succeeds it takes `path`'s place in one rename.
 
@@ -62,7 +77,8 @@ def replacing(path: Path, *, lasting: bool = True) -> Iterator[Path]:
     old content or all of the new one. That takes some 10 ms on a common disk. What can be made from other files need
     not be `lasting`: a crash of the process leaves it whole all the same, and only a power cut may not.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp{path.suffix}")
+    # Not by the process's number: containers that share a folder have equal ones, and so do threads.
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp{path.suffix}")
     with _naming(path, temporary):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:

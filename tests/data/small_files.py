@@ -1,11 +1,14 @@
 """Small files in the official layouts, so that every reader is tested on every machine."""
 
+import io
+import json
 import pickle
 import struct
 import zlib
 from pathlib import Path
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -128,3 +131,28 @@ def write_svhn(data_dir: Path, num: int = 20, *, compressed: bool = True) -> NDA
         images = {"X": pixels(num).transpose(2, 3, 1, 0), "y": digits}
         (folder / name).write_bytes(mat_file(images, compressed=compressed))
     return pixels(num)
+
+
+def png(value: int) -> bytes:
+    """The content of a file of one colour."""
+    buffer = io.BytesIO()
+    Image.fromarray(np.full((20, 30, 3), value, np.uint8)).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def write_parquet(
+    path: Path, labels: list[int | None], *, names: bool = True, image: str = "image", pictures: list | None = None
+) -> None:
+    """A file as the hub writes them, with three classes; `pictures` are the rows of the image column."""
+    arrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install 'nearsight[data]'")
+    files = pytest.importorskip("pyarrow.parquet")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    table = arrow.table(
+        {
+            image: pictures or [{"bytes": png(10 * (label or 0)), "path": None} for label in labels],
+            "label": labels,
+        }
+    )
+    features = {"label": {"names": ["zero", "one", "two"], "_type": "ClassLabel"}} if names else {}
+    metadata = {b"huggingface": json.dumps({"info": {"features": features}}).encode()}
+    files.write_table(table.replace_schema_metadata(metadata), path)

@@ -44,6 +44,13 @@ def test_unequal_classes_are_found(data_dir: Path) -> None:
     )
 
 
+def test_a_set_of_one_s_own_is_not_compared_with_a_published_one(data_dir: Path) -> None:
+    write_tree(data_dir, (), num_classes=5, per_class=2)
+    report = check_dataset("image-folder", data_dir)
+    assert finding(report, "training class balance").detail == "1 to 2 per class"
+    assert finding(report, "test class balance").detail == "0 to 1 per class, but every class needs some; add images"
+
+
 def test_a_damaged_file_is_one_finding_among_others(data_dir: Path) -> None:
     write_cifar100_binary(data_dir)
     path = data_dir / "cifar-100-binary" / "test.bin"

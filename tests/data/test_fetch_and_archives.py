@@ -1,5 +1,6 @@
 """Fetching, with the network played by a function, and unpacking, with archives nobody should trust."""
 
+import dataclasses
 import errno
 import functools
 import http.server
@@ -13,9 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from small_files import write_cifar100_python, write_svhn
+from small_files import write_cifar100_python, write_parquet, write_svhn
 
-from nearsight.data import fetch, fetch_dataset
+from nearsight.data import fetch, fetch_dataset, load_dataset
 from nearsight.data.archives import unpack_archive
 from nearsight.data.downloads import Download
 from nearsight.errors import InputError
@@ -170,22 +171,60 @@ def test_what_goes_wrong_is_said_and_leaves_nothing(
 def test_an_incomplete_folder_is_not_overwritten(
     tmp_path: Path, data_dir: Path, web: dict[str, bytes | Exception]
 ) -> None:
-    web["cifar-100-python.tar.gz"] = cifar_archive(tmp_path)
+    web["cifar-100-python.tar.gz"] = RuntimeError("it must not be downloaded, because it could not be put anywhere")
     (data_dir / "cifar-100-python").mkdir()
     with pytest.raises(InputError, match="is there already, but is not complete; remove it"):
         fetch_dataset("cifar100", data_dir)
 
 
-def test_the_hub(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    hub = pytest.importorskip("huggingface_hub")
+def test_half_of_one_version_is_in_nobody_s_way(
+    tmp_path: Path, data_dir: Path, web: dict[str, bytes | Exception]
+) -> None:
+    web["cifar-100-python.tar.gz"] = cifar_archive(tmp_path)
+    (data_dir / "cifar-100-binary").mkdir()
+    with pytest.raises(InputError, match="cifar-100-binary is not complete"):
+        load_dataset("cifar100", data_dir=data_dir)
+    assert fetch_dataset("cifar100", data_dir).folder == data_dir / "cifar-100-python"
+    web.clear()
+    assert fetch_dataset("cifar100", data_dir).folder == data_dir / "cifar-100-python"
+    assert len(load_dataset("cifar100", data_dir=data_dir, verify=False).train) == 200
 
-    def snapshot_download(repository: str, **options: object) -> None:
-        assert repository == "timm/mini-imagenet"
-        raise ConnectionError("no route to host\nmore lines")
 
-    monkeypatch.setattr(hub, "snapshot_download", snapshot_download)
-    with pytest.raises(InputError, match="timm/mini-imagenet could not be fetched from the hub: no route to host; try"):
-        fetch_dataset("mini-imagenet", data_dir)
+class TestHub:
+    @pytest.fixture(autouse=True)
+    def hub(self, monkeypatch: pytest.MonkeyPatch) -> list[Exception]:
+        """What the hub answers after the first file."""
+        errors: list[Exception] = []
+
+        def snapshot_download(repository: str, *, local_dir: Path, **options: object) -> None:
+            assert repository == "timm/mini-imagenet"
+            for name in ("train", "test"):
+                write_parquet(local_dir / "data" / f"{name}-00000-of-00001.parquet", [0])
+                if errors:
+                    raise errors[0]
+
+        monkeypatch.setattr(pytest.importorskip("huggingface_hub"), "snapshot_download", snapshot_download)
+        return errors
+
+    def test_all_of_it(self, data_dir: Path, hub: list[Exception]) -> None:
+        assert fetch_dataset("mini-imagenet", data_dir).folder == data_dir / "mini-imagenet"
+        assert [path.name for path in data_dir.iterdir()] == ["mini-imagenet"]
+        hub.append(AssertionError("it is there"))
+        assert len(fetch_dataset("mini-imagenet", data_dir).files) == 2
+
+    def test_half_of_it_is_nothing(self, data_dir: Path, hub: list[Exception]) -> None:
+        hub.append(ConnectionError("no route to host\nmore lines"))
+        with pytest.raises(
+            InputError, match="timm/mini-imagenet could not be fetched from the hub: no route to host; "
+        ):
+            fetch_dataset("mini-imagenet", data_dir)
+        assert list(data_dir.iterdir()) == []
+
+    def test_what_is_there_is_not_overwritten(self, data_dir: Path, hub: list[Exception]) -> None:
+        hub.append(AssertionError("it must not be downloaded"))
+        write_parquet(data_dir / "mini-imagenet" / "train-00000-of-00002.parquet", [0])
+        with pytest.raises(InputError, match="mini-imagenet is there already, but is not complete; remove it"):
+            fetch_dataset("mini-imagenet", data_dir)
 
 
 @pytest.mark.parametrize(
@@ -212,9 +251,9 @@ def address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 def test_downloads_are_checked(tmp_path: Path, address: str) -> None:
     """Through torchvision and a real socket."""
-    good = Download(url=f"{address}/file.bin", md5="9a0364b9e99bb480dd25e1f0284c8555")
+    good = Download(url=f"{address}/file.bin", md5="9a0364b9e99bb480dd25e1f0284c8555", folder="set")
     assert fetch._download(good, tmp_path).read_bytes() == b"content"
     with pytest.raises(InputError, match="did not arrive as published"):
-        fetch._download(Download(url=f"{address}/file.bin", md5="0" * 32), tmp_path / "again")
+        fetch._download(dataclasses.replace(good, md5="0" * 32), tmp_path / "again")
     with pytest.raises(InputError, match="cannot be reached: File not found"):
-        fetch._download(Download(url=f"{address}/other.bin", md5="0" * 32), tmp_path)
+        fetch._download(dataclasses.replace(good, url=f"{address}/other.bin"), tmp_path)

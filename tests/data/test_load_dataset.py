@@ -1,5 +1,7 @@
 """From a name to images: places, subsets, fingerprints and refusals."""
 
+import os
+import pwd
 from pathlib import Path
 
 import pytest
@@ -86,6 +88,31 @@ class TestPlaces:
         monkeypatch.delenv("XDG_CACHE_HOME")
         monkeypatch.setenv("HOME", "/home/someone")
         assert data_folder() == Path("/home/someone/.cache/nearsight/data")
+
+    def test_nobody_s_home(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        for variable in ("HOME", "XDG_CACHE_HOME"):
+            monkeypatch.delenv(variable)
+        monkeypatch.setattr(pwd, "getpwuid", lambda uid: {}[uid])
+        with pytest.raises(InputError, match=r"no home folder is known for ~/\.cache; set HOME or XDG_CACHE_HOME"):
+            data_folder()
+        with pytest.raises(InputError, match="no home folder is known for ~nobody-of-that-name/data"):
+            data_folder(Path("~nobody-of-that-name/data"))
+
+    @pytest.mark.parametrize("where", ["data folder", "link to one", "class"])
+    def test_names_that_cannot_be_written_down(self, tmp_path: Path, where: str) -> None:
+        strange = os.fsdecode(b"b\xff")
+        folder = tmp_path / (strange if where != "class" else "tree")
+        try:
+            write_tree(folder, (), num_classes=2)
+            if where == "class":
+                (folder / "class0").rename(folder / strange)
+        except OSError:
+            pytest.skip("this file system takes no such names")
+        if where == "link to one":
+            (tmp_path / "link").symlink_to(folder)
+            folder = tmp_path / "link"
+        with pytest.raises(InputError, match=r"b\\udcff has a name that is not UTF-8; rename it, or use another"):
+            load_dataset("image-folder", data_dir=folder)
 
     def test_a_folder_that_is_not_there(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(InputError, match="is not there; correct --data-dir"):

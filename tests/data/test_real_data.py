@@ -55,6 +55,7 @@ def test_tiny_imagenet_reads(real_folder: Path) -> None:
 @needs("tiny-imagenet-200")
 def test_all_of_tiny_imagenet(real_folder: Path) -> None:
     dataset = load_dataset("tiny-imagenet", data_dir=real_folder)
+    assert dataset.fingerprint == "3ddd0f7d9c4d1e251c820ece688d28b48647d173cf1fff487c4465cb4992eaba"
     assert (len(dataset.train), len(dataset.test)) == (100_000, 10_000)
     begin = time.perf_counter()
     load_dataset("tiny-imagenet", data_dir=real_folder)

@@ -74,9 +74,11 @@ def _check(arguments: list[str]) -> int:
         found = {**dataclasses.asdict(report), "folder": report.folder and str(report.folder), "ok": report.ok}
         print(json.dumps(found))
     else:
+        where = f" in {report.folder}" if report.folder else ""
+        print(f"{options.name}{where}: {report.layout}")
         for finding in report.findings:
             print(f"  {'ok' if finding.ok else 'WRONG':<5}  {finding.what}: {finding.detail}")
     if not report.ok:
         wrong = "; ".join(f"{finding.what}: {finding.detail}" for finding in report.findings if not finding.ok)
-        raise InputError(f"{options.name} is not what was published: {wrong}")
+        raise InputError(f"{options.name} is not as it should be: {wrong}")
     return 0

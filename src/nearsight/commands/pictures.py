@@ -82,7 +82,7 @@ def _test_pictures(
     if spec.find is not None:
         source = find_source(name, spec, data_folder(data_dir), spec.image_size)
         *others, last = source.files
-        if others and last.is_dir() and last.name in TEST_NAMES:
+        if others and last.is_dir() and last.name.lower() in TEST_NAMES:
             # A tree of pictures: a few of them, at their own size, need no decoded copy of the whole set.
             return FilePictures(f"{name}, test", files(last, num_images))
     # The training images are not looked at; of a set that is drawn, one is the least there can be.

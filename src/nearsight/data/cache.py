@@ -23,12 +23,13 @@ import numpy as np
 import torch
 
 from nearsight.data.dataset import ImageSet, fingerprint
-from nearsight.data.locations import user_cache_folder
+from nearsight.data.folders import entries_below
+from nearsight.data.locations import check_spelling, user_cache_folder
 from nearsight.data.source import Source
 from nearsight.errors import InputError
-from nearsight.files import canonical_hash, remove_remains, replacing
+from nearsight.files import canonical_hash, reading, remove_remains, replacing
 
-VERSION = 3
+VERSION = 4
 """Raise it whenever decoding or this layout changes: caches of other versions are made anew."""
 
 _MAGIC = b"nearsght"
@@ -82,35 +83,33 @@ class _UnusableError(Exception):
 
 def cache_file(name: str, source: Source, image_size: int) -> Path:
     """Where the decoded images of a source lie."""
-    place = canonical_hash([str(source.folder.resolve()), source.layout], digits=8)
+    place = canonical_hash([str(check_spelling(source.folder.resolve())), source.layout], digits=8)
     return user_cache_folder() / "decoded" / f"{name}-{image_size}-{place}.images"
 
 
 def source_digest(source: Source) -> str:
     """Changes when a file of the source is edited, added, removed or renamed, as far as sizes and times tell."""
     entries = []
-    for path in source.files:
-        status = path.stat()
-        sums = _folder_sums(path) if path.is_dir() else (1, status.st_size, status.st_mtime_ns)
-        entries.append([str(path.relative_to(source.folder)), *sums])
+    with reading(source.folder):
+        for path in source.files:
+            status = path.stat()
+            sums = _folder_sums(path) if path.is_dir() else (1, status.st_size, status.st_mtime_ns)
+            entries.append([str(path.relative_to(source.folder)), *sums])
     return canonical_hash(entries, digits=64)
 
 
-def _folder_sums(folder: str | Path) -> tuple[int, int, int]:
+def _folder_sums(folder: Path) -> tuple[int, int, int]:
     """Number of entries below a folder, and sums of their sizes and times.
 
     A sorted list of a hundred thousand names would take longer than the whole opening may. Sums need no names: an edit
     changes a file's time, and any other change that of its folder.
     """
-    num, size, time_ns = 1, 0, os.stat(folder).st_mtime_ns
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            if entry.is_dir():
-                below = _folder_sums(entry.path)
-                num, size, time_ns = num + below[0], size + below[1], time_ns + below[2]
-            else:
-                status = entry.stat()
-                num, size, time_ns = num + 1, size + status.st_size, time_ns + status.st_mtime_ns
+    num, size, time_ns = 1, 0, folder.stat().st_mtime_ns
+    for entry in entries_below(folder):
+        status = entry.stat()
+        num, time_ns = num + 1, time_ns + status.st_mtime_ns
+        if not entry.is_dir():  # whose size is the file system's own affair
+            size += status.st_size
     return num, size, time_ns
 
 

@@ -21,7 +21,8 @@ def _balance(part: str, images: ImageSet, num_classes: int, spec: DatasetSpec) -
     spread = f"{least:,} per class" if least == most else f"{least:,} to {most:,} per class"
     # Where balance is not promised, a class without a single image is still wrong.
     ok = least == most if spec.balanced else least > 0
-    return Finding(f"{part} class balance", ok, spread if ok else f"{spread}, but the published set has equal classes")
+    expected = "the published set has equal classes" if spec.balanced else "every class needs some; add images"
+    return Finding(f"{part} class balance", ok, spread if ok else f"{spread}, but {expected}")
 
 
 def check_dataset(name: str, data_dir: Path | None = None) -> CheckReport:

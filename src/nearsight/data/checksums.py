@@ -7,6 +7,7 @@ from pathlib import Path
 
 from nearsight.data.source import Source
 from nearsight.errors import InputError
+from nearsight.files import reading
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class Checksum:
 
 
 def _md5(path: Path) -> str:
-    with path.open("rb") as file:
+    with reading(path), path.open("rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
 
 

@@ -19,6 +19,7 @@ from nearsight.data.pickled import read_pickled_arrays
 from nearsight.data.source import Chunk, Source
 from nearsight.data.texts import read_published
 from nearsight.errors import InputError
+from nearsight.files import reading
 
 _SIZE = 32
 _NUM_PIXELS = 3 * _SIZE * _SIZE
@@ -165,9 +166,18 @@ def _find(folder: Path, layout: Layout, image_size: int) -> Source:
 
 
 def _find_any(data_dir: Path, layouts: tuple[Layout, ...], image_size: int) -> Source | None:
+    """The first version that is complete; the error about the first that is not, if none is."""
+    incomplete: list[InputError] = []
     for layout in layouts:
-        if (data_dir / layout.folder).is_dir():
-            return _find(data_dir / layout.folder, layout, image_size)
+        folder = data_dir / layout.folder
+        try:
+            with reading(folder):
+                if folder.is_dir():
+                    return _find(folder, layout, image_size)
+        except InputError as error:
+            incomplete.append(error)
+    if incomplete:
+        raise incomplete[0]
     return None
 
 

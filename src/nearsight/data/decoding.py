@@ -5,19 +5,20 @@ Shape suffixes: n images of a chunk, C channels, H rows, W columns.
 
 import io
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from nearsight.data.source import Chunk
 from nearsight.errors import InputError
 
 EXTENSIONS = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp")
-_CHUNK = 512
+CHUNK = 512
+"""Images decoded at a time."""
 
 
 class UnreadableError(Exception):
@@ -29,10 +30,15 @@ def is_image_name(name: str) -> bool:
 
 
 def open_rgb(image: Path | bytes) -> Image.Image:
-    """A decoded picture; grey ones of 8 or 16 bits, palettes, inks (CMYK) and transparent ones become RGB."""
+    """A decoded picture; grey ones of 8 or 16 bits, palettes, inks (CMYK) and transparent ones become RGB.
+
+    A camera's note of how it was held (EXIF) turns nothing: pixels stay as they are stored, as in torchvision.
+    """
     try:
         with Image.open(io.BytesIO(image) if isinstance(image, bytes) else image) as opened:
             return (_in_8_bits(opened) if opened.mode.startswith(("I", "F")) else opened).convert("RGB")
+    except UnidentifiedImageError as error:
+        raise UnreadableError("is no picture of a known format") from error
     # Pillow's decoders raise whatever their parsers do (SyntaxError for a broken PNG, say), and all mean the same here.
     except Exception as error:
         raise UnreadableError(str(error) or type(error).__name__) from error
@@ -41,7 +47,9 @@ def open_rgb(image: Path | bytes) -> Image.Image:
 def _in_8_bits(picture: Image.Image) -> Image.Image:
     """A picture of more than 8 bits per channel, scaled; Pillow's own conversion cuts all above 255 off instead."""
     pixels = np.asarray(picture)
-    if picture.mode == "F" or pixels.min() < 0 or pixels.max() > 65_535:
+    # In 32 bits, small values may be those of 8 bits or of a dark picture of 16.
+    unclear = picture.mode == "I" and pixels.max() <= 255
+    if picture.mode == "F" or unclear or pixels.min() < 0 or pixels.max() > 65_535:
         raise UnreadableError("has values of unknown range; save it with 8 or 16 bits per channel")
     return Image.fromarray((pixels // 257).astype(np.uint8))
 
@@ -54,14 +62,16 @@ def _exact(picture: Image.Image, size: int) -> Image.Image:
 
 def _fitted(picture: Image.Image, size: int) -> Image.Image:
     """The shorter side resized to `size`, then the centre: what torchvision's Resize and CenterCrop do."""
-    scale = size / min(picture.size)
-    width, height = (max(size, int(side * scale)) for side in picture.size)
+    # In this order: a scale that is rounded before it is used makes some pictures a pixel smaller than torchvision's.
+    width, height = (int(size * side / min(picture.size)) for side in picture.size)
     left, top = round((width - size) / 2), round((height - size) / 2)
     return picture.resize((width, height), Image.Resampling.BICUBIC).crop((left, top, left + size, top + size))
 
 
-def _pixels(image: Path | bytes, size: int, fit: bool) -> NDArray[np.uint8] | str:
+def _pixels(image: Path | bytes | None, size: int, fit: bool) -> NDArray[np.uint8] | str:
     """[C, H, W], or why there are none: an error in a worker must not hide those of its neighbours."""
+    if image is None:
+        return "has no bytes"
     try:
         picture = open_rgb(image)
         picture = _fitted(picture, size) if fit else _exact(picture, size)
@@ -78,20 +88,34 @@ def unreadable(where: Path, problems: Sequence[tuple[str, str]]) -> InputError:
 
 
 def decode(
-    where: Path, images: Sequence[Path | bytes], labels: Sequence[int], size: int, *, fit: bool = True
+    where: Path, images: Sequence[Path], labels: Sequence[int], size: int, *, fit: bool = True
 ) -> Iterator[Chunk]:
     """Chunks of decoded images in the given order. `fit` resizes and crops; without it, another size is an error."""
+    begins = range(0, len(images), CHUNK)
+    several = ((images[begin : begin + CHUNK], labels[begin : begin + CHUNK]) for begin in begins)
+    return decode_batches(where, several, size, fit=fit)
+
+
+def decode_batches(
+    where: Path,
+    batches: Iterable[tuple[Sequence[Path | bytes | None], Sequence[int]]],
+    size: int,
+    *,
+    fit: bool = True,
+) -> Iterator[Chunk]:
+    """A chunk for each batch of images and labels. Images in memory, which may be missing, are called by number."""
     problems: list[tuple[str, str]] = []
+    first = 0
     with ThreadPoolExecutor(os.cpu_count()) as threads:  # Pillow decodes without the interpreter lock
-        for begin in range(0, len(images), _CHUNK):
-            several = images[begin : begin + _CHUNK]
-            decoded = list(threads.map(lambda image: _pixels(image, size, fit), several))
-            for offset, (image, pixels) in enumerate(zip(several, decoded, strict=True)):
+        for images, labels in batches:
+            decoded = list(threads.map(lambda image: _pixels(image, size, fit), images))
+            for number, (image, pixels) in enumerate(zip(images, decoded, strict=True), start=first):
                 if isinstance(pixels, str):
-                    name = f"image {begin + offset}" if isinstance(image, bytes) else str(image.relative_to(where))
+                    name = str(image.relative_to(where)) if isinstance(image, Path) else f"image {number}"
                     problems.append((name, pixels))
+            first += len(images)
             if not problems:
                 chunk = np.stack([pixels for pixels in decoded if not isinstance(pixels, str)])
-                yield chunk, np.asarray(labels[begin : begin + _CHUNK], dtype=np.int64)
+                yield chunk, np.asarray(labels, dtype=np.int64)
     if problems:
         raise unreadable(where, problems)

@@ -11,8 +11,8 @@ class Download:
     """Where it is."""
     md5: str
     """Its published digest."""
-    folder: str = ""
-    """Folder below the data folder that receives it (what an archive holds has its own folder already)."""
+    folder: str
+    """Folder below the data folder that receives it; of an archive, the one that it holds."""
 
     @property
     def filename(self) -> str:

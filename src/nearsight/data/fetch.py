@@ -7,7 +7,10 @@ import shutil
 import tempfile
 import time
 import urllib.error
+from collections.abc import Iterator
 from pathlib import Path
+
+from torchvision.datasets import utils as web
 
 from nearsight.data.archives import unpack_archive
 from nearsight.data.downloads import Download, HubDownload
@@ -16,7 +19,7 @@ from nearsight.data.loading import dataset_spec, find_source
 from nearsight.data.locations import data_folder
 from nearsight.data.source import Source
 from nearsight.errors import InputError
-from nearsight.files import output_folder
+from nearsight.files import output_folder, reading
 
 _ARCHIVES = (".tar.gz", ".tgz", ".tar", ".zip")
 _FETCHING = ".fetching-"
@@ -30,7 +33,7 @@ def fetch_dataset(name: str, data_dir: Path | None = None) -> Source:
     if spec.find is None:
         raise InputError(f"{name} needs no files: nearsight draws it")
     folder = data_folder(data_dir)
-    with contextlib.suppress(InputError):  # an incomplete one is fetched again
+    with contextlib.suppress(InputError), reading(folder):  # an incomplete one is fetched again
         if folder.is_dir() and (present := spec.find(folder, spec.image_size)) is not None:
             return present
     if not spec.downloads:
@@ -47,16 +50,14 @@ def fetch_dataset(name: str, data_dir: Path | None = None) -> Source:
 def _remove_remains(folder: Path) -> None:
     """What killed fetches left behind, which may be as large as the data; a young one may be still going on."""
     for remains in folder.glob(f"{_FETCHING}*"):
-        if time.time() - remains.stat().st_mtime > _SECONDS_TO_FETCH:
-            shutil.rmtree(remains, ignore_errors=True)
+        with contextlib.suppress(FileNotFoundError):  # another fetch has just ended
+            if time.time() - remains.stat().st_mtime > _SECONDS_TO_FETCH:
+                shutil.rmtree(remains, ignore_errors=True)
 
 
 def _download(download: Download, into: Path) -> Path:
-    # Imported here: torchvision takes a second to load, and nothing else in this room needs it.
-    from torchvision.datasets.utils import download_url
-
     try:
-        download_url(download.url, into, filename=download.filename, md5=download.md5)
+        web.download_url(download.url, into, filename=download.filename, md5=download.md5)
     except urllib.error.URLError as error:
         raise InputError(
             f"{download.url} cannot be reached: {error.reason}; try again with a network, "
@@ -67,40 +68,59 @@ def _download(download: Download, into: Path) -> Path:
     return into / download.filename
 
 
-def _from_web(download: Download, folder: Path) -> None:
-    # In a folder of its own until it is complete: nothing half-fetched ever has a data set's name.
+@contextlib.contextmanager
+def _fetching(what: str, folder: Path) -> Iterator[Path]:
+    """A folder for a download until it is complete: nothing half-fetched ever has a data set's name."""
     try:
         with tempfile.TemporaryDirectory(prefix=_FETCHING, dir=folder) as temporary:
-            file = _download(download, Path(temporary))
-            if file.name.endswith(_ARCHIVES):
-                unpacked = Path(temporary, "unpacked")
-                unpack_archive(file, unpacked)
-                _move_all(unpacked, folder)
-            else:
-                (folder / download.folder).mkdir(exist_ok=True)
-                os.replace(file, folder / download.folder / file.name)
+            yield Path(temporary)
     except OSError as error:
         reason = "the disk is full" if error.errno == errno.ENOSPC else error.strerror or error
-        raise InputError(f"{download.url} could not be fetched into {folder}: {reason}") from error
+        raise InputError(f"{what} could not be fetched into {folder}: {reason}") from error
+
+
+def _check_absent(target: Path) -> None:
+    if target.exists():
+        raise InputError(f"{target} is there already, but is not complete; remove it and fetch again")
+
+
+def _from_web(download: Download, folder: Path) -> None:
+    is_archive = download.filename.endswith(_ARCHIVES)
+    if is_archive:
+        _check_absent(folder / download.folder)
+    with _fetching(download.url, folder) as temporary:
+        file = _download(download, temporary)
+        if is_archive:
+            unpacked = temporary / "unpacked"
+            unpack_archive(file, unpacked)
+            _move_all(unpacked, folder)
+        else:
+            (folder / download.folder).mkdir(exist_ok=True)
+            os.replace(file, folder / download.folder / file.name)
 
 
 def _move_all(unpacked: Path, folder: Path) -> None:
     for item in sorted(unpacked.iterdir()):
-        target = folder / item.name
-        if target.exists():
-            raise InputError(f"{target} is there already, but is not complete; remove it and fetch again")
-        shutil.move(item, target)
+        _check_absent(folder / item.name)
+        shutil.move(item, folder / item.name)
 
 
 def _from_hub(download: HubDownload, folder: Path) -> None:
     hub = require("huggingface_hub", f"to fetch {download.repository}")
-    try:
-        hub.snapshot_download(
-            download.repository,
-            repo_type="dataset",
-            allow_patterns=["*.parquet", "**/*.parquet"],
-            local_dir=folder / download.folder,
-        )
-    except Exception as error:  # the hub's clients raise those of whichever HTTP library they use
-        first_line = next(iter(str(error).splitlines()), type(error).__name__)
-        raise InputError(f"{download.repository} could not be fetched from the hub: {first_line}; try again") from error
+    target = folder / download.folder
+    _check_absent(target)
+    with _fetching(download.repository, folder) as temporary:
+        fetched = temporary / download.folder
+        try:
+            hub.snapshot_download(
+                download.repository,
+                repo_type="dataset",
+                allow_patterns=["*.parquet", "**/*.parquet"],
+                local_dir=fetched,
+            )
+        except Exception as error:  # the hub's clients raise those of whichever HTTP library they use
+            first_line = next(iter(str(error).splitlines()), type(error).__name__)
+            raise InputError(
+                f"{download.repository} could not be fetched from the hub: {first_line}; try again"
+            ) from error
+        os.replace(fetched, target)

@@ -1,7 +1,7 @@
 """Folders of images: trees with a folder per class (ImageNet, Imagenette, mini-ImageNet, your own), and plain ones."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -9,17 +9,55 @@ import torch
 from PIL import Image
 
 from nearsight.data.decoding import UnreadableError, decode, is_image_name, open_rgb, unreadable
+from nearsight.data.folders import entries_below, is_hidden
+from nearsight.data.locations import check_spelling
 from nearsight.data.source import Chunk, Reader, Source
 from nearsight.data.splits import measuring_subset, stratified_split
 from nearsight.errors import InputError, check_at_least
+from nearsight.files import reading
 
-TEST_NAMES = ("val", "test", "validation", "valid")
+TRAIN_NAMES = ("train", "training")
+TEST_NAMES = ("val", "validation", "valid", "test", "testing")
+"""Parts of a data set, in capitals or not; of several the first is taken, and the others are not used. Validation comes
+first because papers report it for ImageNet, whose test set has no labels, and for what was made of it."""
 _HELD_OUT = 0.2
+
+
+def _folders(folder: Path) -> dict[str, Path]:
+    """Folders right below one, by name and in the order of their names."""
+    return {path.name: path for path in sorted(folder.iterdir()) if not is_hidden(path.name) and path.is_dir()}
 
 
 def _class_folders(folder: Path) -> dict[str, Path]:
     """Folders that stand for classes, by name, in the order of their labels."""
-    return {path.name: path for path in sorted(folder.iterdir()) if path.is_dir() and not path.name.startswith(".")}
+    classes = _folders(folder)
+    if not classes:
+        raise InputError(f"{folder} has no classes: put the images of each class into a folder named after it")
+    for path in classes.values():
+        check_spelling(path)
+    if all(name.lower() in TRAIN_NAMES + TEST_NAMES for name in classes):
+        raise InputError(
+            f"{folder} has {', '.join(map(repr, classes))}, which are names of parts and not of classes; "
+            "a data set has 'train' and 'val', each with a folder per class, or just folders of classes"
+        )
+    return classes
+
+
+def _part(folders: dict[str, Path], names: tuple[str, ...]) -> Path | None:
+    """The first of these parts that is there."""
+    for name in names:
+        found = [path for path in folders.values() if path.name.lower() == name]
+        if len(found) > 1:
+            raise InputError(f"{found[0]} and {found[1].name} have one name but for capitals; remove one of them")
+        if found:
+            return found[0]
+    return None
+
+
+def unused_parts(used: str, present: Iterable[str]) -> str:
+    """For the words about a layout: those parts that could be the test set, but are not."""
+    others = [name for name in present if name.lower() in TEST_NAMES and name != used]
+    return f" ({' and '.join(others)} not used)" if others else ""
 
 
 def _listed(classes: dict[str, Path]) -> tuple[list[Path], list[int]]:
@@ -36,7 +74,9 @@ def _listed(classes: dict[str, Path]) -> tuple[list[Path], list[int]]:
 
 
 def _images_below(folder: Path) -> list[Path]:
-    return sorted(Path(below, name) for below, _, names in os.walk(folder) for name in names if is_image_name(name))
+    with reading(folder):
+        files = (entry for entry in entries_below(folder) if is_image_name(entry.name) and not entry.is_dir())
+        return sorted(Path(entry.path) for entry in files)
 
 
 def _reader(folder: Path, classes: dict[str, Path], size: int) -> Reader:
@@ -56,13 +96,18 @@ def _held_out_reader(folder: Path, classes: dict[str, Path], size: int, part: in
     return read
 
 
+def _is_class(part: Path, folders: dict[str, Path]) -> bool:
+    """Whether 'train' is the vehicle: there are pictures right in it, and other classes beside it."""
+    others = any(name.lower() not in TRAIN_NAMES + TEST_NAMES for name in folders)
+    return others and any(is_image_name(path.name) for path in part.iterdir())
+
+
 def open_tree(folder: Path, image_size: int) -> Source:
     """A tree with `train` and `val` (or `test`), or with classes right below: then a fifth of it is the test set."""
-    train_folder = folder / "train"
-    if not train_folder.is_dir():
+    folders = _folders(folder)
+    train_folder, test_folder = _part(folders, TRAIN_NAMES), _part(folders, TEST_NAMES)
+    if train_folder is None or (test_folder is None and _is_class(train_folder, folders)):
         classes = _class_folders(folder)
-        if not classes:
-            raise InputError(f"{folder} has no classes: put the images of each class into a folder named after it")
         return Source(
             folder=folder,
             layout="folder per class, a fifth held out as test set",
@@ -71,13 +116,11 @@ def open_tree(folder: Path, image_size: int) -> Source:
             train=_held_out_reader(folder, classes, image_size, 0),
             test=_held_out_reader(folder, classes, image_size, 1),
         )
-    test_folder = next((folder / name for name in TEST_NAMES if (folder / name).is_dir()), None)
     if test_folder is None:
-        raise InputError(f"{folder} has a folder 'train' but none named {' or '.join(map(repr, TEST_NAMES))}")
+        raise InputError(
+            f"{folder} has a folder {train_folder.name!r} but none named {' or '.join(map(repr, TEST_NAMES))}"
+        )
     train_classes, test_classes = _class_folders(train_folder), _class_folders(test_folder)
-    for part in (train_folder, test_folder):
-        if not _class_folders(part):
-            raise InputError(f"{part} has no classes: put the images of each class into a folder named after it")
     only = sorted(train_classes.keys() ^ test_classes.keys())
     if only:
         raise InputError(
@@ -86,7 +129,8 @@ def open_tree(folder: Path, image_size: int) -> Source:
         )
     return Source(
         folder=folder,
-        layout=f"folder per class, train and {test_folder.name}",
+        layout=f"folder per class, {train_folder.name} and {test_folder.name}"
+        + unused_parts(test_folder.name, folders),
         files=(train_folder, test_folder),
         classes=tuple(train_classes),
         train=_reader(folder, train_classes, image_size),
@@ -122,10 +166,10 @@ def listed_images(folder: Path, num: int | None = None) -> list[Path]:
     """The image files in a folder and below it, in order of their names; of more than `num`, always the same choice."""
     if num is not None:
         check_at_least("the number of images", num, 1)
-    if not folder.is_dir():
-        raise InputError(
-            f"{folder} is {'a file' if folder.exists() else 'not there'}, but a folder of images is needed"
-        )
+    with reading(folder):
+        if not folder.is_dir():
+            problem = "a file" if folder.exists() else "not there"
+            raise InputError(f"{folder} is {problem}, but a folder of images is needed")
     paths = _images_below(folder)
     if not paths:
         raise InputError(f"{folder} holds no images (looked for {', '.join(('.jpg', '.jpeg', '.png'))} and others)")

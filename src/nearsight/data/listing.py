@@ -7,7 +7,9 @@ from nearsight.data.cache import cache_file
 from nearsight.data.locations import data_folder
 from nearsight.data.registry import DATASETS
 from nearsight.data.segmentation import SEGMENTATION_SETS
+from nearsight.data.source import Source
 from nearsight.errors import InputError
+from nearsight.files import reading
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +37,8 @@ def _listed(name: str, folder: Path) -> ListedDataset:
             name=name, about=spec.about, state="built in", folder=None, detail="always there", decoded=False
         )
     try:
-        source = spec.find(folder, spec.image_size)
+        with reading(folder):
+            source = spec.find(folder, spec.image_size)
     except InputError as error:
         return ListedDataset(
             name=name, about=spec.about, state="damaged", folder=folder, detail=str(error), decoded=False
@@ -43,16 +46,28 @@ def _listed(name: str, folder: Path) -> ListedDataset:
     if source is None:
         way = f"nearsight data fetch {name}" if spec.downloads else f"put it into {folder}"
         return ListedDataset(name=name, about=spec.about, state="absent", folder=None, detail=way, decoded=False)
-    decoded = cache_file(name, source, spec.image_size).is_file()
     return ListedDataset(
-        name=name, about=spec.about, state="present", folder=source.folder, detail=source.layout, decoded=decoded
+        name=name,
+        about=spec.about,
+        state="present",
+        folder=source.folder,
+        detail=source.layout,
+        decoded=_is_decoded(name, source, spec.image_size),
     )
+
+
+def _is_decoded(name: str, source: Source, image_size: int) -> bool:
+    try:
+        return cache_file(name, source, image_size).is_file()
+    except (InputError, OSError):  # a cache that cannot be looked at is none, and the data are there all the same
+        return False
 
 
 def _listed_masks(name: str, folder: Path) -> ListedDataset:
     about = SEGMENTATION_SETS[name].about
     try:
-        source = SEGMENTATION_SETS[name].find(folder)
+        with reading(folder):
+            source = SEGMENTATION_SETS[name].find(folder)
     except InputError as error:
         return ListedDataset(name=name, about=about, state="damaged", folder=folder, detail=str(error), decoded=False)
     if source is None:

@@ -12,7 +12,7 @@ from nearsight.data.segmentation.registry import SEGMENTATION_SETS
 from nearsight.data.source import DatasetSpec, Source
 from nearsight.data.splits import balanced_subset
 from nearsight.errors import InputError, check_at_least, unknown_name
-from nearsight.files import canonical_hash
+from nearsight.files import canonical_hash, reading
 
 
 def dataset_spec(name: str) -> DatasetSpec:
@@ -30,7 +30,8 @@ def dataset_spec(name: str) -> DatasetSpec:
 def find_source(name: str, spec: DatasetSpec, folder: Path, image_size: int) -> Source:
     """The files of a data set, or an error that says how to get them."""
     assert spec.find is not None
-    source = spec.find(folder, image_size)
+    with reading(folder):
+        source = spec.find(folder, image_size)
     if source is None:
         way_out = f"get it with `nearsight data fetch {name}`, or" if spec.downloads else "put it there, or"
         raise InputError(f"{name} is not in {folder}; {way_out} say with --data-dir where it is")

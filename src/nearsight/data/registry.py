@@ -69,6 +69,7 @@ DATASETS: Mapping[str, DatasetSpec] = MappingProxyType(
                 Download(
                     url="https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
                     md5="c58f30108f718f92721af3b95e74349a",
+                    folder="cifar-10-batches-py",
                 ),
             ),
         ),
@@ -93,6 +94,7 @@ DATASETS: Mapping[str, DatasetSpec] = MappingProxyType(
                 Download(
                     url="https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz",
                     md5="eb9058c3a382ffc7106e4002c42a8d85",
+                    folder="cifar-100-python",
                 ),
             ),
         ),
@@ -113,6 +115,7 @@ DATASETS: Mapping[str, DatasetSpec] = MappingProxyType(
                 Download(
                     url="http://cs231n.stanford.edu/tiny-imagenet-200.zip",
                     md5="90528d7ca1a48142e341f4ef8d21d0de",
+                    folder="tiny-imagenet-200",
                 ),
             ),
         ),
@@ -158,11 +161,12 @@ DATASETS: Mapping[str, DatasetSpec] = MappingProxyType(
                 Download(
                     url="https://s3.amazonaws.com/fast-ai-imageclas/imagenette2-160.tgz",
                     md5="e793b78cc4c9e9a4ccc0c1155377a412",
+                    folder="imagenette2-160",
                 ),
             ),
         ),
         "mini-imagenet": DatasetSpec(
-            about="mini-ImageNet: 100 classes of ImageNet, as parquet files from the hub or as a tree of folders",
+            about="mini-ImageNet: 100 classes, as parquet files or a tree; its validation set is the test set",
             find=_in_folders("mini-imagenet"),
             num_classes=100,
             image_size=224,

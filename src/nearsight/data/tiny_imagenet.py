@@ -28,7 +28,7 @@ def _class_names(words: Path, wnids: list[str]) -> tuple[str, ...]:
 
 
 def _read_train(folder: Path, wnids: list[str]) -> Iterator[Chunk]:
-    images: list[Path | bytes] = []
+    images: list[Path] = []
     labels: list[int] = []
     for label, wnid in enumerate(wnids):
         of_class = sorted(path for path in (folder / "train" / wnid / "images").iterdir() if is_image_name(path.name))
@@ -40,7 +40,7 @@ def _read_train(folder: Path, wnids: list[str]) -> Iterator[Chunk]:
 def _read_val(folder: Path, wnids: list[str]) -> Iterator[Chunk]:
     label_of = {wnid: label for label, wnid in enumerate(wnids)}
     annotations = folder / "val" / "val_annotations.txt"
-    images: list[Path | bytes] = []
+    images: list[Path] = []
     labels: list[int] = []
     for number, line in enumerate(read_published(annotations).splitlines(), start=1):
         name, wnid, *_ = [*line.split("\t"), ""]

@@ -9,7 +9,7 @@ from nearsight.data.segmentation.masks import IGNORED, MaskedImages
 from nearsight.data.segmentation.registry import SEGMENTATION_SETS
 from nearsight.data.segmentation.source import SegmentationSource
 from nearsight.errors import InputError, unknown_name
-from nearsight.files import canonical_hash
+from nearsight.files import canonical_hash, reading
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,12 +34,13 @@ class SegmentationSet:
     @cached_property
     def fingerprint(self) -> str:
         """Digest of the names and sizes of all its files: to read a hundred thousand of them would take minutes."""
-        files = [
-            [str(path.relative_to(self.folder)), path.stat().st_size]
-            for part in (self.train, self.test)
-            for pair in part.pairs
-            for path in pair
-        ]
+        with reading(self.folder):
+            files = [
+                [str(path.relative_to(self.folder)), path.stat().st_size]
+                for part in (self.train, self.test)
+                for pair in part.pairs
+                for path in pair
+            ]
         return canonical_hash([self.name, files], digits=64)
 
 
@@ -48,7 +49,8 @@ def find_segmentation(name: str, data_dir: Path | None = None) -> SegmentationSo
     if name not in SEGMENTATION_SETS:
         raise unknown_name("data set with masks", name, SEGMENTATION_SETS)
     folder = data_folder(data_dir)
-    source = SEGMENTATION_SETS[name].find(folder)
+    with reading(folder):
+        source = SEGMENTATION_SETS[name].find(folder)
     if source is None:
         raise InputError(
             f"{name} is not in {folder}; put it there in its official layout, or say with --data-dir where it is"
