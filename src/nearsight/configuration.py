@@ -76,6 +76,42 @@ def decode(kind: type[T], value: Any, where: str = "") -> T:
     return typing.cast("T", _decode(kind, value, where))
 
 
+def settle_numbers(config: Any, where: str = "") -> None:
+    """Make the numbers of a config what reading it from its file would make them, or refuse them as reading would.
+
+    1 and 1.0 are equal but for JSON, of which identities are made; and what is stored must be readable. For a frozen
+    dataclass to call when it is made; `where` names it in error messages.
+    """
+    for name, kind, settled in _number_fields(config.__class__):
+        value = getattr(config, name)
+        found = tuple(map(type, value)) if type(value) is tuple else type(value)
+        if found not in settled:
+            object.__setattr__(config, name, _decode(kind, value, _join(where, name)))
+
+
+@functools.cache
+def _number_fields(kind: type) -> tuple[tuple[str, Any, frozenset[object]], ...]:
+    """Fields for numbers: name, type, and the types of values (a tuple's: of its items) that stay as they are.
+
+    Remembered, for a study makes thousands of configs.
+    """
+    hints = _type_hints(kind)
+    found = []
+    for name in (field.name for field in dataclasses.fields(kind)):
+        origin, arguments = typing.get_origin(hints[name]), typing.get_args(hints[name])
+        members = arguments if origin in (typing.Union, types.UnionType, tuple) else (hints[name],)
+        if any(member in (int, float, bool) for member in members):
+            found.append((name, hints[name], frozenset({members} if origin is tuple else _types_of_values(members))))
+    return tuple(found)
+
+
+def _types_of_values(members: tuple[Any, ...]) -> set[type]:
+    """Of a union, or of one type alone."""
+    plain = [member for member in members if isinstance(member, type)]
+    named = [typing.get_args(member) for member in members if typing.get_origin(member) is typing.Literal]
+    return {*plain, *map(type, itertools.chain(*named))}
+
+
 def _decode(kind: Any, value: Any, where: str) -> Any:
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin is typing.Literal:

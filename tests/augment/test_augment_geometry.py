@@ -107,6 +107,13 @@ def test_resized_crop_falls_back_to_the_centre(stacked_draws, height, width, exp
     assert (left == (width - expected[1]) // 2).all()
 
 
+def test_whole_numbers_are_ratios_too(stacked_draws):
+    """At full area of 32×48 next to nothing fits but the whole, whose shape of 1.5 must not be cut to 1."""
+    cells, drawn = stacked_draws([ResizedCrop(min_area=1, min_ratio=1, max_ratio=2)], 200, 32, 48)
+    _, _, rows, columns = ResizedCrop.draw(cells, drawn, 32, 48)
+    assert set(zip(rows[0].tolist(), columns[0].tolist(), strict=True)) <= {(32, 48), (32, 47)}
+
+
 def test_resize_weights_of_the_whole_are_the_unit_matrix():
     weights = resize_weights(torch.zeros(1, 1, dtype=torch.int64), torch.full((1, 1), 224), 224, 224)
     assert torch.equal(weights[0, 0], torch.eye(224))

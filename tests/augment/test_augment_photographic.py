@@ -20,8 +20,8 @@ def test_blur_is_torchvisions_at_the_drawn_width(make_draws, make_images, apply_
     assert torch.equal(result[2], images[2])
     stacked, drawn = stacked_draws([GaussianBlur(p=1.0), settings[1], GaussianBlur(p=0.0)], num)
     blurred, sigma_KB = GaussianBlur.draw(stacked, drawn)
-    kernel = 2 * math.ceil(4 * 2.0) + 1
     for cell in (0, 1):
+        kernel = 2 * math.ceil(4 * settings[cell].max_sigma) + 1
         for before, after, sigma, touched in zip(
             images[cell], result[cell], sigma_KB[cell], blurred[cell, :, 0, 0, 0], strict=True
         ):

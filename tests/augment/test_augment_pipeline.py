@@ -4,6 +4,7 @@ import inspect
 
 import pytest
 import torch
+import torchvision.transforms.v2.functional as torchvision_functional
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -11,8 +12,11 @@ from nearsight.augment import (
     AUGMENTATIONS,
     Augmentation,
     AutoAugment,
+    ColorJitter,
+    CompiledPipeline,
     CutMix,
     CutOut,
+    GaussianBlur,
     HorizontalFlip,
     Mixup,
     Pipeline,
@@ -21,6 +25,7 @@ from nearsight.augment import (
     RandomErasing,
     ResizedCrop,
     TileShuffle,
+    TimmRandAugment,
     normalize,
 )
 from nearsight.errors import InputError
@@ -74,6 +79,32 @@ def test_a_cell_does_not_depend_on_its_stack(make_draws, make_images, name):
         assert torch.equal(targets[0], together[1][cell])
 
 
+@pytest.mark.parametrize(
+    ("setting", "other"),
+    [
+        (RandAugment(num_ops=2), RandAugment(num_ops=3)),
+        (RandAugment(num_ops=3), RandAugment(num_ops=1)),
+        (RandAugment(num_ops=0), RandAugment()),
+        (TimmRandAugment(num_ops=2), TimmRandAugment(num_ops=5)),
+        (TimmRandAugment(num_ops=4), TimmRandAugment(num_ops=1)),
+        (GaussianBlur(p=1.0, min_sigma=1.0, max_sigma=1.0), GaussianBlur(max_sigma=4.0)),
+        (GaussianBlur(p=1.0), GaussianBlur(min_sigma=0.3, max_sigma=0.3)),
+        (TileShuffle(tile=8), TileShuffle(tile=3)),
+        (CutMix(), CutMix(feather=2.0)),
+        (RandomErasing(p=1.0, noise=0.0), RandomErasing(p=1.0, noise=1.0)),
+        (ColorJitter(hue=0.0), ColorJitter()),
+        (ResizedCrop(), ResizedCrop(min_area=0.5, min_ratio=1.0)),
+    ],
+)
+def test_strengths_of_other_cells_do_not_show(make_draws, make_images, setting, other):
+    images, draws = make_images(120).expand(2, -1, -1, -1, -1), make_draws(2, 120)
+    out, targets = stacked([[setting], [other]])(images, labels(2, 120), draws)
+    alone = type(draws)(draws.seed_K[:1], draws.epoch, draws.step, draws.index_KB[:1])
+    expected, expected_targets = stacked([[setting]])(images[:1], labels(2, 120)[:1], alone)
+    assert torch.equal(out[:1], expected)
+    assert torch.equal(targets[:1], expected_targets)
+
+
 def test_select_keeps_the_cells(make_draws, make_images):
     images = make_images(48).view(3, 16, 3, 32, 32)
     draws = make_draws(3, 16)
@@ -115,6 +146,34 @@ def test_stages_after_a_resize_see_the_new_size(make_draws, make_images):
     out, _ = stacked([[ResizedCrop(size=16), *later], [ResizedCrop(size=16)]])(images, labels(2, 10), make_draws(2, 10))
     assert out.shape == (2, 10, 3, 16, 16)
     assert out.isfinite().all()
+
+
+def test_a_resize_that_never_crops_still_resizes(make_draws, make_images):
+    images = make_images(10, 32, 40).unsqueeze(0)
+    arguments = labels(1, 10), make_draws(1, 10)
+    never = stacked([[ResizedCrop(size=24, p=0.0)]])(images, *arguments)[0]
+    whole = torchvision_functional.resize(images[0], [24, 24], antialias=True)
+    assert (never[0] - plain(whole)).abs().max() <= 1.001 / (255 * min(STD))
+    assert torch.equal(stacked([[ResizedCrop(p=0.0)]])(images, *arguments)[0], plain(images))
+
+
+@pytest.mark.parametrize("augmentations", [[], [RandomCrop(), CutMix()], [Mixup()], [AutoAugment()]])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
+def test_only_grey_levels_as_they_are_stored(make_draws, make_images, augmentations, dtype):
+    arguments = make_images(4).to(dtype).unsqueeze(0), labels(1, 4), make_draws(1, 4)
+    pipeline = stacked([augmentations])
+    with pytest.raises(InputError, match=rf"images are {dtype}, but .* torch\.uint8"):
+        pipeline(*arguments)
+    with pytest.raises(InputError, match=rf"images are {dtype}, but .* torch\.uint8"):
+        CompiledPipeline(backend="eager")(pipeline, *arguments)
+
+
+def test_tiles_larger_than_the_image_are_refused(make_draws, make_images):
+    arguments = labels(1, 4), make_draws(1, 4)
+    for cell, shown in (([TileShuffle()], "7×20"), ([ResizedCrop(size=6), TileShuffle(tile=7)], "6×6")):
+        with pytest.raises(InputError, match=rf"tileshuffle\.tile is .* images of {shown} pixels have no such tile"):
+            stacked([cell])(make_images(4, 7, 20).unsqueeze(0), *arguments)
+    stacked([[TileShuffle(tile=7)]])(make_images(4, 7, 20).unsqueeze(0), *arguments)
 
 
 def test_normalize(make_images):

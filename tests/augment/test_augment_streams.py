@@ -4,7 +4,7 @@ import dataclasses
 
 import torch
 
-from nearsight.augment.streams import Drawn
+from nearsight.augment.streams import Drawn, parts_of
 
 
 def test_equal_to_draws(make_draws):
@@ -32,3 +32,15 @@ def test_cells_in_different_epochs(make_draws):
     for cell, epoch in enumerate((4, 0, 9)):
         alone = dataclasses.replace(make_draws(3, 5), epoch=torch.tensor(epoch))
         assert torch.equal(drawn.sample["a"][cell], alone.per_sample("a", 5)[cell])
+
+
+def test_parts_are_where_a_cell_alone_has_them(make_draws):
+    """As many draws as each cell needs, cut into equal parts, whatever the others need."""
+    nums, num_parts = [2, 0, 5, 3], 3
+    draws = make_draws(len(nums), 7)
+    parts = parts_of(draws.per_sample("a", num_parts * max(nums)), torch.tensor(nums), max(nums), num_parts)
+    for cell, num in enumerate(nums):
+        alone = draws.per_sample("a", num_parts * num)[cell].tensor_split(num_parts, dim=-1)
+        for part, expected in zip(parts, alone, strict=True):
+            assert part.shape == (len(nums), 7, max(nums))
+            assert torch.equal(part[cell, :, :num], expected)

@@ -1,9 +1,12 @@
 """The augmentation benchmark runs both libraries and reports what it measured. Speed itself is not tested."""
 
+import math
+
 import pytest
 import torch
 
 from nearsight.bench import augment, loader
+from nearsight.errors import InputError
 
 
 @pytest.fixture(scope="module")
@@ -24,6 +27,29 @@ def test_rows(rows):
         assert row.ratio == pytest.approx(row.images_per_second / fastest)
     assert rows[0].extra_bytes is None
     assert all(row.extra_bytes is None or row.extra_bytes >= 0 for row in rows[2:])
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"num_images": 100}, "num_images is 100, but one batch needs 128"),
+        ({"num_images": 0}, "num_images is 0"),
+        ({"batch_size": 0}, "batch_size is 0, but must be at least 1"),
+        ({"batch_size": -3}, "batch_size is -3"),
+        ({"seconds": 0.0}, "seconds is 0.0, but must be greater than 0"),
+        ({"seconds": -1.0}, "seconds is -1.0"),
+        ({"seconds": math.nan}, "seconds is nan"),
+        ({"seconds": math.inf}, "seconds is inf, but must be finite"),
+        ({"num_cells": (1, 0)}, "num_cells is 0"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(given, message):
+    with pytest.raises(InputError, match=message):
+        augment.bench_augment(device="cpu", **given)
+
+
+def test_a_moment_is_long_enough_for_a_step():
+    assert augment._speed((None for _ in range(4)), 16, 1e-12, "cpu") > 0  # three to warm up
 
 
 def test_both_sides_see_the_same_work():

@@ -14,6 +14,7 @@ from nearsight.report.page.folders import read_folder, read_folders
 from nearsight.report.page.measured_folder import read_measured, write_measured
 from nearsight.report.structure.verdict import judge_claims, verdict_markdown
 from nearsight.study import SimulationResults
+from nearsight.train.dino import DinoConfig
 
 RESULTS = Path(__file__).parents[2] / "results"
 
@@ -61,6 +62,11 @@ def test_a_run_gives_its_numbers_and_the_command_that_trains_it_again(folder, ma
     assert model.test_accuracy == 0.4853
     assert "train_run(RunFolder(Path(" in contents.command
     assert contents.command.startswith("python -c ")
+
+
+def test_a_pretrained_run_has_no_command_that_would_train_another(folder):
+    (folder / "plain" / "config.json").write_text(json.dumps(DinoConfig().to_json()))
+    assert read_folder(folder / "plain").command is None
 
 
 def test_a_measured_model_comes_back_as_it_was_written(folder):

@@ -3,11 +3,11 @@
 import dataclasses
 import json
 import math
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 
-from nearsight.augment import AutoAugment, CutMix, HorizontalFlip, RandomCrop
+from nearsight.augment import AUGMENTATIONS, AutoAugment, CutMix, HorizontalFlip, RandomCrop
 from nearsight.configuration import decode, encode, field_docs
 from nearsight.errors import InputError
 from nearsight.models import ModelConfig
@@ -172,6 +172,52 @@ def test_a_config_that_does_not_fit_is_named(stored: Any, message: str) -> None:
 def test_optional_values_and_floats_written_as_integers() -> None:
     assert decode(Protocol, {"lr": 1, "clip_norm": None}) == Protocol(lr=1.0)
     assert encode(decode(Protocol, {"lr": 1}))["lr"] == 1.0
+
+
+NUMBERS = (Protocol, DataConfig, RunConfig, *AUGMENTATIONS.values())
+
+
+@pytest.mark.parametrize("kind", NUMBERS)
+def test_whole_numbers_are_floats_where_these_belong(kind: Any) -> None:
+    """Equal configs are equal as JSON, of which identities are made, and come back from there as they were."""
+    for name, hint in get_type_hints(kind).items():
+        if hint in (float, float | None) and name != "validation_fraction":  # which has no whole values
+            for whole in (0, 1):
+                try:
+                    exact = kind(**{name: float(whole)})
+                except InputError:  # out of its range
+                    continue
+                config = kind(**{name: whole})
+                assert json.dumps(encode(config)) == json.dumps(encode(exact))
+                assert type(getattr(config, name)) is float
+
+
+@pytest.mark.parametrize("kind", NUMBERS)
+def test_numbers_of_another_kind_are_refused(kind: Any) -> None:
+    wrong = {int: (2.0, True, "2"), float: ("0.5", None, True), bool: (1, 0.0, "yes"), int | None: (2.0, False)}
+    checked = 0
+    for field in dataclasses.fields(kind):
+        hint = get_type_hints(kind)[field.name]
+        for value in wrong.get(hint, ()):
+            with pytest.raises(InputError, match=rf"{field.name} is {value!r}, but must be of type"):
+                kind(**{field.name: value})
+            checked += 1
+    assert checked
+
+
+def test_betas_may_be_whole_and_in_a_list() -> None:
+    protocol = Protocol(betas=[0, 0.9])  # type: ignore[arg-type]
+    assert protocol == Protocol(betas=(0.0, 0.9))
+    assert RunConfig(protocol=protocol).identity == RunConfig(protocol=Protocol(betas=(0.0, 0.9))).identity
+    assert dataclasses.replace(baseline(), weight_decay=0) == dataclasses.replace(baseline(), weight_decay=0.0)
+    assert str(dataclasses.replace(baseline(), weight_decay=0).weight_decay) == "0.0"
+
+
+def test_types_are_looked_up_once_per_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Studies make thousands of configs."""
+    RunConfig(protocol=modern())
+    monkeypatch.setattr("typing.get_type_hints", None)
+    RunConfig(protocol=dataclasses.replace(modern().with_(CutMix(p=1)), smoothing=0))
 
 
 def test_field_docs_are_the_texts_under_the_fields() -> None:

@@ -106,6 +106,8 @@ def test_learning_rates_grow_with_the_batch_if_asked_to() -> None:
 def test_processes_need_devices_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     with together(torch.device("meta")) as device:  # alone, anything goes
         assert device.type == "meta"
+    with pytest.raises(InputError, match="timeout is 0"):  # though nobody waits
+        together(CPU, timeout=0).__enter__()
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("LOCAL_RANK", "1")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)

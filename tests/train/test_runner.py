@@ -21,6 +21,7 @@ from nearsight.train.engine import Stack, initial_model
 from nearsight.train.folder import HEADS_COLUMNS, LAYERS_COLUMNS, Progress
 from nearsight.train.heads import MeasuringImages
 from nearsight.train.runner import train_stack
+from nearsight.train.schedule import learning_rates
 
 CPU = torch.device("cpu")
 
@@ -88,6 +89,11 @@ def test_a_run_folder_holds_what_the_contract_says(tmp_path: Path) -> None:
     assert list(history.columns) == ["epoch", "train_loss", "val_loss", "val_acc", "lr", "seconds"]
     assert history["epoch"].tolist() == [1, 2, 3]
     assert history["val_acc"].between(0, 1).all()
+    # Numbers of float64, as if nothing had been float32: 7 of 40 are 0.175, and not 0.17499999701976776.
+    rows = load_tensors(folder.checkpoint)[1]["history"]
+    assert all(row["val_acc"] == round(40 * row["val_acc"]) / 40 for row in rows)
+    assert folder.read_result()["test_acc"] == round(60 * folder.read_result()["test_acc"]) / 60
+    assert [row["lr"] for row in rows] == [float(learning_rates(config().protocol, epoch, 5)[-1]) for epoch in range(3)]
     heads = pd.read_csv(folder.heads)
     assert tuple(heads.columns) == HEADS_COLUMNS
     assert len(heads) == 4
@@ -280,8 +286,9 @@ def test_a_loss_that_is_not_finite_keeps_the_last_good_checkpoint(
         return run_epoch(stack, on_step)
 
     monkeypatch.setattr(Stack, "run_epoch", poisoned)
-    with pytest.raises(TrainingError, match="became nan in epoch 2; the checkpoint of epoch 1 is kept"):
+    with pytest.raises(TrainingError, match="became nan in epoch 2; the checkpoint of epoch 1 is kept") as told:
         train_run(config(), tmp_path / "run")
+    assert str(told.value).endswith("Try a lower --protocol.lr")  # the precision is full already
     monkeypatch.undo()
     tensors, stored = load_tensors(tmp_path / "run" / "checkpoint.safetensors")
     assert len(stored["history"]) == 1

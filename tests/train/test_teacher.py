@@ -13,6 +13,7 @@ from nearsight.errors import InputError
 from nearsight.models import ModelConfig, load_model, save_model
 from nearsight.models.sources import SourcedModel
 from nearsight.train import DataConfig, RunConfig, RunFolder, baseline, teacher, train_run
+from nearsight.train.dino import CropsConfig, DinoConfig, DinoFolder
 from nearsight.train.engine import Stack, initial_model
 from nearsight.train.teacher import Teacher
 
@@ -98,6 +99,8 @@ def test_it_sees_images_as_it_was_taught_to(monkeypatch: pytest.MonkeyPatch, dat
 
 
 def test_teachers_that_do_not_fit_are_refused(taught: Path, tmp_path: Path, dataset: Dataset) -> None:
+    with pytest.raises(InputError, match="teacher is empty"):  # and not a run that learns labels
+        config(teacher="")
     with pytest.raises(InputError, match="'vit_tny' is not a model timm knows"):
         Stack.start([config(teacher="vit_tny")], dataset, CPU)
     with pytest.raises(InputError, match="not a complete run folder"):
@@ -109,6 +112,22 @@ def test_teachers_that_do_not_fit_are_refused(taught: Path, tmp_path: Path, data
         save_model(tmp_path / "model.safetensors", model.state_dict(), small, (side, side), classes)
         with pytest.raises(InputError, match=message):
             Stack.start([config(teacher=str(tmp_path))], dataset, CPU)
+
+
+def test_models_without_classes_are_no_teachers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dataset: Dataset
+) -> None:
+    """Though as many features as there are classes would pass for these."""
+    wide = ModelConfig(depth=1, width=dataset.num_classes, num_heads=2, mlp_width=16, patch_size=8)
+    backbone = wide.build(dataset.image_size, 0)
+    DinoFolder(tmp_path / "dino").claim(DinoConfig(model=wide, crops=CropsConfig(num_local=0)))
+    save_model(tmp_path / "dino" / "model.safetensors", backbone.state_dict(), wide, dataset.image_size, 0)
+    with pytest.raises(InputError, match="was pretrained without labels and has no classes"):
+        Stack.start([config(teacher=str(tmp_path / "dino"))], dataset, CPU)
+    sourced = SourcedModel(label="x", model=backbone, data_config={"mean": (0.5,) * 3, "std": (0.5,) * 3})
+    monkeypatch.setattr(teacher, "load_source", lambda name, pretrained: sourced)
+    with pytest.raises(InputError, match="teacher some_vit has no classifier"):
+        Teacher.load("some_vit", dataset, CPU)
 
 
 def test_pupils_of_different_teachers_are_no_stack(taught: Path) -> None:

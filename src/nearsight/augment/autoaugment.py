@@ -22,6 +22,7 @@ class AutoAugment(Augmentation):
 
     name: ClassVar[str] = "autoaugment"
     stage: ClassVar[Stage] = Stage.COLOUR
+    shared: ClassVar[tuple[str, ...]] = ("policy",)
 
     policy: str = "cifar10"
     """The data set the policy was learned on: cifar10, imagenet or svhn."""

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from nearsight.augment.streams import Drawn
+from nearsight.configuration import settle_numbers
 from nearsight.errors import InputError, check_probability
 
 
@@ -79,16 +80,27 @@ class Augmentation:
 
     name: ClassVar[str]
     stage: ClassVar[Stage]
+    shared: ClassVar[tuple[str, ...]] = ()
+    """Fields that are the same in all cells of a stack: texts, and what decides the shape of the images."""
 
     p: float = 1.0
     """Probability that it is applied."""
 
     def __post_init__(self) -> None:
+        settle_numbers(self, self.name)
         check_probability(f"{self.name}.p", self.p)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it leaves every image as it is."""
+        return self.p == 0
 
     @classmethod
     def sample_draws(cls, cells: Cells, image_shape: torch.Size) -> dict[str, int]:
-        """Stream → how many uniform draws per sample `apply` uses on images [C, H, W]; by default the coin for p."""
+        """Stream → how many uniform draws per sample `apply` uses on images [C, H, W]; by default the coin for p.
+
+        An InputError where it cannot be applied to images of that size.
+        """
         return {cls.name: 1}
 
     @classmethod
@@ -123,11 +135,10 @@ class Augmentation:
         choices: dict[str, str] = {}
         for field in dataclasses.fields(cls):
             values = [getattr(cell, field.name) for cell in present]
+            if field.name in cls.shared and len(set(values)) > 1:
+                raise InputError(f"{cls.name}.{field.name} differs between cells of one stack: {sorted(set(values))}")
             if isinstance(values[0], str):
-                if len(set(values)) > 1:
-                    raise InputError(
-                        f"{cls.name}.{field.name} differs between cells of one stack: {sorted(set(values))}"
-                    )
+                assert field.name in cls.shared, f"{cls.name}.{field.name} is a text, and must be shared"
                 choices[field.name] = values[0]
                 continue
             filler = 0.0 if field.name == "p" else values[0]

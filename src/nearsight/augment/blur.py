@@ -44,9 +44,10 @@ class GaussianBlur(Augmentation):
     def apply(cls, batch: Batch, cells: Cells, drawn: Drawn) -> Batch:
         images = require_grey_levels("blur", batch.images_KBCHW)
         blurred_KB111, sigma_KB = cls.draw(cells, drawn)
-        reach = math.ceil(_DEVIATIONS * cells.largest["max_sigma"])
+        # Of the cell's own widest blur: what the others do must not show.
+        reach_K = (_DEVIATIONS * cells["max_sigma"]).ceil()
         vertical_KB1HH, horizontal_KB1WW = (
-            blur_weights(sigma_KB, size, reach).unsqueeze(2) for size in images.shape[-2:]
+            blur_weights(sigma_KB, size, reach_K).unsqueeze(2) for size in images.shape[-2:]
         )
         smooth = vertical_KB1HH @ images.to(torch.float32) @ horizontal_KB1WW.mT
         rounded = smooth.round_().clamp_(0, 255).to(torch.uint8)
@@ -61,9 +62,9 @@ class GaussianBlur(Augmentation):
         return chosen(cells, draw_KB2[..., 0])[..., None, None, None], sigma_KB
 
 
-def blur_weights(sigma_KB: Tensor, size: int, reach: int) -> Tensor:
+def blur_weights(sigma_KB: Tensor, size: int, reach_K: Tensor) -> Tensor:
     """Weights [K, B, size, size] that blur a row of pixels, mirrored at its ends without repeating the last pixel."""
-    reach = min(reach, size - 1)
+    reach_K111 = reach_K.clamp(max=size - 1)[:, None, None, None]
     output_o1 = torch.arange(size, device=sigma_KB.device).unsqueeze(-1)
     input_i = torch.arange(size, device=sigma_KB.device)
     # An input pixel is met where it is and, except for the ends themselves, at its mirror images beyond either end.
@@ -72,7 +73,7 @@ def blur_weights(sigma_KB: Tensor, size: int, reach: int) -> Tensor:
     weight = torch.zeros((), device=sigma_KB.device)
     for place_i, is_there_i in seen_at:
         distance_oi = (place_i - output_o1).to(torch.float32)
-        within_oi = is_there_i & (distance_oi.abs() <= reach)
+        within_K1oi = is_there_i & (distance_oi.abs() <= reach_K111)
         gaussian = torch.exp(-0.5 * (distance_oi / sigma_KB[..., None, None]) ** 2)
-        weight = weight + torch.where(within_oi, gaussian, 0.0)
+        weight = weight + torch.where(within_K1oi, gaussian, 0.0)
     return weight / weight.sum(-1, keepdim=True)

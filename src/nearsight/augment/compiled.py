@@ -43,6 +43,7 @@ class CompiledPipeline:
 
         Marks the first axis of the tensors with K cells as dynamic, which other compiled functions will see too.
         """
+        pipeline.check(images_KBCHW)  # here, because a compiled program cannot say what is wrong
         for tensor in (images_KBCHW, labels_KB, draws.seed_K, draws.epoch, draws.index_KB, smoothing_K):
             _mark(tensor)
         for _, cells in pipeline.stages:

@@ -48,8 +48,8 @@ class Pipeline:
         """`mean` and `std` are per channel, for images scaled to [0, 1], as data sets publish them."""
         stages = []
         for kind in _merged_order([[type(augmentation) for augmentation in cell] for cell in cells]):
-            configs = [next((a for a in cell if type(a) is kind), None) for cell in cells]
-            if any(config is not None and config.p > 0 for config in configs):
+            configs = [next((a for a in cell if type(a) is kind and not a.is_idle), None) for cell in cells]
+            if any(config is not None for config in configs):
                 stages.append((kind, kind.stack(configs, device)))
         return cls(tuple(stages), num_classes, grey_levels(mean, device), grey_levels(std, device))
 
@@ -60,25 +60,38 @@ class Pipeline:
 
     def __call__(self, images_KBCHW: Tensor, labels_KB: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
         """Normalised float32 images [K, B, C, H, W] and target distributions [K, B, classes]."""
+        self.check(images_KBCHW)
         if torch.compiler.is_compiling():
             return self._augmented(images_KBCHW, labels_KB, draws)
         with threads_for(images_KBCHW):
             return self._augmented(images_KBCHW, labels_KB, draws)
 
+    def check(self, images_KBCHW: Tensor) -> None:
+        """Refuse images that are not grey levels as they are stored, or too small for an augmentation."""
+        if images_KBCHW.dtype != torch.uint8:
+            raise InputError(
+                f"the images are {images_KBCHW.dtype}, but augmentations take grey levels 0…255 as torch.uint8; give "
+                "them as they are stored, neither scaled nor normalised"
+            )
+        self._num_draws(images_KBCHW.shape[-3:])
+
     def _augmented(self, images_KBCHW: Tensor, labels_KB: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
-        shape_CHW = images_KBCHW.shape[-3:]
+        drawn = Drawn.of(draws, *self._num_draws(images_KBCHW.shape[-3:]))
+        targets_KBC = F.one_hot(labels_KB, self.num_classes).to(torch.float32)
+        batch = Batch(images_KBCHW, targets_KBC, self.mean_C, self.std_C)
+        for kind, cells in self.stages:
+            batch = kind.apply(batch, cells, drawn)
+        return normalize(batch.images_KBCHW, self.mean_C, self.std_C), batch.targets_KBC
+
+    def _num_draws(self, shape_CHW: torch.Size) -> tuple[dict[str, int], dict[str, int]]:
+        """Stream → how many draws all stages together need per sample, and per batch."""
         sample_nums: dict[str, int] = {}
         batch_nums: dict[str, int] = {}
         for kind, cells in self.stages:
             sample_nums |= kind.sample_draws(cells, shape_CHW)
             batch_nums |= kind.batch_draws(cells)
             shape_CHW = kind.output_shape(cells, shape_CHW)
-        drawn = Drawn.of(draws, sample_nums, batch_nums)
-        targets_KBC = F.one_hot(labels_KB, self.num_classes).to(torch.float32)
-        batch = Batch(images_KBCHW, targets_KBC, self.mean_C, self.std_C)
-        for kind, cells in self.stages:
-            batch = kind.apply(batch, cells, drawn)
-        return normalize(batch.images_KBCHW, self.mean_C, self.std_C), batch.targets_KBC
+        return sample_nums, batch_nums
 
 
 def _merged_order(lists: Sequence[Sequence[type[Augmentation]]]) -> list[type[Augmentation]]:

@@ -9,7 +9,7 @@ from torch import Tensor
 from nearsight.augment.base import Augmentation, Batch, Cells, Stage, chosen, require_grey_levels
 from nearsight.augment.magnitudes import STANDARD, magnitude_tables, magnitudes
 from nearsight.augment.operations import Operation, apply_in_turn
-from nearsight.augment.streams import Drawn
+from nearsight.augment.streams import Drawn, parts_of
 from nearsight.errors import InputError, check_at_least
 
 NUM_BINS = 31
@@ -50,11 +50,10 @@ class RandAugment(Augmentation):
     @classmethod
     def draw(cls, cells: Cells, drawn: Drawn, height: int, width: int) -> tuple[Tensor, Tensor]:
         """Operations and magnitudes of every image, each [N, num_ops of the cell with most]."""
-        coin_KB1, which_KBn, sign_KBn = drawn.sample["randaugment"].tensor_split(
-            (1, 1 + int(cells.largest["num_ops"])), -1
-        )
+        draw_KBm = drawn.sample["randaugment"]
+        which_KBn, sign_KBn = parts_of(draw_KBm[..., 1:], cells["num_ops"], int(cells.largest["num_ops"]), 2)
         turn_n = torch.arange(which_KBn.shape[-1], device=which_KBn.device)
-        applied_KBn = chosen(cells, coin_KB1) & (turn_n < cells["num_ops"][:, None, None])
+        applied_KBn = chosen(cells, draw_KBm[..., :1]) & (turn_n < cells["num_ops"][:, None, None])
         choices = cells.constants["choices"]
         operation_KBn = choices[(which_KBn * len(choices)).to(torch.int64)]
         operation_KBn = torch.where(applied_KBn, operation_KBn, Operation.IDENTITY.value)

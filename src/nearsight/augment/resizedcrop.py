@@ -10,7 +10,7 @@ from nearsight.augment.base import Augmentation, Batch, Cells, Stage, chosen, re
 from nearsight.augment.erasing import check_ranges
 from nearsight.augment.rectangles import NUM_RECTANGLE_DRAWS, offset, random_sides
 from nearsight.augment.streams import Drawn
-from nearsight.errors import InputError, check_at_least
+from nearsight.errors import check_at_least
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +22,7 @@ class ResizedCrop(Augmentation):
 
     name: ClassVar[str] = "resizedcrop"
     stage: ClassVar[Stage] = Stage.GEOMETRY
+    shared: ClassVar[tuple[str, ...]] = ("size",)
 
     size: int = 0
     """Side of the result in pixels; 0 keeps the size of the images. The same in all cells of a stack."""
@@ -39,6 +40,10 @@ class ResizedCrop(Augmentation):
         check_ranges(self.name, self.min_area, self.max_area, self.min_ratio, self.max_ratio)
         check_at_least("resizedcrop.size", self.size, 0)
 
+    @property
+    def is_idle(self) -> bool:
+        return super().is_idle and self.size == 0
+
     @classmethod
     def sample_draws(cls, cells: Cells, image_shape: torch.Size) -> dict[str, int]:
         return {"resizedcrop": 3 + NUM_RECTANGLE_DRAWS}
@@ -51,8 +56,6 @@ class ResizedCrop(Augmentation):
     @classmethod
     def apply(cls, batch: Batch, cells: Cells, drawn: Drawn) -> Batch:
         images = require_grey_levels("resizedcrop", batch.images_KBCHW)
-        if cells.smallest["size"] != cells.largest["size"]:
-            raise InputError("resizedcrop.size differs between cells of one stack")
         height, width = images.shape[-2:]
         _, out_height, out_width = cls.output_shape(cells, images.shape[-3:])
         top, left, rows, columns = cls.draw(cells, drawn, height, width)

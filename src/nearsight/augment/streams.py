@@ -48,6 +48,16 @@ class Drawn:
         return cls(_by_name(draw_KBm, sample_nums), _by_name(draw_Kn4[:, num_sample_lanes:].flatten(1), batch_nums))
 
 
+def parts_of(draw_KBm: Tensor, num_K: Tensor, most: int, num_parts: int) -> list[Tensor]:
+    """Draws that stand in parts one after another, each as long as its cell's number says: [K, B, most] of every part.
+
+    A cell's draws do not depend on how many the others need; those of a part beyond its number mean nothing.
+    """
+    place_n = torch.arange(most, device=draw_KBm.device)
+    places = [(place_n + part * num_K.unsqueeze(-1)).unsqueeze(1) for part in range(num_parts)]
+    return [draw_KBm.gather(-1, place_K1n.expand(-1, draw_KBm.shape[1], -1)) for place_K1n in places]
+
+
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _stream_word(name: str) -> int:
     """A function of its own because torch.compile cannot trace the hash behind it."""

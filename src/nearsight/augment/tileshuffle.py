@@ -7,7 +7,7 @@ import torch
 
 from nearsight.augment.base import Augmentation, Batch, Cells, Stage, chosen
 from nearsight.augment.streams import Drawn
-from nearsight.errors import check_at_least
+from nearsight.errors import InputError, check_at_least
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +26,12 @@ class TileShuffle(Augmentation):
 
     @classmethod
     def sample_draws(cls, cells: Cells, image_shape: torch.Size) -> dict[str, int]:
-        smallest = int(cells.smallest["tile"])
+        smallest, largest, side = int(cells.smallest["tile"]), int(cells.largest["tile"]), min(image_shape[1:])
+        if largest > side:
+            raise InputError(
+                f"tileshuffle.tile is {largest}, but images of {image_shape[1]}×{image_shape[2]} pixels have no such "
+                f"tile; choose at most {side}"
+            )
         return {"tileshuffle": 1, "tileshuffle.order": (image_shape[1] // smallest) * (image_shape[2] // smallest)}
 
     @classmethod

@@ -9,7 +9,7 @@ from torch import Tensor
 from nearsight.augment.base import Augmentation, Batch, Cells, Stage, chosen, require_grey_levels
 from nearsight.augment.noise import standard_normal
 from nearsight.augment.operations import Operation, apply_in_turn
-from nearsight.augment.streams import Drawn
+from nearsight.augment.streams import Drawn, parts_of
 from nearsight.errors import check_at_least, check_probability
 
 _STRONGEST = 10.0
@@ -82,7 +82,8 @@ class TimmRandAugment(Augmentation):
     def draw(cls, cells: Cells, drawn: Drawn, height: int, width: int) -> tuple[Tensor, Tensor]:
         """Operations and magnitudes of every image, each [N, num_ops of the cell with most]."""
         draw_KBm = drawn.sample["timm_randaugment"]
-        which, coin, strength, sign = draw_KBm[..., 1:].tensor_split(_DRAWS_PER_OPERATION, dim=-1)
+        most = int(cells.largest["num_ops"])
+        which, coin, strength, sign = parts_of(draw_KBm[..., 1:], cells["num_ops"], most, _DRAWS_PER_OPERATION)
         turn_n = torch.arange(which.shape[-1], device=which.device)
         number, op_p, mean, deviation, increasing = (
             cells[name][:, None, None] for name in ("num_ops", "op_p", "magnitude", "magnitude_std", "increasing")

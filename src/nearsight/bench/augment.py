@@ -38,6 +38,7 @@ from nearsight.bench.loader import (
     torchvision_loader,
 )
 from nearsight.bench.memory import PeakMemory
+from nearsight.errors import InputError, check_at_least, check_positive
 from nearsight.randomness import Draws
 
 Augment = Callable[[Tensor, Tensor, Draws], tuple[Tensor, Tensor]]
@@ -75,6 +76,8 @@ def bench_augment(
     `num_cells` lists the stack sizes K; by default 1 on a CPU and 1 and 24 on a GPU. Batches of K × batch_size.
     """
     on_gpu = torch.device(device).type == "cuda"
+    num_cells = num_cells or ((1, 24) if on_gpu else (1,))
+    _check(num_images, batch_size, seconds, num_cells)
     images = picture_like_images(num_images)
     labels = torch.arange(num_images) % num_classes
     peers = {}
@@ -95,7 +98,7 @@ def bench_augment(
     rows = [_row(what, device, 1, batch_size, speed, fastest, None) for what, speed in peers.items()]
     data, data_labels = images.to(device), labels.to(device)
     modern: list[Augmentation] = [RandomCrop(padding=PADDING), HorizontalFlip(), AutoAugment(), CutMix(p=CUTMIX_P)]
-    for cells in num_cells or ((1, 24) if on_gpu else (1,)):
+    for cells in num_cells:
         pipeline = Pipeline.stack(
             [modern] * cells, num_classes=num_classes, mean=mean, std=std, device=torch.device(device)
         )
@@ -111,6 +114,17 @@ def bench_augment(
             speed = _speed(steps, cells * batch_size, seconds, device)
             rows.append(_row(f"nearsight {way}", device, cells, batch_size, speed, fastest, memory.growth()))
     return rows
+
+
+def _check(num_images: int, batch_size: int, seconds: float, num_cells: Sequence[int]) -> None:
+    check_at_least("batch_size", batch_size, 1)
+    if num_images < batch_size:  # the DataLoader drops a batch that is not full, and would wait for one forever
+        raise InputError(
+            f"num_images is {num_images}, but one batch needs {batch_size}; take more images, or a smaller batch_size"
+        )
+    check_positive("seconds", seconds)
+    for cells in num_cells:
+        check_at_least("num_cells", cells, 1)
 
 
 def _row(
@@ -180,7 +194,7 @@ def _speed(steps: Generator[None], images_per_step: int, seconds: float, device:
     _wait(device)
     start = time.perf_counter()
     num_steps = 0
-    while time.perf_counter() - start < seconds:
+    while num_steps == 0 or time.perf_counter() - start < seconds:
         next(steps)
         num_steps += 1
         # Launches run ahead of the device: without a wait now and then, a queue of them would overrun the time.

@@ -96,7 +96,7 @@ def _open_untrained(text: str, checkpoint: Path | None, image_size: int | None) 
     folder = RunFolder(Path(text.removeprefix(UNTRAINED)))
     config = folder.read_config()
     # The classifier is not read, but drawn with the others: DINO has none.
-    num_classes = 0 if "dino" in folder.read_settings() else DATASETS[config.data.name].num_classes or 1000
+    num_classes = 0 if folder.is_pretraining else DATASETS[config.data.name].num_classes or 1000
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(config.seed)
         model = config.model.build(run_image_size(config), num_classes)

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import timm
 from torch import Tensor, nn
 
-from nearsight.configuration import ADDED, decode, encode
+from nearsight.configuration import ADDED, decode, encode, settle_numbers
 from nearsight.errors import InputError, check_at_least, unknown_name
 from nearsight.models.compact import COMPACT_MODELS, Initialization
 from nearsight.models.resnet import RESNET_MODELS
@@ -79,6 +79,7 @@ class ModelConfig:
     """Seed of that way; independent of the run's seed, so that all runs of a study see the same images."""
 
     def __post_init__(self) -> None:
+        settle_numbers(self)
         if self.name not in (known := (*COMPACT_MODELS, *RESNET_MODELS)):
             raise unknown_name("model of this kind", self.name, known)
         self._check_settings_of_others()

@@ -3,7 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from nearsight.configuration import decode, encode, identifying
+from nearsight.augment.stacking import stack_key
+from nearsight.configuration import decode, encode, identifying, settle_numbers
 from nearsight.errors import InputError, check_at_least, check_numbers
 from nearsight.files import canonical_hash
 from nearsight.models import ModelConfig
@@ -31,6 +32,7 @@ class DataConfig:
     """Seed of that split; independent of the run's seed, so that all runs of a study share the split."""
 
     def __post_init__(self) -> None:
+        settle_numbers(self)
         if not 0 < self.validation_fraction < 1:
             raise InputError(f"validation_fraction is {self.validation_fraction}, but must lie between 0 and 1")
         for name in ("image_size", "num_train", "num_test"):
@@ -57,6 +59,7 @@ class RunConfig:
     """Test images for those, a part of the others; their labels are not looked at."""
 
     def __post_init__(self) -> None:
+        settle_numbers(self)
         check_at_least("seed", self.seed, 0)
         check_at_least("num_measured", self.num_measured, 1)
         check_at_least("measure_every", self.measure_every, 0)
@@ -80,8 +83,16 @@ class RunConfig:
         """What runs must have in common to train as one stack. All else is in the optimiser, the augmentations and the
         seed, which each cell has for itself."""
         protocol = self.protocol
-        drops = protocol.drop_path > 0  # another program
-        return self.model.shape, self.data, self.precision, protocol.batch_size, protocol.betas, drops, protocol.teacher
+        return (
+            self.model.shape,
+            self.data,
+            self.precision,
+            protocol.batch_size,
+            protocol.betas,
+            protocol.drop_path > 0,  # another program
+            protocol.teacher,
+            stack_key(protocol.augment),
+        )
 
     def to_json(self) -> dict[str, Any]:
         return {"schema": SCHEMA, "identity": self.identity, "config": encode(self)}

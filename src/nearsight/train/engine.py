@@ -123,7 +123,7 @@ class Stack:
         skeleton = weightless(models[0])
         rates = [protocol.drop_path for protocol in protocols]
         dropping = PathDropping.install(skeleton, rates, device) if any(rates) else None
-        teacher = Teacher.load(protocols[0].teacher, dataset, device) if protocols[0].teacher else None
+        teacher = Teacher.load(protocols[0].teacher, dataset, device) if protocols[0].teacher is not None else None
         statistics = stack_weights([running_statistics(model) for model in models], device)
         verify_stacking(skeleton, models, dataset.image_size)
         bring_constants(skeleton, device)
@@ -202,14 +202,12 @@ class Stack:
             # it is by several processes, which have to leave together.
             if self.device.type == "cpu" and self.processes.num == 1 and not torch.isfinite(programs.step.loss_K).all():
                 break
+        lr_K = self._rates()[:, -1].tolist()  # as it is asked for; steps round it to float32
         self.epochs_done = [done + 1 for done in self.epochs_done]
         val_loss_K, val_acc_K = programs.validation()
         (loss_K,) = self.processes.summed([programs.step.loss_K])
         train_loss_K = (loss_K / self.steps_per_epoch).tolist()
-        return [
-            EpochResult(*values)
-            for values in zip(train_loss_K, val_loss_K, val_acc_K, epoch.lr_SK[-1].tolist(), strict=True)
-        ]
+        return [EpochResult(*values) for values in zip(train_loss_K, val_loss_K, val_acc_K, lr_K, strict=True)]
 
     @property
     def losses_so_far(self) -> Tensor:
@@ -229,13 +227,7 @@ class Stack:
         """What every step of the cells' next epochs works with."""
         seed_K = torch.tensor([config.seed for config in self.configs], device=self.device)
         epoch_K = torch.tensor(self.epochs_done, device=self.device)
-        batch_size, steps = self.configs[0].protocol.batch_size, self.steps_per_epoch
-        lr_KS = torch.stack(
-            [
-                learning_rates(config.protocol, epoch, steps)
-                for config, epoch in zip(self.configs, self.epochs_done, strict=True)
-            ]
-        )
+        batch_size = self.configs[0].protocol.batch_size
         index_SKB = self.training_N[epoch_batches(seed_K, epoch_K, len(self.training_N), batch_size)]
         if self._share is not None:
             index_SKB = self._share.needed(self.pipeline, seed_K, epoch_K, index_SKB)
@@ -243,7 +235,16 @@ class Stack:
             seed_K,
             epoch_K,
             index_SKB,
-            lr_KS.T.contiguous().to(self.device, torch.float32),
+            self._rates().T.contiguous().to(self.device, torch.float32),
+        )
+
+    def _rates(self) -> Tensor:
+        """The learning rates of the cells' next epochs, float64 [K, S], on the CPU."""
+        return torch.stack(
+            [
+                learning_rates(config.protocol, epoch, self.steps_per_epoch)
+                for config, epoch in zip(self.configs, self.epochs_done, strict=True)
+            ]
         )
 
     def _make_programs(self, epoch: Epoch) -> "_Programs":

@@ -59,7 +59,7 @@ class Evaluation:
         with _in_eval_mode(self.skeleton):
             self._run()
         loss_K, correct_K = self.processes.summed([self.loss_K, self.correct_K])
-        return (loss_K / self.num_of_all).tolist(), (correct_K / self.num_of_all).tolist()
+        return (loss_K / self.num_of_all).tolist(), (correct_K.double() / self.num_of_all).tolist()
 
     def capture(self) -> None:
         """Run as a graph from now on, where there are graphs; worth it if it runs more than once."""

@@ -103,7 +103,7 @@ class RunFolder:
 
     def check(self, config: RunConfig) -> None:
         """Refuse a folder that is another run's, or that no run can be written to; nothing is changed."""
-        check_owner(self.path, config.identity, lambda: self.read_config().identity)
+        check_owner(self.path, config.identity, self.held)
 
     def claim(self, config: RunConfig) -> None:
         """Make the folder this run's, or find that it already is."""
@@ -112,7 +112,21 @@ class RunFolder:
         if not self.is_complete:  # sums of an end that is now made again
             (self.path / CHECKSUMS).unlink(missing_ok=True)
 
+    def held(self) -> str | None:
+        """The identity of the run that is here, labelled or not."""
+        if not self.is_pretraining:
+            return self.read_config().identity
+        # What `read_config` takes of it may be all that another run is.
+        identity = self.read_settings().get("identity")
+        return identity if isinstance(identity, str) else None
+
+    @property
+    def is_pretraining(self) -> bool:
+        """Whether the run that is here learned without labels (DINO)."""
+        return "dino" in self.read_settings()
+
     def read_config(self) -> RunConfig:
+        """What was asked for; of pretraining, what it has in common with every run."""
         path = self.path / CONFIG
         return RunConfig.from_json(self._read(CONFIG), str(path))
 

@@ -16,7 +16,7 @@ import torch
 import torch.distributed
 from torch import Tensor
 
-from nearsight.errors import InputError
+from nearsight.errors import InputError, check_positive
 from nearsight.train.failing import LostProcessError
 
 T = TypeVar("T")
@@ -134,12 +134,11 @@ def together(device: torch.device, *, timeout: float = TIMEOUT) -> Iterator[torc
 
     Tensors on GPUs are exchanged by nccl, all else by gloo.
     """
+    check_positive("timeout", timeout)
     num = int(os.environ.get("WORLD_SIZE", "1"))
     if num == 1:
         yield device
         return
-    if not timeout > 0:
-        raise InputError(f"timeout is {timeout}, but must be above 0 seconds")
     if device.type == "cuda":
         device = _own_gpu(int(os.environ["LOCAL_RANK"]))
     elif device.type != "cpu":

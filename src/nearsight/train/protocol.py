@@ -21,7 +21,7 @@ from nearsight.augment import (
     ResizedCrop,
     TimmRandAugment,
 )
-from nearsight.configuration import ADDED, register_family
+from nearsight.configuration import ADDED, register_family, settle_numbers
 from nearsight.errors import InputError, check_at_least, unknown_name
 
 ASSUMED = (
@@ -81,6 +81,7 @@ class Protocol:
     """Images per step that lr is given for, where it is scaled."""
 
     def __post_init__(self) -> None:
+        settle_numbers(self)
         check_at_least("max_epochs", self.max_epochs, 1)
         check_at_least("warmup_epochs", self.warmup_epochs, 0)
         check_at_least("batch_size", self.batch_size, 1)
@@ -101,6 +102,8 @@ class Protocol:
             raise InputError(f"drop_path is {self.drop_path}, but must lie in [0, 1)")
         if self.clip_norm is not None and not self.clip_norm > 0:
             raise InputError(f"clip_norm is {self.clip_norm}, but must be positive")
+        if self.teacher == "":
+            raise InputError("teacher is empty: name a run folder or a model, or leave it out to learn the labels")
 
     @property
     def peak_lr(self) -> float:

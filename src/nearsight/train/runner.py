@@ -170,7 +170,7 @@ def _tell_of_split(parts: Sequence[Sequence[tuple[RunConfig, RunFolder]]], liste
 def _too_large(config: RunConfig, device: torch.device) -> TrainingError:
     return TrainingError(
         f"a step of {config.protocol.batch_size} images does not fit into the memory of {device}, even of one run "
-        "alone; the last whole epoch is kept. Free some memory and give the same command again, or start a run with "
+        "alone; whole epochs are kept. Free some memory and give the same command again, or start a run with "
         "a smaller --protocol.batch-size"
     )
 
@@ -178,7 +178,7 @@ def _too_large(config: RunConfig, device: torch.device) -> TrainingError:
 def _too_large_a_share(config: RunConfig, device: torch.device, processes: Processes) -> TrainingError:
     return TrainingError(
         f"one of {processes.num} shares of {config.protocol.batch_size} images does not fit into the memory of "
-        f"{device}; the last whole epoch is kept. Give the same command to more processes, or start a run with a "
+        f"{device}; whole epochs are kept. Give the same command to more processes, or start a run with a "
         "smaller --protocol.batch-size"
     )
 

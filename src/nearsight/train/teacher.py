@@ -31,6 +31,10 @@ class Teacher:
         """The best weights of a run folder, or a model of `load_source` with its published weights."""
         if Path(name).is_dir():
             folder = RunFolder(Path(name))
+            if folder.is_pretraining:
+                raise InputError(
+                    f"teacher {name} was pretrained without labels and has no classes; take a labelled run"
+                )
             spec = dataset_spec(folder.read_config().data.name)
             model, mean, std = load_model(folder.model), spec.mean, spec.std
         else:
@@ -45,6 +49,8 @@ class Teacher:
         return teacher
 
     def _check(self, name: str, dataset: Dataset, device: torch.device) -> None:
+        if getattr(self.model, "num_classes", None) == 0:  # its features would pass for classes
+            raise InputError(f"teacher {name} has no classifier; take a model that was trained on {dataset.name}")
         try:
             answer = self(torch.zeros(1, 1, 3, *dataset.image_size, device=device))
         except (AssertionError, RuntimeError) as error:

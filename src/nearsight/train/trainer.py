@@ -9,6 +9,7 @@ import torch
 from nearsight.data import Dataset
 from nearsight.train.cell import Cell
 from nearsight.train.config import RunConfig
+from nearsight.train.diverging import divergence, way_out_of_divergence
 from nearsight.train.elsewhere import FolderElsewhere
 from nearsight.train.engine import EpochResult, Stack
 from nearsight.train.failing import TrainingError
@@ -25,8 +26,8 @@ _FINISHED = "finished"
 class DivergedError(TrainingError):
     """The loss of some cells of a stack is not finite."""
 
-    def __init__(self, message: str, cells: Sequence[Cell]) -> None:
-        super().__init__(message)
+    def __init__(self, messages: Sequence[str], cells: Sequence[Cell]) -> None:
+        super().__init__(f"{'; '.join(messages)}. {way_out_of_divergence(cells[0].config.precision)}")
         self.cells = cells
 
 
@@ -176,8 +177,8 @@ class Trainer:
                 continue
             epoch = cell.epochs_done + 1
             cell.folder.log("diverged", epoch=epoch, train_loss=str(result.train_loss))
-            kept = f"the checkpoint of epoch {epoch - 1} is kept" if epoch > 1 else "no epoch was finished"
+            loss = result.val_loss if math.isfinite(result.train_loss) else result.train_loss
             diverged.append(cell)
-            messages.append(f"the loss of {cell.folder.path} became {result.train_loss} in epoch {epoch}; {kept}")
+            messages.append(divergence(cell.folder.path, loss, epoch))
         if diverged:
-            raise DivergedError(f"{'; '.join(messages)}. Try a lower --protocol.lr, or --precision fp32", diverged)
+            raise DivergedError(messages, diverged)

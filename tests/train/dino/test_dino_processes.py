@@ -34,7 +34,7 @@ def test_two_processes_are_one_with_the_same_batches(tmp_path: Path) -> None:
     assert second.returncode == 0, complaint
     together = DinoFolder(tmp_path / "together")
     assert together.run.read_provenance()["processes"] == 2
-    columns = ["loss", "teacher_entropy", "prototypes_used", "centre_norm"]
+    columns = ["loss", "teacher_entropy", "prototypes_used", "information", "centre_norm"]
     ours, theirs = (pd.read_csv(folder.path / "history.csv")[columns] for folder in (alone, together))
     pd.testing.assert_frame_equal(ours, theirs, rtol=1e-3)
     expected = load_model(together.run.model).state_dict()

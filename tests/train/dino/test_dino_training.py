@@ -16,7 +16,7 @@ from nearsight.data import load_dataset
 from nearsight.errors import InputError
 from nearsight.models import ModelConfig, load_model
 from nearsight.recipes.dino import PRETRAININGS
-from nearsight.train import RunFolder, Stop, StoppedError
+from nearsight.train import RunFolder, Stop, StoppedError, TrainingError
 from nearsight.train.dino import (
     CropsConfig,
     DinoConfig,
@@ -226,6 +226,25 @@ def test_a_collapse_is_written_down(tmp_path: Path) -> None:
     (row,) = told
     assert row.teacher_entropy == pytest.approx(math.log(12), rel=1e-3)
     assert row.information == pytest.approx(0, abs=1e-3)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_loss_that_is_not_finite_says_what_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str
+) -> None:
+    run_epoch = DinoTraining.run_epoch
+
+    def poisoned(training: DinoTraining, epoch: int, on_step: Any) -> Any:
+        result = run_epoch(training, epoch, on_step)
+        return dataclasses.replace(result, loss=math.nan) if epoch == diverges_in else result
+
+    monkeypatch.setattr(DinoTraining, "run_epoch", poisoned)
+    config = dataclasses.replace(SMALL, precision=precision)
+    for diverges_in, kept in enumerate(("no epoch was finished", "the checkpoint of epoch 1 is kept")):
+        with pytest.raises(TrainingError, match=f"became nan in epoch {diverges_in + 1}; {kept}. Try a lower") as told:
+            pretrain(config, tmp_path / "run", checkpoint_every=5)
+        assert ("--precision fp32" in str(told.value)) == (precision == "bf16")
+        assert DinoFolder(tmp_path / "run").run.checkpoint.exists() == (diverges_in == 1)
 
 
 def test_bad_settings_are_named(dataset) -> None:

@@ -145,9 +145,11 @@ def _model(folder: Path) -> tuple[ModelHeads, str | None]:
 
 def _command_of(run: RunFolder) -> str | None:
     """What trains a run again from its config.json."""
+    if run.is_pretraining:  # which has more in it
+        return None
     try:
         run.read_config()
-    except InputError:  # pretraining has more in it
+    except InputError:  # of another version
         return None
     again = (
         "from pathlib import Path; from nearsight.train import RunFolder, train_run; "

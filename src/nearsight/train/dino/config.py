@@ -7,7 +7,8 @@ its model can open this one; what belongs to DINO alone stands beside them.
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from nearsight.configuration import decode, encode, identifying
+from nearsight.augment import GaussianBlur
+from nearsight.configuration import decode, encode, identifying, settle_numbers
 from nearsight.errors import InputError, check_at_least, check_numbers, check_probability
 from nearsight.files import canonical_hash
 from nearsight.models import ModelConfig
@@ -27,9 +28,10 @@ class ImagesConfig:
     num_train: int | None = None
     """Training images; all by default."""
     num_test: int | None = None
-    """Test images, which only probes look at; all by default."""
+    """Test images, which only probes look at: no part of a run's identity; all by default."""
 
     def __post_init__(self) -> None:
+        settle_numbers(self)
         for name in ("image_size", "num_train", "num_test"):
             if (value := getattr(self, name)) is not None:
                 check_at_least(name, value, 1)
@@ -68,15 +70,27 @@ class CropsConfig:
     blur_local_p: float = 0.5
     """Likewise, a local one."""
     max_sigma: float = 2.0
-    """Largest deviation of a blur in pixels; less for images smaller than 224."""
+    """Largest deviation of a blur in pixels, at least 0.1; less for images smaller than 224."""
     solarize_second_p: float = 0.2
     """Probability that the second global crop is solarised."""
 
     def __post_init__(self) -> None:
+        settle_numbers(self)
         check_at_least("num_local", self.num_local, 0)
         check_at_least("local_size", self.local_size, 1)
         for name in ("jitter_p", "grey_p", "blur_first_p", "blur_second_p", "blur_local_p", "solarize_second_p"):
             check_probability(name, getattr(self, name))
+        # As the augmentations would, but before the data are loaded and under the names that were given.
+        for name in ("min_global_area", *(("min_local_area", "max_local_area") if self.num_local else ())):
+            if not 0 < getattr(self, name) <= 1:
+                raise InputError(f"{name} is {getattr(self, name)}, but must be a share, above 0 and at most 1")
+        if self.num_local and self.min_local_area > self.max_local_area:
+            raise InputError(f"min_local_area is {self.min_local_area}, above max_local_area, {self.max_local_area}")
+        for name in ("brightness", "contrast", "saturation", "hue"):
+            check_at_least(name, getattr(self, name), 0)
+        if self.hue > 0.5:
+            raise InputError(f"hue is {self.hue}, but must be at most 0.5, half the circle either way")
+        check_at_least("max_sigma", self.max_sigma, GaussianBlur.min_sigma)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,14 +137,17 @@ class DinoProtocol:
     """Epochs in which the prototypes stay as they are."""
 
     def __post_init__(self) -> None:
+        settle_numbers(self)
         for name in ("epochs", "batch_size", "hidden", "bottleneck"):
             check_at_least(name, getattr(self, name), 1)
         check_at_least("num_prototypes", self.num_prototypes, 2)
         for name in ("lr", "min_lr", "warmup_epochs", "weight_decay", "weight_decay_end", "temperature_warmup_epochs"):
             check_at_least(name, getattr(self, name), 0)
         check_at_least("frozen_epochs", self.frozen_epochs, 0)
-        for name in ("momentum", "centre_momentum", "drop_path"):
+        for name in ("momentum", "centre_momentum"):
             check_probability(name, getattr(self, name))
+        if not 0 <= self.drop_path < 1:
+            raise InputError(f"drop_path is {self.drop_path}, but must lie in [0, 1)")
         for name in ("clip_norm", "teacher_temperature", "teacher_temperature_start", "student_temperature"):
             if not getattr(self, name) > 0:
                 raise InputError(f"{name} is {getattr(self, name)}, but must be above 0")
@@ -150,6 +167,7 @@ class DinoConfig:
     """Arithmetic of the forward and backward; weights and optimiser are float32 in both."""
 
     def __post_init__(self) -> None:
+        settle_numbers(self)
         check_at_least("seed", self.seed, 0)
         check_numbers(self)
         if not self.model.is_transformer:
@@ -163,7 +181,9 @@ class DinoConfig:
     @property
     def identity(self) -> str:
         """16 hex digits that are the same for two runs if and only if the settings that make their numbers are."""
-        return canonical_hash({"dino": identifying(self)})
+        fields = identifying(self)
+        del fields["data"]["num_test"]
+        return canonical_hash({"dino": fields})
 
     def to_json(self) -> dict[str, Any]:
         fields = encode(self)

@@ -53,12 +53,21 @@ class DinoFolder:
 
     def check(self, config: DinoConfig) -> None:
         """Refuse a folder that is another run's, or that no run can be written to; nothing is changed."""
-        check_owner(self.path, config.identity, lambda: self.read_config().identity)
+        check_owner(self.path, config.identity, self._held)
 
     def claim(self, config: DinoConfig) -> None:
         """Make the folder this run's, or find that it already is."""
         self.check(config)
         claim(self.path, config.to_json())
+
+    def _held(self) -> str | None:
+        found = self.run.held()
+        if self.run.is_pretraining and found != self.read_config().identity:
+            raise InputError(
+                f"{self.path} was begun by another version of nearsight, or its {CONFIG} was changed since; "
+                "choose another --out"
+            )
+        return found
 
     def read_config(self) -> DinoConfig:
         settings, path = self.run.read_settings(), self.path / CONFIG

@@ -16,6 +16,7 @@ from nearsight.models import save_model
 from nearsight.train.dino.config import DinoConfig
 from nearsight.train.dino.folder import DinoFolder, DinoRow
 from nearsight.train.dino.training import DinoTraining
+from nearsight.train.diverging import divergence, way_out_of_divergence
 from nearsight.train.failing import TrainingError
 from nearsight.train.processes import Processes
 from nearsight.train.provenance import provenance
@@ -135,10 +136,8 @@ class _Run:
         row = DinoRow(epoch=len(self._rows) + 1, **asdict(result), seconds=time.perf_counter() - began)
         if not math.isfinite(row.loss):
             self._log("diverged", epoch=row.epoch, loss=str(row.loss))
-            raise TrainingError(
-                f"the loss of {self._folder.path} became {row.loss} in epoch {row.epoch}; the last whole epoch is "
-                "kept. Try a lower --protocol.lr, or --precision fp32"
-            )
+            happened = divergence(self._folder.path, row.loss, row.epoch)
+            raise TrainingError(f"{happened}. {way_out_of_divergence(self._config.precision)}")
         self._rows, self._unsaved = (*self._rows, row), self._training.state()
         self._log("epoch", epoch=row.epoch, loss=row.loss)
         self._listener.epoch(self._config, row)

@@ -47,9 +47,10 @@ class Step:
         self.number = torch.zeros(1, dtype=torch.int64, device=images.device)
         """Steps done since training began."""
         self.centre_P = torch.zeros(protocol.num_prototypes, device=images.device)
-        shapes: tuple[tuple[int, ...], ...] = ((), (), (protocol.num_prototypes,))
+        shapes: tuple[tuple[int, ...], ...] = ((), (), (), (protocol.num_prototypes,))
         self.totals = [torch.zeros(shape, dtype=torch.float64, device=images.device) for shape in shapes]
-        """Sums over this epoch's steps: loss, entropy of the teacher's distributions, and their mean [P]."""
+        """Sums over this epoch's steps: loss, mean entropy of the teacher's distributions, entropy of their mean, and
+        that mean [P]."""
 
     def begin(self, epoch: int, index_SB: Tensor) -> None:
         """Go to the start of an epoch."""
@@ -78,9 +79,10 @@ class Step:
             pair.update(gradient_KP, now.lr, now.weight_decay, clip_norm=self.protocol.clip_norm)
         for pair in (self.body, self.prototypes):
             pair.follow(now.share)
-        (mean_P,) = self.processes.averaged([cosines_GBP.float().mean((0, 1))])
+        mean_P, said_P = self.processes.averaged([cosines_GBP.float().mean((0, 1)), teacher_GBP.mean((0, 1))])
         self.centre_P.copy_(next_centre(self.centre_P, mean_P, self.protocol.centre_momentum))
-        summands = (loss.detach(), entropy(teacher_GBP).mean(), teacher_GBP.mean((0, 1)))
+        # The mean's entropy step by step: from one to the next the teacher itself changes, whatever the images.
+        summands = (loss.detach(), entropy(teacher_GBP).mean(), entropy(said_P), said_P)
         for total, summand in zip(self.totals, summands, strict=True):
             total += summand
         self.number += 1

@@ -4,6 +4,7 @@ Shape suffixes: S steps, B samples, P prototypes.
 """
 
 import itertools
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -39,9 +40,9 @@ class EpochResult:
     teacher_entropy: float
     """Of the teacher's distribution of a view, in nats: 0 if it names one prototype."""
     prototypes_used: float
-    """Effective number: e to the entropy of its mean distribution."""
+    """Effective number in the epoch: e to the entropy of its mean distribution."""
     information: float
-    """Nats that the prototypes tell about the image: entropy of the mean less mean of the entropies."""
+    """Nats that the prototypes tell about the images of a batch: entropy of the mean less mean of the entropies."""
     centre_norm: float
 
 
@@ -123,16 +124,15 @@ class DinoTraining:
 
     def _result(self, last: int) -> EpochResult:
         totals = self._processes.averaged(self._step.totals)
-        loss, entropy_sum, mean_P = (total / self.steps_per_epoch for total in totals)
-        spread = float(entropy(mean_P))
+        loss, of_each, of_mean, said_P = (total / self.steps_per_epoch for total in totals)
         return EpochResult(
             loss=float(loss),
             lr=float(self.schedules.lr[last]),
             weight_decay=float(self.schedules.weight_decay[last]),
             momentum=float(self.schedules.momentum[last]),
-            teacher_entropy=float(entropy_sum),
-            prototypes_used=float(torch.tensor(spread).exp()),
-            information=spread - float(entropy_sum),
+            teacher_entropy=float(of_each),
+            prototypes_used=math.exp(float(entropy(said_P))),
+            information=float(of_mean - of_each),
             centre_norm=float(torch.linalg.vector_norm(self.centre_P)),
         )
 
