@@ -1,6 +1,7 @@
 """`nearsight study` on simulations, as a person types it, at small scale."""
 
 import json
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 
 from nearsight.cli import main
 from nearsight.recipes import SIMULATIONS, STUDIES
+from nearsight.study.small import MOST_SEEDS
 
 SMALL = ("--scale", "small", "--device", "cpu")
 
@@ -95,6 +97,30 @@ def test_show_says_what_there_is(association: Path, tmp_path: Path, capsys: pyte
     (path / "runs.csv").unlink()
     assert main(["study", "show", str(path)]) == 0
     assert "No cell is done yet" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["runs", "curves"])
+def test_a_table_that_was_cut_short_is_not_believed(
+    name: str, association: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = Path(shutil.copytree(association, tmp_path / "study"))
+    table = path / f"{name}.csv"
+    table.write_bytes(table.read_bytes()[:-60])
+    before = {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
+    for command in (["study", "run", "association", *SMALL, "--out"], ["study", "show"], ["report"]):
+        assert f"{table} is damaged: " in complaint([*command, str(path)], capsys)
+    assert {file: file.read_bytes() for file in path.rglob("*") if file.is_file()} == before
+
+
+def test_help_and_table_say_how_many_seeds_small_runs_have(
+    association: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["study", "run", "--help"])
+    told = " ".join(re.sub("[│╭╮╰╯─]", " ", capsys.readouterr().out).split())
+    assert f"At small scale, at most {MOST_SEEDS} are run." in told
+    assert main(["study", "show", str(association)]) == 0
+    assert f"at most {MOST_SEEDS} seeds. These numbers are no result." in capsys.readouterr().out
 
 
 def test_show_finds_committed_results_by_name(

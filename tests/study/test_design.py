@@ -2,8 +2,10 @@
 
 import dataclasses
 import itertools
+import json
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -125,10 +127,21 @@ def test_what_does_not_make_a_study(factors: Any, words: str) -> None:
     assert words in str(error.value)
 
 
-@pytest.mark.parametrize("seeds", [0, [], [1, 1]])
+@pytest.mark.parametrize(
+    "seeds", [0, [], [1, 1], 2.5, None, True, "3", [0.5], ["0"], np.arange(0), np.float64(3), 2**70, [2**70]]
+)
 def test_seeds_are_some_different_numbers(seeds: Any) -> None:
-    with pytest.raises(InputError, match="seeds"):
+    with pytest.raises(InputError, match="seed"):
         ablation(seeds=seeds)
+
+
+@pytest.mark.parametrize(
+    ("seeds", "same"), [(np.int64(3), (0, 1, 2)), (np.arange(3), (0, 1, 2)), ([np.uint8(5), 2], (5, 2)), ({7}, (7,))]
+)
+def test_seeds_of_numpy_are_seeds(seeds: Any, same: tuple[int, ...]) -> None:
+    study = ablation(seeds=seeds)
+    assert json.dumps(study.to_json()) == json.dumps(ablation(seeds=same).to_json())
+    assert study.seed_list == same
 
 
 def test_every_setting_has_a_path_that_leads_to_it() -> None:
@@ -158,10 +171,16 @@ def test_a_full_factorial_has_every_combination_once(sizes: list[int], seeds: li
             assert float(label) == getattr(cell.config.protocol, name)
 
 
-def test_cells_that_come_to_the_same_run_are_one() -> None:
+def test_no_condition_disappears() -> None:
+    """Two that come to the same run would be one: the second factor overrides the first, or two levels are alike."""
+    with pytest.raises(InputError, match=r"'base' and '\+protocol.lr 0.01' of study 'study' are the same run"):
+        _ = Study(BASE, factors={"protocol.lr": (1e-3, 1e-2), "lr": (1e-3, 1e-2)}).cells
     factors = {"mixing": {"none": OFF, "cutmix": CutMix(), "also cutmix": CutMix()}}
-    study = Study(BASE, factors=factors, seeds=2)
-    assert [cell.condition for cell in study.cells] == ["none", "cutmix"] * 2
+    for study in (Study(BASE, factors=factors, seeds=2), Study(BASE, factors=factors, seeds=2, scale="small")):
+        with pytest.raises(InputError, match=r"'cutmix' and 'also cutmix'|small runs"):
+            _ = study.cells
+    with pytest.raises(InputError, match="'cutmix' and 'also cutmix'"):  # not what small runs have in common
+        Study(BASE, factors=factors).small()
 
 
 def test_a_study_may_be_part_of_a_design() -> None:
@@ -205,7 +224,16 @@ def test_conditions_of_many_levels_and_of_four_factors() -> None:
     four = Study(BASE, factors={**ABLATION, "lr": (1e-3, 2e-3)})
     names = {cell.condition for cell in four.cells}
     assert len(names) == 16
-    assert {"base", "all", "+lr", "−lr", "CutMix+AutoAugment", "LabelSmoothing+lr"} <= names
+    assert {"base", "+CutMix", "CutMix+AutoAugment", "CutMix+AutoAugment+LabelSmoothing"} <= names
+    # A value is none that is on or off: it is told, and nothing is left out of a whole.
+    assert {"+lr 0.002", "LabelSmoothing+lr 0.002", "CutMix+AutoAugment+LabelSmoothing+lr 0.002"} <= names
+    assert not any(name.startswith("−") for name in names)
+    named = Study(BASE, factors=four.factors, ends=("old", "new"))
+    assert {"old", "new"} <= {cell.condition for cell in named.cells}
+    off_at_last = Study(BASE, factors={"flip": (HorizontalFlip(), OFF), "smoothing": (0.0, 0.1)})
+    assert [cell.condition for cell in off_at_last.cells] == [
+        *("base", "+LabelSmoothing", "+HorizontalFlip off", "HorizontalFlip off+LabelSmoothing")
+    ]
     one = Study(BASE, factors={"lr": (1e-3, 2e-3)})
     assert [cell.condition for cell in one.cells] == ["lr 0.001", "lr 0.002"]
 
@@ -220,7 +248,7 @@ def test_conditions_of_a_choice_are_called_after_it() -> None:
     absent = Study(BASE, factors={**factors, "model": {**networks, "ViT": OFF}})
     assert {"+model Deep ViT", "model Deep ViT+patch 2", "+patch 2"} < {cell.condition for cell in absent.cells}
     both = Study(BASE, factors={"model": networks, "lr": (1e-3, 2e-3)})
-    assert [cell.condition for cell in both.cells][1:4] == ["ViT, lr", "Shallow ViT", "Shallow ViT, lr"]
+    assert [cell.condition for cell in both.cells][1:4] == ["ViT, lr 0.002", "Shallow ViT", "Shallow ViT, lr 0.002"]
 
 
 def test_a_small_study_keeps_its_conditions_and_its_form() -> None:

@@ -138,6 +138,7 @@ def test_tables_without_run_folders_say_the_same(folder: Path, tmp_path: Path) -
         pd.testing.assert_frame_equal(getattr(before, name), getattr(after, name), check_exact=True)
     assert (before.factors, before.settings, before.assumed) == (after.factors, after.settings, after.assumed)
     assert {state.state for state in StudyFolder(folder).states()} == {"done"}
+    assert (after.planned, after.seeds, after.design) == (before.planned, (0, 1), "full factorial")
     with pytest.raises(InputError, match="holds the tables of this study, whose runs are elsewhere"):
         run_study(tiny_study(), folder)
     made = json.loads((folder / "provenance.json").read_text())
@@ -198,6 +199,22 @@ def test_tables_that_cannot_be_read(folder: Path, name: str, change: str | None,
     with pytest.raises(InputError) as error:
         StudyResults.read(folder)
     assert words in str(error.value)
+
+
+def test_tables_that_lack_the_heads_of_a_run_are_not_believed(folder: Path) -> None:
+    StudyFolder(folder).write_tables()
+    whole = StudyResults.read(folder)
+    shutil.rmtree(folder / "runs")
+    kept = set(whole.runs["run"][:2])
+    whole.heads[whole.heads["run"].isin(kept)].to_csv(folder / "heads.csv", index=False)
+    lacking = whole.runs.iloc[2]
+    with pytest.raises(InputError, match=r"heads\.csv is damaged: it has no heads of .* and 3 more; put back") as error:
+        StudyResults.read(folder)
+    assert f"{lacking['condition']}, seed {lacking['seed']} ({lacking['run']})" in str(error.value)
+    # Networks without heads have none, and no most local one.
+    without = whole.runs.assign(min_mad=whole.runs["min_mad"].where(whole.runs["run"].isin(kept)))
+    without.to_csv(folder / "runs.csv", index=False)
+    assert len(StudyResults.read(folder).runs) == 8
 
 
 def test_a_study_without_a_complete_run_has_empty_tables(tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
 """Simulations: only what is missing is run, all seeds of a condition at once, and nothing is ever half-written."""
 
 import json
+import re
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -211,4 +213,82 @@ def test_what_cannot_be_is_refused(changes: dict[str, object], words: str) -> No
 def test_a_damaged_description_is_named(text: str, tmp_path: Path) -> None:
     (tmp_path / "study.json").write_text(text)
     with pytest.raises(InputError, match=r"simulation|schema"):
+        SimulationResults.read(tmp_path)
+
+
+CUT = "is damaged: (its last row is cut short|it has a row that is not as long)"
+
+
+@pytest.mark.parametrize(
+    ("file", "damage", "words"),
+    [
+        *((name, lambda text, cut=cut: text[:-cut], CUT) for name in ("runs", "curves") for cut in (2, 3, 9, 25)),
+        ("runs", lambda text: text + "x\n", "not as long as the first"),
+        ("runs", lambda text: text.replace(",2,", ",2.5,"), "a seed that is no whole number"),
+        ("runs", lambda text: text.replace(",2,", ",7,"), "size 3, seed 7, which is no cell of the study"),
+        ("curves", lambda text: text.replace("size 4", "size 5"), "size 5, seed 0, which is no cell of the study"),
+        ("runs", lambda text: text + text.splitlines()[-1] + "\n", "two rows of one cell"),
+        ("runs", lambda text: text.replace("size 4,4", "size 3,4"), "two rows of one cell"),
+        (
+            "runs",
+            lambda text: re.sub("size ([34])", lambda found: f"size {7 - int(found[1])}", text),
+            "run .* which is",
+        ),
+        ("runs", lambda text: text.replace("3.333333", "3.3x3333"), "total holds '3.3x3333' among numbers"),
+        ("runs", lambda text: text.replace("total", "totals"), "no column total"),
+        ("curves", lambda text: "".join(text.splitlines(keepends=True)[:-1]), "it has 1 rows of size 4, seed 2, but 2"),
+        ("curves", lambda text: "".join(text.splitlines(keepends=True)[:7]), "0 rows of size 4, seed 0, but some"),
+        ("curves", lambda text: "", "damaged"),
+    ],
+)
+def test_no_damaged_table_is_believed(
+    file: str, damage: Callable[[str], str], words: str, tmp_path: Path, whole: Path
+) -> None:
+    shutil.copytree(whole, tmp_path / "study")
+    path = tmp_path / "study" / f"{file}.csv"
+    path.write_text(damage(path.read_text()))
+    before = contents(tmp_path / "study")
+    for read in (SimulationResults.read, lambda folder: run_simulation(sums(Counted()), folder)):
+        with pytest.raises(InputError, match=words) as told:
+            read(tmp_path / "study")
+        assert str(path) in str(told.value)
+    assert contents(tmp_path / "study") == before
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A simulation that is done; not to be changed."""
+    return run_simulation(sums(Counted()), tmp_path_factory.mktemp("whole") / "study").path
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"commit": 3}', "["])
+def test_a_damaged_certificate_is_named_before_anything_is_run(text: str, tmp_path: Path) -> None:
+    run_simulation(sums(Counted()), tmp_path)
+    (tmp_path / "provenance.json").write_text(text)
+    counted = Counted()
+    with pytest.raises(InputError, match=r"provenance\.json is damaged.*; remove it"):
+        run_simulation(sums(counted, seeds=4), tmp_path)
+    assert counted.asked == []
+
+
+def test_a_condition_may_be_called_as_no_number(tmp_path: Path) -> None:
+    study = replace(sums(Counted()), conditions={"NA": Config(), "none": Config(size=4)})
+    run_simulation(study, tmp_path)
+    assert SimulationResults.read(tmp_path).runs["condition"].tolist() == ["NA"] * 3 + ["none"] * 3
+
+
+@pytest.mark.parametrize(
+    ("what", "value", "words"),
+    [
+        ("cells", [{"condition": "size 3", "seed": "0", "run": "a"}], "cell 0 does not say its seed"),
+        ("cells", [{"condition": "size 9", "seed": 0, "run": "a"}], "'size 9', which is no condition"),
+        ("levels", {"size 3": {}}, "the levels of size 4"),
+        ("responses", 3, "does not say its responses"),
+    ],
+)
+def test_a_description_without_its_parts_is_named(what: str, value: object, words: str, tmp_path: Path) -> None:
+    run_simulation(sums(Counted()), tmp_path)
+    told = json.loads((tmp_path / "study.json").read_text())
+    (tmp_path / "study.json").write_text(json.dumps({**told, what: value}))
+    with pytest.raises(InputError, match=rf"study\.json is damaged: .*{words}"):
         SimulationResults.read(tmp_path)

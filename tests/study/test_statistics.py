@@ -254,6 +254,21 @@ def test_the_p_value_is_scipys_exact_one_with_ties_too(with_, without):
     assert found.difference == pytest.approx(np.mean(with_) - np.mean(without))
 
 
+@pytest.mark.parametrize("blocks", [(), ("seed",)])
+def test_runs_without_a_response_are_left_out(blocks):
+    random = np.random.default_rng(0)
+    runs = two_groups(random.random(6), random.random(6) + 0.3, [0, 1, 2, 3, 4, 5] * 2)
+    runs.loc[[1, 8], "min_mad"] = np.nan
+    found = separation(runs, "cutmix", OFF_ON, "min_mad", blocks=blocks)
+    assert found == separation(runs.dropna(), "cutmix", OFF_ON, "min_mad", blocks=blocks)
+    assert (found.num_with, found.num_without) == (5, 5)
+    assert 0 < found.p <= 1
+    one = separation(two_groups([1.0, np.nan], [2.0, 3.0]), "cutmix", OFF_ON, "min_mad")
+    assert one.p == pytest.approx(2 / 3)  # one of three dealings is as low
+    with pytest.raises(InputError, match="one of the groups is empty"):
+        separation(two_groups([np.nan], [2.0, 3.0]), "cutmix", OFF_ON, "min_mad")
+
+
 @settings(max_examples=25, deadline=None)
 @given(st.integers(1, 4), st.integers(1, 4), st.integers(2, 3), st.integers(0, 10**6))
 def test_dealing_within_blocks_is_the_slow_loop(num_with, num_without, num_blocks, seed):

@@ -47,7 +47,7 @@ class RunOptions(Common):
     name: _NAME
     """The study, as `nearsight study list` calls it."""
     seeds: int | None = None
-    """Seeds per condition; the recipe's own number by default."""
+    """Seeds per condition; the recipe's own number by default. At small scale, at most 2 are run."""
     scale: Scale = "full"
     """small: a narrow model, few images and two epochs, to test the path on any machine. It is no result."""
     out: str | None = None

@@ -14,6 +14,7 @@ from nearsight.commands.progress import SECONDS_BETWEEN_LINES
 from nearsight.commands.study_progress import StudyBar
 from nearsight.commands.study_tables import finite, with_half_width
 from nearsight.study import Simulation, SimulationCell, SimulationListener, SimulationResults, run_simulation
+from nearsight.study.small import MOST_SEEDS
 from nearsight.study.statistics import by_condition
 from nearsight.train import Stop
 
@@ -81,7 +82,8 @@ def table(results: SimulationResults) -> str:
     done = sum(cell["state"] == "done" for cell in told["cells"])
     lines = [f"{results.name} at {results.scale} scale: {len(told['cells'])} cells ({done} done)", ""]
     if results.scale != "full":
-        lines[1:1] = ["Shrunk to test the path: few dimensions, samples and steps. These numbers are no result."]
+        shrunk = f"few dimensions, samples and steps, at most {MOST_SEEDS} seeds"
+        lines[1:1] = [f"Shrunk to test the path: {shrunk}. These numbers are no result."]
     if not told["conditions"]:
         return "\n".join([*lines, "No cell is done yet."])
     width = max(len("condition"), *(len(row["condition"]) for row in told["conditions"]))

@@ -6,6 +6,7 @@ from typing import Any
 
 from nearsight.study import CellState, StudyFolder, StudyResults
 from nearsight.study.results import read_description
+from nearsight.study.small import MOST_SEEDS
 from nearsight.study.statistics import by_condition
 
 _RESPONSES = ("test_acc", "min_mad")
@@ -66,7 +67,8 @@ def table(folder: StudyFolder) -> str:
     counted = ", ".join(f"{number} {state}" for state, number in counts.items())
     lines = [f"{told['name']} at {told['scale']} scale, {told['design']}: {len(told['cells'])} cells ({counted})", ""]
     if told["scale"] != "full":
-        lines[1:1] = ["Shrunk to test the path: a narrow model, few images, two epochs. These numbers are no result."]
+        shrunk = f"a narrow model, few images, two epochs, at most {MOST_SEEDS} seeds"
+        lines[1:1] = [f"Shrunk to test the path: {shrunk}. These numbers are no result."]
     lines += _rows(told["conditions"])
     for cell in told["cells"]:
         if cell["state"] == "running":

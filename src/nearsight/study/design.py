@@ -9,9 +9,9 @@ from typing import Any, Literal
 
 from nearsight.configuration import encode
 from nearsight.errors import InputError, unknown_name
-from nearsight.study.conditions import condition_name
+from nearsight.study.conditions import ENDS, condition_name
 from nearsight.study.factors import Factor, Levels
-from nearsight.study.fractions import Fraction
+from nearsight.study.fractions import FRACTION, Fraction
 from nearsight.study.results import SCHEMA, run_columns
 from nearsight.study.seeds import listed
 from nearsight.study.settings import assumed_names, flat_settings, shared_settings
@@ -56,8 +56,9 @@ class Study:
     seeds: int | Sequence[int] = 1
     """How many, counted from 0, or which."""
     name: str = "study"
-    ends: tuple[str, str] = ("base", "all")
-    """What the conditions with all factors at their first and at their last level are called."""
+    ends: tuple[str, str] = ENDS
+    """What the conditions with all factors at their first and at their last level are called. Where a factor chooses
+    among values, "all" says nothing, and the values are told."""
     chosen: tuple[dict[str, str], ...] | None = None
     """The level combinations to run; all by default."""
     generators: tuple[str, ...] = ()
@@ -88,7 +89,7 @@ class Study:
 
     @cached_property
     def cells(self) -> tuple[Cell, ...]:
-        """What is run, seed by seed. Cells that come to the same run are one."""
+        """What is run, seed by seed. No two conditions come to the same run."""
         conditions: dict[str, dict[str, str]] = {}
         for levels in self._combinations():
             name = condition_name(self.parsed, levels, self.ends)
@@ -98,8 +99,17 @@ class Study:
         for seed in self.seed_list:
             for condition, levels in conditions.items():
                 cell = Cell(condition, levels, self._config(levels, seed))
-                cells.setdefault(cell.run, cell)
+                if (same := cells.setdefault(cell.run, cell)) is not cell:
+                    raise self._no_difference(same.condition, condition)
         return tuple(cells.values())
+
+    def _no_difference(self, first: str, second: str) -> InputError:
+        if self.scale == "small":
+            return InputError(f"study {self.name!r} varies what small runs have in common; run it at full scale")
+        return InputError(
+            f"conditions {first!r} and {second!r} of study {self.name!r} are the same run: two of its factors set the "
+            "same thing, or two levels are alike; leave one away"
+        )
 
     def only(self, combinations: Iterable[Mapping[str, str]]) -> "Study":
         """The part of the study with these level combinations; a factor that one does not name is at its base."""
@@ -132,15 +142,14 @@ class Study:
         """The same study with every run shrunk, to test the path from recipe to report without a GPU."""
         few = dataclasses.replace(self, seeds=self.seed_list[:MOST_SEEDS])
         small = dataclasses.replace(few, scale="small")
-        if len(small.cells) < len(few.cells):
-            raise InputError(f"study {self.name!r} varies what small runs have in common; run it at full scale")
+        _ = few.cells, small.cells  # which says what cannot be
         return small
 
     @property
     def design(self) -> str:
         """The design in a line for people."""
         if self.generators:
-            return "fraction: " + Fraction(len(self.parsed), self.generators).describe([f.title for f in self.parsed])
+            return FRACTION + Fraction(len(self.parsed), self.generators).describe([f.title for f in self.parsed])
         return "full factorial" if self.chosen is None else "chosen conditions"
 
     def to_json(self) -> dict[str, Any]:

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 
 from nearsight.errors import InputError
 
+FRACTION = "fraction: "
+"""What the description of such a design begins with."""
 LETTERS = string.ascii_uppercase.replace("I", "")
 Word = frozenset[str]
 

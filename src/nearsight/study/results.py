@@ -59,6 +59,10 @@ class StudyResults:
     """The heads during training, of the runs that were measured then: `COURSE_COLUMNS`."""
     planned: tuple[str, ...] = ()
     """The conditions that were asked for; none where that is not known."""
+    seeds: tuple[int, ...] = ()
+    """Likewise."""
+    design: str = ""
+    """In a line for people, as in "full factorial"; of a fraction, what is aliased with what."""
 
     @classmethod
     def read(cls, folder: Path) -> "StudyResults":
@@ -73,6 +77,8 @@ class StudyResults:
             settings=described["settings"],
             assumed=tuple(described["assumed"]),
             planned=tuple(dict.fromkeys(cell["condition"] for cell in described["cells"])),
+            seeds=tuple(dict.fromkeys(cell["seed"] for cell in described["cells"])),
+            design=described["design"],
             **kept(folder, described["cells"], tuple(factors)),
         )
 
@@ -122,12 +128,12 @@ def read_description(folder: Path) -> dict[str, Any]:
         raise InputError(
             f"{path} has schema {described['schema']}, but this nearsight reads up to {SCHEMA}; update nearsight"
         )
-    if missing := _missing(described, _OF_A_STUDY):
+    if missing := missing_parts(described, _OF_A_STUDY):
         raise InputError(f"{path} is damaged: it does not say its {missing}")
     if not all(isinstance(labels, list) for labels in described["factors"].values()):
         raise InputError(f"{path} is damaged: a factor has no levels")
     for number, cell in enumerate(described["cells"]):
-        if missing := _missing(cell, _OF_A_CELL):
+        if missing := missing_parts(cell, _OF_A_CELL):
             raise InputError(f"{path} is damaged: cell {number} does not say its {missing}")
     return described
 
@@ -139,7 +145,7 @@ _OF_A_STUDY: dict[str, type] = {
 _OF_A_CELL: dict[str, type] = {"run": str, "condition": str, "levels": dict, "seed": int, "config": dict}
 
 
-def _missing(value: Any, parts: dict[str, type]) -> str:
+def missing_parts(value: Any, parts: dict[str, type]) -> str:
     """The parts that a JSON value does not have, or not as what they should be."""
     told = value if isinstance(value, dict) else {}
     return ", ".join(sorted(name for name, kind in parts.items() if not isinstance(told.get(name), kind)))
@@ -163,6 +169,7 @@ def _named(cell: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
 
 _OF_RUNS = {"heads": HEAD_COLUMNS, "layers": LAYER_COLUMNS, "history": HISTORY_COLUMNS, "course": COURSE_COLUMNS}
 """Tables with several rows per run."""
+_MOST_NAMED = 3
 
 
 def _from_run_folders(folder: Path, cells: list[dict[str, Any]], factors: tuple[str, ...]) -> dict[str, pd.DataFrame]:
@@ -208,7 +215,20 @@ def _from_tables(folder: Path, _: list[dict[str, Any]], factors: tuple[str, ...]
         else:
             text = tuple(column for column in ("run", "layer_name") if column in columns)
             tables[name] = _read_table(folder / f"{name}.csv", columns, text)
+    _check_heads(folder / "heads.csv", tables["runs"], tables["heads"])
     return tables
+
+
+def _check_heads(path: Path, runs: pd.DataFrame, heads: pd.DataFrame) -> None:
+    """Whoever has a most local head has heads."""
+    lacking = runs[runs["min_mad"].notna() & ~runs["run"].isin(heads.loc[heads["mad"].notna(), "run"])]
+    if len(lacking):
+        few = [f"{row.condition}, seed {row.seed} ({row.run})" for row in lacking.head(_MOST_NAMED).itertuples()]
+        more = f" and {len(lacking) - len(few)} more" if len(lacking) > len(few) else ""
+        raise InputError(
+            f"{path} is damaged: it has no heads of {'; '.join(few)}{more}; put back a whole one, or leave these runs "
+            "out of runs.csv"
+        )
 
 
 def _read_table(path: Path, columns: tuple[str, ...], text: tuple[str, ...]) -> pd.DataFrame:

@@ -6,7 +6,8 @@ asks for them: making one takes longer than reading the file.
 
 import csv
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import cached_property
 from itertools import islice
@@ -99,15 +100,29 @@ def read_row(folder: RunFolder) -> dict[str, Any]:
 def read_columns(path: Path, columns: Sequence[str], text: Sequence[str] = ()) -> Columns:
     """The columns of a CSV file, digit for digit. Those of text stay text: a hash may look like a number, and a level
     may be called "none". Those of later versions may be missing."""
+    with reading_table(path), path.open(encoding="utf-8", newline="") as file:
+        return _columns(csv.reader(file, strict=True), columns, text)
+
+
+@contextmanager
+def reading_table(path: Path, way_out: str = "") -> Iterator[None]:
+    """What is wrong with a CSV file is an `InputError` that names it."""
     try:
-        with path.open(encoding="utf-8", newline="") as file:
-            return _columns(csv.reader(file, strict=True), columns, text)
+        yield
     except FileNotFoundError as error:
         raise InputError(f"{path} is missing") from error
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror or error}") from error
     except (ValueError, OverflowError, csv.Error) as error:  # not a number, or not UTF-8; too large a one
-        raise InputError(f"{path} is damaged: {' '.join(str(error).split())}") from error
+        raise InputError(f"{path} is damaged: {' '.join(str(error).split())}{way_out}") from error
+
+
+def whole_rows(rows: Iterable[list[str]], header: Sequence[str]) -> list[list[str]]:
+    """Those that are not empty; each must be as long as the first."""
+    filled = [row for row in rows if row]
+    if any(len(row) != len(header) for row in filled):
+        raise ValueError("it has a row that is not as long as the first")
+    return filled
 
 
 def _columns(rows: Iterator[list[str]], columns: Sequence[str], text: Sequence[str]) -> Columns:
@@ -116,9 +131,7 @@ def _columns(rows: Iterator[list[str]], columns: Sequence[str], text: Sequence[s
         raise ValueError(f"it has no column {', '.join(absent)}")
     parts: dict[str, list[NDArray[Any]]] = {name: [] for name in columns}
     while some := list(islice(rows, _ROWS_AT_ONCE)):  # of a large file, the text is never there as a whole
-        filled = [row for row in some if row]
-        if any(len(row) != len(header) for row in filled):
-            raise ValueError("it has a row that is not as long as the first")
+        filled = whole_rows(some, header)
         by_place = list(zip(*filled, strict=True)) or [()] * len(header)
         for name, list_of_parts in parts.items():
             values = by_place[header.index(name)] if name in header else ("",) * len(filled)

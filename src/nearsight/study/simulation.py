@@ -29,7 +29,8 @@ class Simulate(Protocol):
     def __call__(
         self, config: Any, seeds: Sequence[int], device: torch.device, heard: Callable[[float], None], /
     ) -> Mapping[str, pd.DataFrame]:
-        """The table `runs` with a row per seed, and further tidy tables by name; each has a column seed.
+        """The table `runs` with a row per seed, and further tidy tables by name, with as many rows of each seed; each
+        has a column seed.
 
         `heard` is told now and then how much is done, from 0 to 1; what it raises ends the run.
         """

@@ -15,8 +15,10 @@ from typing import Any
 import pandas as pd
 
 from nearsight.errors import InputError
-from nearsight.files import check_output_folder, write_json, write_text
+from nearsight.files import check_output_folder, read_object, write_json, write_text
+from nearsight.study.results import missing_parts
 from nearsight.study.simulation import RUNS, SCHEMA, Simulation, SimulationCell, flat
+from nearsight.study.simulation_tables import read_tables
 
 DIGITS = "%.7g"
 """Of numbers in tables: all that single precision has."""
@@ -49,9 +51,9 @@ class SimulationResults:
     @classmethod
     def read(cls, folder: Path) -> "SimulationResults":
         described = read_simulation(folder)
-        cells = tuple(SimulationCell(**cell) for cell in described["cells"])
-        tables = {path.stem: _read_table(path) for path in sorted(folder.glob("*.csv"))}
-        tables.setdefault(RUNS, pd.DataFrame(columns=["run", "condition", "seed"]))
+        cells = tuple(SimulationCell(**{name: cell[name] for name in _OF_A_CELL}) for cell in described["cells"])
+        levels: dict[str, dict[str, object]] = described["levels"]
+        settings = {name for each in levels.values() for name in each}
         return cls(
             name=described["name"],
             scale=described["scale"],
@@ -59,9 +61,9 @@ class SimulationResults:
             settings=described["settings"],
             assumed=tuple(described["assumed"]),
             configs=described["conditions"],
-            levels=described["levels"],
+            levels=levels,
             cells=cells,
-            tables=tables,
+            tables=read_tables(folder, cells, settings=settings, responses=described["responses"]),
         )
 
 
@@ -78,6 +80,7 @@ class SimulationFolder:
             raise InputError(f"{self.path} is for results, and a study at small scale has none; choose another --out")
         if (self.path / "study.json").exists():
             self._check_same(simulation)
+            self._read_certificates()
         elif (self.path / "runs.csv").exists():
             raise InputError(f"{self.path} holds runs.csv but no study.json; choose another --out")
 
@@ -114,14 +117,26 @@ class SimulationFolder:
 
     def write_provenance(self, certificate: Mapping[str, Any]) -> None:
         """Add the certificate of who just ran to those of who ran before."""
-        path = self.path / "provenance.json"
-        before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        before = self._read_certificates()
         told = {
             what: [*(each for each in before.get(what, []) if each != value), value]
             for what, value in certificate.items()
         }
         runs = SimulationResults.read(self.path).runs
-        write_json(path, {**told, "runs": len(runs), "wall_seconds": round(float(runs["wall_seconds"].sum()), 1)})
+        counted = {"runs": len(runs), "wall_seconds": round(float(runs["wall_seconds"].sum()), 1)}
+        write_json(self.path / "provenance.json", {**told, **counted})
+
+    def _read_certificates(self) -> dict[str, list[Any]]:
+        """What provenance.json says of who ran before; nothing where there is none yet."""
+        path, way_out = self.path / "provenance.json", "; remove it, or choose another --out"
+        if not path.exists():
+            return {}
+        told = read_object(path, missing=str(self.path), way_out=way_out)
+        certificates = {what: value for what, value in told.items() if what not in ("runs", "wall_seconds")}
+        for what, value in certificates.items():
+            if not isinstance(value, list):
+                raise InputError(f"{path} is damaged: its {what} is no list{way_out}")
+        return certificates
 
     def _write_table(self, name: str, table: pd.DataFrame, levels: Mapping[str, Mapping[str, object]]) -> None:
         first = ["condition"]
@@ -153,7 +168,7 @@ def is_simulation(folder: Path) -> bool:
     """Whether the folder's study.json describes a simulation, and not a study of trainings."""
     try:
         described = json.loads((folder / "study.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return False
     return isinstance(described, dict) and described.get("kind") == "simulation"
 
@@ -163,19 +178,23 @@ def read_simulation(folder: Path) -> dict[str, Any]:
     path = folder / "study.json"
     if not is_simulation(folder):
         raise InputError(f"{folder} holds no simulation: its study.json is missing, damaged or of another kind")
-    described: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    described = read_object(path, missing=str(folder))
     if described.get("schema") != SCHEMA:
         raise InputError(f"{path} has schema {described.get('schema')}, but this nearsight reads {SCHEMA}")
-    missing = {"name", "scale", "responses", "settings", "assumed", "conditions", "levels", "cells"} - set(described)
-    if missing:
-        raise InputError(f"{path} is damaged: it does not say its {', '.join(sorted(missing))}")
+    if missing := missing_parts(described, _OF_A_SIMULATION):
+        raise InputError(f"{path} is damaged: it does not say its {missing}")
+    if missing := missing_parts(described["levels"], dict.fromkeys(described["conditions"], dict)):
+        raise InputError(f"{path} is damaged: it does not say the levels of {missing}")
+    for number, cell in enumerate(described["cells"]):
+        if missing := missing_parts(cell, _OF_A_CELL):
+            raise InputError(f"{path} is damaged: cell {number} does not say its {missing}")
+        if cell["condition"] not in described["conditions"]:
+            raise InputError(f"{path} is damaged: cell {number} is of {cell['condition']!r}, which is no condition")
     return described
 
 
-def _read_table(path: Path) -> pd.DataFrame:
-    try:
-        frame = pd.read_csv(path, dtype={"run": str, "condition": str})
-        frame[["condition", "seed"]]
-    except (KeyError, ValueError) as error:  # pandas' own errors are ValueErrors
-        raise InputError(f"{path} is damaged: {' '.join(str(error).split())}") from error
-    return frame
+_OF_A_SIMULATION: dict[str, type] = {
+    **{"name": str, "scale": str, "responses": dict, "settings": dict, "assumed": list},
+    **{"conditions": dict, "levels": dict, "cells": list},
+}
+_OF_A_CELL: dict[str, type] = {"condition": str, "seed": int, "run": str}

@@ -55,6 +55,9 @@ def test_the_p_of_many_runs_is_drawn(slope: float) -> None:
 def test_what_has_no_rank_correlation() -> None:
     assert math.isnan(rank_correlation([1.0, 2.0], [1.0, 2.0]).value)
     assert math.isnan(rank_correlation([1.0, 1.0, 1.0], [1.0, 2.0, 3.0]).p)
+    for pair in (([1.0, 2.0, math.nan, 4.0], range(4)), (range(4), [1.0, 2.0, math.nan, 4.0])):
+        unknown = rank_correlation(*pair)
+        assert all(map(math.isnan, (unknown.value, unknown.p, unknown.low, unknown.high)))
     perfect = rank_correlation(range(6), range(6))
     assert (perfect.value, perfect.p) == (pytest.approx(1.0), pytest.approx(2 / math.factorial(6)))
     assert math.isnan(perfect.low)

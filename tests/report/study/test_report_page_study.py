@@ -12,6 +12,7 @@ import pytest
 
 from nearsight.cli import main
 from nearsight.errors import InputError
+from nearsight.report.page.finding import locality_in_words
 from nearsight.report.page.folders import read_folder
 from nearsight.report.page.live import LivePage
 from nearsight.report.page.study import study_page_html
@@ -52,6 +53,51 @@ def test_the_finding_is_that_of_the_runs(results, html):
     by_level = results.runs.groupby("cutmix")["min_mad"].mean()
     assert [float(number) for number in told.groups()] == pytest.approx([by_level["on"], by_level["off"]], abs=5e-4)
     assert verdict_markdown(results, judge_claims(results)).splitlines()[2] in text_of(html)
+
+
+def test_the_finding_names_where_it_holds_and_a_gap_that_is_one(make_study):
+    modern = make_study("protocol-cifar100", seeds=2, noise=0.1)
+    words = locality_in_words(modern)
+    means = modern.runs.groupby("condition")["min_mad"].mean()
+    assert means["Modern"] < means["Baseline"]
+    assert words.headline.startswith(
+        f"In Modern the most local head has a mean attention distance of {means['Modern']:.3f} ± "
+    )
+    assert f", in Baseline {means['Baseline']:.3f} ± " in words.headline
+    by_level = modern.runs.set_index("condition")["min_mad"]
+    gap = by_level["Baseline"].min() - by_level["Modern"].max()
+    assert words.sentences[0] == f"Means over 2 and 2 runs. No run bridges the gap of {gap:.3f} between the two groups."
+
+    def sentence(values, seeds):
+        runs = make_study("protocol-cifar100", seeds=seeds).runs.sort_values("condition").assign(min_mad=values)
+        return locality_in_words(dataclasses.replace(modern, runs=runs)).sentences[0]
+
+    assert sentence([0.3, 0.2], 1) == "One run each."  # which a gap always parts
+    assert sentence([0.3, 0.2, 0.25, 0.1], 2) == "Means over 2 and 2 runs. The runs of the two groups overlap."
+    assert sentence([0.3, 0.2001, 0.2, 0.1], 2) == "Means over 2 and 2 runs."  # a gap that does not show
+
+    rates = modern.runs.assign(lr=modern.runs["protocol"].map({"Baseline": "0.001", "Modern": "0.01"}))
+    rates = rates.assign(condition="lr " + rates["lr"])
+    ours = dataclasses.replace(modern, name="ours", runs=rates, factors={"lr": ("0.001", "0.01")})
+    told = locality_in_words(ours).headline
+    assert told.startswith("At learning rate 0.01 the most local head ")
+    assert ", at learning rate 0.001 0." in told
+
+
+def test_how_to_run_it_again_is_what_works(results):
+    def again(**changes):
+        html = study_page_html(dataclasses.replace(results, **changes), with_stills=False, with_tests=False)
+        return text_of(html).split("Run it again")[-1].split("Cite it")[0]
+
+    assert "nearsight study run ablation-cifar100 --seeds 2 " in again()
+    assert "--seeds 3 --scale small " in again(seeds=(0, 1, 2), scale="small")  # asked for, though not all are done
+    for changes, told in (
+        ({"name": "one"}, "seeds 0, 1"),
+        ({"seeds": (5, 3)}, "seeds 3, 5"),
+        ({"seeds": (1,)}, "seed 1"),
+    ):
+        assert "nearsight study run" not in again(**changes)
+        assert f"with {told}: it was run from Python, by nearsight.study.run_study" in again(**changes)
 
 
 def test_tables_hold_what_the_report_says(results, html):

@@ -7,12 +7,16 @@ import pandas as pd
 import pytest
 from scipy import stats
 
+from nearsight.augment import AutoAugment, CutMix
+from nearsight.report.page.study import study_page_html
 from nearsight.report.study.conditions import key_factor, level_in_words, roles
 from nearsight.report.study.notes import missing_notes, seeds_in_words
 from nearsight.report.study.paper import PUBLISHED
 from nearsight.report.study.table import Table, probability, rounded, with_interval
 from nearsight.report.study.tables import study_tables
+from nearsight.study import OFF, Study
 from nearsight.study.statistics import mean_interval
+from nearsight.train import RunConfig
 
 
 def tables_of(results):
@@ -162,6 +166,22 @@ def test_one_seed_gives_means_without_interval(make_study):
     assert numbers[["test_acc_low", "min_mad_high"]].isna().all(axis=None)
     assert not any("±" in cell for row in markdown_rows(tables["conditions"]).to_numpy() for cell in row)
     assert "nteractions of 3 factors are left out" in tables["effects"].markdown()
+
+
+def test_the_aliases_of_a_fraction_stand_where_its_effects_are_read(make_study):
+    whole = make_study(seeds=3)
+    signs = [np.where(whole.runs[name] == levels[-1], 1, -1) for name, levels in whole.factors.items()]
+    kept = whole.runs[signs[2] == signs[0] * signs[1]]
+    assert not any("alias" in note for table in study_tables(whole) for note in table.notes)
+    factors = {"cutmix": (OFF, CutMix()), "autoaugment": (OFF, AutoAugment()), "smoothing": (0.0, 0.1)}
+    design = Study(RunConfig(), factors=factors).fraction("C=AB").design
+    part = dataclasses.replace(whole, runs=kept, heads=whole.heads[whole.heads["run"].isin(kept["run"])], design=design)
+    tables = tables_of(part)
+    for name in ("effects", "effects-by-layer"):
+        assert "A CutMix, B AutoAugment, C LabelSmoothing; I = ABC, " in tables[name].markdown()
+        assert "aliases: A = BC; B = AC; C = AB. An effect may be that of its aliases" in tables[name].markdown()
+        assert len(tables[name].numbers)
+    assert study_page_html(part, with_stills=False).count("aliases: A = BC; B = AC; C = AB") == 2
 
 
 def test_what_is_missing_is_said_and_the_papers_row_stays(make_study):

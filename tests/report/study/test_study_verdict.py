@@ -335,3 +335,16 @@ def test_the_papers_numbers_agree_with_each_other():
         assert 0 < getattr(row, low) < getattr(row, high) < 1
     (groups,) = (claim for claim in CLAIMS["ablation-cifar100"] if claim.text.startswith("CutMix parts"))
     assert groups.paper.startswith("with ≤ 0.024, without ≥ 0.210")
+
+
+def test_claims_about_heads_that_could_not_be_measured_are_not_tested(make_study):
+    whole = make_study(seeds=2)
+    lost = whole.runs.index[(whole.runs["condition"] == "Modern") & (whole.runs["seed"] == 1)]
+    runs = whole.runs.copy()
+    runs.loc[lost, ["min_mad", "max_mad", "min_entropy", "max_entropy"]] = np.nan
+    heads = whole.heads[~whole.heads["run"].isin(runs.loc[lost, "run"])]
+    told = [judgement.finding.ours for judgement in judge_claims(dataclasses.replace(whole, runs=runs, heads=heads))]
+    assert "no head of Modern, seed 1, could be measured" in told
+    parted = next(words for words in told if words.startswith("with ≤ "))
+    assert "p = 0," not in parted
+    assert "–" not in parted

@@ -3,10 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from nearsight.report.study.conditions import key_factor, level_in_words, with_attention
+import pandas as pd
+
+from nearsight.report.study.conditions import FACTOR_NAMES, OFF, key_factor, level_in_words, with_attention
 from nearsight.report.study.notes import SMALL, missing_notes
 from nearsight.report.study.rules import Finding, Verdict
-from nearsight.report.study.table import with_interval
+from nearsight.report.study.table import rounded, with_interval
 from nearsight.study.results import StudyResults
 from nearsight.study.statistics import by_condition, mean_interval
 
@@ -42,19 +44,37 @@ def locality_in_words(results: StudyResults) -> Words:
         return _in_words(measured, "min_mad", "The most local head looks nearest", scale=1, largest=False)
     groups = {level: mean_interval(measured.runs.loc[measured.runs[key] == level, "min_mad"]) for level in levels}
     near, far = sorted(levels, key=lambda level: groups[level].mean)
-    words = {level: level_in_words(key, levels, level) for level in levels}
+    words = {level: _where(measured, key, level) for level in levels}
     runs = {level: measured.runs.loc[measured.runs[key] == level, "min_mad"] for level in levels}
-    gap = float(runs[far].min() - runs[near].max())
-    parted = (
-        f"No run bridges the gap of {gap:.3f} between the two groups."
-        if gap > 0
-        else "The runs of the two groups overlap."
-    )
     return Words(
         headline=f"{words[near][:1].upper()}{words[near][1:]} the most local head has a mean attention distance of "
         f"{with_interval(groups[near])}, {words[far]} {with_interval(groups[far])}.",
-        sentences=(f"Means over {groups[near].n} and {groups[far].n} runs. {parted}", OVER_RUNS),
+        sentences=(" ".join([_counted(groups[near].n, groups[far].n), *_parted(runs[near], runs[far])]), OVER_RUNS),
     )
+
+
+def _where(results: StudyResults, key: str, level: str) -> str:
+    """ "with CutMix", "in Modern", "at learning rate 0.001": before what holds there."""
+    levels = results.factors[key]
+    if levels[0] in OFF:
+        return level_in_words(key, levels, level)
+    is_condition = set(results.runs.loc[results.runs[key] == level, "condition"]) == {level}
+    return f"in {level}" if is_condition else f"at {FACTOR_NAMES.get(key, key)} {level}"
+
+
+def _counted(num_near: int, num_far: int) -> str:
+    return "One run each." if num_near == num_far == 1 else f"Means over {num_near} and {num_far} runs."
+
+
+def _parted(near: "pd.Series[float]", far: "pd.Series[float]") -> tuple[str, ...]:
+    """Whether a gap parts the two groups. One run each is always parted, and that says nothing."""
+    if min(len(near), len(far)) < 2:
+        return ()
+    gap = float(far.min() - near.max())
+    if gap <= 0:
+        return ("The runs of the two groups overlap.",)
+    told = rounded(gap)
+    return (f"No run bridges the gap of {told} between the two groups.",) if float(told) > 0 else ()
 
 
 def _in_words(results: StudyResults, response: str, opening: str, *, scale: float, largest: bool) -> Words:

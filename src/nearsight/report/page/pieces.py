@@ -1,13 +1,14 @@
 """Pieces that pages of models and of studies share, as HTML."""
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from html import escape
 from typing import Any
 
 from matplotlib.figure import Figure
 
 from nearsight.metrics import uniform_attention_distance
+from nearsight.recipes import SIMULATIONS, STUDIES
 from nearsight.report.figures import svg_text
 from nearsight.report.inline_svg import inline_svg
 from nearsight.report.tables import json_text
@@ -36,10 +37,16 @@ def command_html(command: str | None) -> str:
     return "" if command is None else f'<pre class="command" tabindex="0"><code>{escape(command)}</code></pre>'
 
 
-def study_command(name: str, *, num_seeds: int, scale: str) -> str:
-    """What to type to get the runs of a study again."""
-    size = "" if scale == "full" else f" --scale {scale}"
-    return f"nearsight study run {shlex.quote(name)} --seeds {num_seeds}{size}"
+def study_again_html(name: str, *, seeds: Collection[int], scale: str, runner: str) -> str:
+    """What to type to get the runs of a study again; of one that no command knows, the function that ran it."""
+    if name in {**STUDIES, **SIMULATIONS} and set(seeds) == set(range(len(seeds))):
+        size = "" if scale == "full" else f" --scale {scale}"
+        return command_html(f"nearsight study run {shlex.quote(name)} --seeds {len(seeds)}{size}")
+    told = f"{'seed' if len(seeds) == 1 else 'seeds'} {', '.join(map(str, sorted(seeds)))}"
+    return (
+        f"<p>No command runs this study with {told}: it was run from Python, by "
+        f"<code>nearsight.study.{runner}</code>. Its study.json holds the whole settings of every run.</p>"
+    )
 
 
 def json_html(summary: str, value: Mapping[str, Any]) -> str:

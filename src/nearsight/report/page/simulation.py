@@ -7,7 +7,7 @@ from typing import Any
 from nearsight.errors import InputError
 from nearsight.report.page.document import Document, Section
 from nearsight.report.page.finding import Words, judged_in_words
-from nearsight.report.page.pieces import citing_html, command_html, figure_html, json_html, study_command
+from nearsight.report.page.pieces import citing_html, figure_html, json_html, study_again_html
 from nearsight.report.page.study_tables import opened_html, record_table, table_html, text_html
 from nearsight.report.structure.numbers import notes_of
 from nearsight.report.structure.tables import structure_tables
@@ -28,7 +28,9 @@ def simulation_page_html(results: SimulationResults, *, provenance: Mapping[str,
     # The second line of the verdict sums it up.
     summary = (verdict_markdown(results, judgements).splitlines()[2],) if judgements else ()
     words = words or Words(headline=f"{len(results.runs)} of {len(results.cells)} cells are done.", sentences=())
-    again = study_command(results.name, num_seeds=len({cell.seed for cell in results.cells}), scale=results.scale)
+    again = study_again_html(
+        results.name, seeds={cell.seed for cell in results.cells}, scale=results.scale, runner="run_simulation"
+    )
     sections = [
         Section(name="results", heading="Results", body=table_html(conditions)),
         Section(
@@ -40,7 +42,7 @@ def simulation_page_html(results: SimulationResults, *, provenance: Mapping[str,
         Section(name="tables", heading="Further tables", body="".join(map(opened_html, others))),
         Section(name="provenance", heading="Provenance", body=record_table("Provenance", provenance or {})),
         Section(name="configuration", heading="Full configuration", body=_configuration(results)),
-        Section(name="again", heading="Run it again", body=command_html(again)),
+        Section(name="again", heading="Run it again", body=again),
         Section(name="cite", heading="Cite it", body=citing_html()),
     ]
     return Document(

@@ -11,10 +11,9 @@ from nearsight.report.page.finding import Words, judged_in_words, locality_in_wo
 from nearsight.report.page.pieces import (
     chart_html,
     citing_html,
-    command_html,
     figure_html,
     json_html,
-    study_command,
+    study_again_html,
     terms_html,
 )
 from nearsight.report.page.study_data import of_study
@@ -63,7 +62,8 @@ def study_page_html(
     words = _words(results, judgements)
     measured = with_attention(results)
     hero_name, hero = _hero(results)
-    again = study_command(results.name, num_seeds=results.runs["seed"].nunique(), scale=results.scale)
+    seeds = set(results.seeds) or {int(seed) for seed in results.runs["seed"]}
+    again = study_again_html(results.name, seeds=seeds, scale=results.scale, runner="run_study")
     sections = [
         Section(name="results", heading="Results", body=table_html(found.pop("conditions"))),
         Section(name="claims", heading=_claims_heading(results), body=_claims(results, judgements)),
@@ -79,7 +79,7 @@ def study_page_html(
         Section(name="terms", heading="How to read this", body=terms_html(None, INTERVALS)),
         Section(name="provenance", heading="Provenance", body=record_table("Provenance", provenance or {})),
         Section(name="configuration", heading="Full configuration", body=_configuration(results)),
-        Section(name="again", heading="Run it again", body=command_html(again)),
+        Section(name="again", heading="Run it again", body=again),
         Section(name="cite", heading="Cite it", body=citing_html()),
     ]
     return Document(

@@ -27,7 +27,7 @@ from nearsight.report.study.paper import PUBLISHED
 from nearsight.study.results import StudyResults
 from nearsight.study.statistics import MeanInterval, mean_interval
 
-LABEL_LIMIT = 34
+LABEL_LIMIT = 44
 MOST_LEVELS = 4
 # Of a row's height: ours above its middle, the paper's below, so that neither hides the other.
 ABOVE, BELOW = -0.13, 0.22

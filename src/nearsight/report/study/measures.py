@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
+from nearsight.errors import InputError
 from nearsight.study.results import StudyResults
 from nearsight.study.statistics import energy_distance, layer_responses
 
@@ -33,7 +34,10 @@ class RunHeads:
 
 
 def heads_of(results: StudyResults, condition: str, seed: int) -> RunHeads:
-    return _heads_by_run(results)[condition, seed]
+    found = _heads_by_run(results)[condition, seed]
+    if not found.mad.size:
+        raise InputError(f"no head of {condition}, seed {seed}, could be measured")
+    return found
 
 
 @lru_cache(maxsize=1)  # one study after the other is judged, by many claims each

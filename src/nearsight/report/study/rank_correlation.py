@@ -23,7 +23,7 @@ METHOD = (
 
 @dataclass(frozen=True, kw_only=True)
 class RankCorrelation:
-    """NaN where it is not defined: of too few runs, or of values that are all alike."""
+    """NaN where it is not defined: of too few runs, of values that are all alike, or where one is no number."""
 
     value: float
     low: float
@@ -37,7 +37,8 @@ class RankCorrelation:
 def rank_correlation(first: ArrayLike, second: ArrayLike, level: float = LEVEL) -> RankCorrelation:
     one, other = (stats.rankdata(values) for values in (first, second))
     n = one.size
-    if n < FEWEST or np.ptp(one) == 0 or np.ptp(other) == 0:
+    # A value that is no number leaves all ranks without one.
+    if n < FEWEST or not np.ptp(one) > 0 or not np.ptp(other) > 0:
         return RankCorrelation(value=math.nan, low=math.nan, high=math.nan, p=math.nan, n=n, exact=False)
 
     def products(ranks: NDArray[np.float64], axis: int = -1) -> NDArray[np.float64]:

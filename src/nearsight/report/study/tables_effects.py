@@ -8,6 +8,7 @@ import pandas as pd
 from nearsight.report.study.conditions import FACTOR_NAMES
 from nearsight.report.study.shares import SHARES, share_notes, with_shares
 from nearsight.report.study.table import MISSING, Table, mean_and_ends, probability, records
+from nearsight.study.fractions import FRACTION
 from nearsight.study.results import StudyResults
 from nearsight.study.statistics import Effects, factorial_effects, layer_responses
 
@@ -46,7 +47,13 @@ def _model_table(results: StudyResults) -> Table:
         title=f"{results.name}: effects of the factors",
         numbers=_numbers(results, {(name, None): effects for name, effects in fitted.items()}),
         shown=pd.DataFrame(columns).rename_axis("term").reset_index(),
-        notes=(METHOD, *share_notes(results), NOT_CORRECTED, *_what_is_left_out(fitted["min_mad"])),
+        notes=(
+            METHOD,
+            *_aliases(results),
+            *share_notes(results),
+            NOT_CORRECTED,
+            *_what_is_left_out(fitted["min_mad"]),
+        ),
     )
 
 
@@ -66,6 +73,7 @@ def _layer_table(results: StudyResults) -> Table:
         shown=pd.DataFrame(shown).fillna(MISSING),
         notes=(
             METHOD,
+            *_aliases(results),
             "Mean and min are over the layer's heads. Interactions and p-values are in the CSV file beside this one.",
             *_what_is_left_out(next(iter(fitted.values()))),
         ),
@@ -95,6 +103,14 @@ def _effect(row: Mapping[str, float], scale: float = 1.0, digits: int = 3) -> st
 
 def _spelt(term: str) -> str:
     return " × ".join(FACTOR_NAMES.get(name, name) for name in term.split(" × "))
+
+
+def _aliases(results: StudyResults) -> tuple[str, ...]:
+    """Of a fraction: whose doing an effect may be as well."""
+    if not results.design.startswith(FRACTION):
+        return ()
+    told = results.design.removeprefix(FRACTION)
+    return (f"A fraction of the design: {told}. An effect may be that of its aliases: these runs cannot tell.",)
 
 
 def _what_is_left_out(effects: Effects) -> tuple[str, ...]:

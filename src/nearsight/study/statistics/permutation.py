@@ -35,6 +35,7 @@ class Separation:
     response: str
     num_with: int
     num_without: int
+    """Runs that have the response: others, such as those whose heads could not be measured, are left out."""
     lowest_with: float
     highest_with: float
     lowest_without: float
@@ -65,8 +66,9 @@ def separation(
 
     `blocks=["seed"]` deals labels within seeds only; with the seed and all other factors, within pairs of runs that
     differ in nothing else: the strictest of the three, for it holds even where the other factors have effects.
+    Runs without a number for the response are left out.
     """
-    compared = runs[runs[factor].isin([levels[0], levels[-1]])]
+    compared = runs[runs[factor].isin([levels[0], levels[-1]]) & runs[response].notna()]
     has = compared[factor].to_numpy() == levels[-1]
     values = compared[response].to_numpy(dtype=np.float64)
     if len(levels) < 2 or has.all() or not has.any():
