@@ -75,11 +75,13 @@ def _check_cells(table: pd.DataFrame, run_of: Mapping[tuple[str, int], str]) -> 
 def _check_complete(table: pd.DataFrame, runs: pd.DataFrame) -> None:
     """Whatever is done is in all tables, and no seed of a condition has fewer rows than another."""
     counts = Counter(_cells(table))
-    done = {cell: counts[cell] for cell in _cells(runs)}
-    for (condition, seed), count in done.items():
-        most = max(number for (other, _), number in done.items() if other == condition)
-        if count < max(most, 1):
-            raise ValueError(f"it has {count} rows of {condition}, seed {seed}, but {most or 'some'} are needed")
+    most: Counter[str] = Counter()
+    for condition, seed in _cells(runs):
+        most[condition] = max(most[condition], counts[condition, seed])
+    for condition, seed in _cells(runs):
+        if (count := counts[condition, seed]) < max(most[condition], 1):
+            needed = most[condition] or "some"
+            raise ValueError(f"it has {count} rows of {condition}, seed {seed}, but {needed} are needed")
 
 
 def _cells(table: pd.DataFrame) -> list[tuple[str, int]]:
