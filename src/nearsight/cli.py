@@ -1,27 +1,50 @@
 """The commands. Thin: parse, call, print. Results go to standard output, everything else to standard error."""
 
+import errno
 import importlib
-import os
+import io
 import sys
 from collections.abc import Sequence
 
 from nearsight.errors import InputError, unknown_name
 from nearsight.version import __version__
-from nearsight_command import COMMANDS, answered
+from nearsight_command import COMMANDS, answered, reader_gone
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; the exit code: 0 done, 1 failed, 2 bad input, 130 interrupted."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal without our quotes and dashes shows something else
+            stream.reconfigure(errors="replace")
     try:
-        return _dispatch(arguments)
+        _check_spelling(arguments)
+        code = _dispatch(arguments)
+        sys.stdout.flush()
+        return code
     except InputError as error:
         return _complain(error, 2)
     except KeyboardInterrupt:
-        return _complain("interrupted; the same command continues where it was", 130)
-    except BrokenPipeError:  # the reader of our output has gone, as in `nearsight … | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+        return _complain("interrupted; what was finished is kept, and the same command does only what is missing", 130)
+    except BrokenPipeError:
+        return reader_gone()
+    except OSError as error:
+        if error.filename is not None or error.errno not in (errno.ENOSPC, errno.EIO):
+            raise
+        # Files that cannot be written are named where they are written: this is the output itself.
+        reader_gone()
+        return _complain(f"the output cannot be written: {error.strerror}", 1)
+
+
+def _check_spelling(arguments: Sequence[str]) -> None:
+    """Whatever is given ends up in files, which are UTF-8."""
+    for argument in arguments:
+        try:
+            argument.encode()
+        except UnicodeEncodeError:
+            raise InputError(f"{argument!r} is not valid UTF-8; rename it, or link to it by another name") from None
+        if argument == "":
+            raise InputError("an argument is empty; is it a variable that is not set?")
 
 
 def _dispatch(arguments: list[str]) -> int:

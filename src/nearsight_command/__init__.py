@@ -4,6 +4,7 @@ Not part of the package `nearsight`, because whoever imports that has torch and 
 its own. That takes seconds, which someone who only asks what there is should not have to wait.
 """
 
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
@@ -39,12 +40,24 @@ def help_text() -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; its exit code (see `nearsight.cli`)."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    code = answered(arguments, _installed_version())
-    if code is not None:
-        return code
-    from nearsight.cli import main as run  # here, because it takes seconds
-
+    try:
+        code = answered(arguments, _installed_version())
+        if code is not None:
+            sys.stdout.flush()  # what cannot be written is known here, not when Python ends
+            return code
+        from nearsight.cli import main as run  # here, because it takes seconds
+    except KeyboardInterrupt:
+        print("nearsight: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        return reader_gone()
     return run(arguments)
+
+
+def reader_gone() -> int:
+    """The exit code when nobody reads our output any more, as in `nearsight … | head`."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 1
 
 
 def answered(arguments: Sequence[str], known_version: str | None) -> int | None:

@@ -55,6 +55,9 @@ def complaint(arguments: list[str], capsys: pytest.CaptureFixture[str], code: in
         (["train", "compact-shapes", "--protocol", "modrn"], "did you mean 'modern'?"),
         (["train", "compact-shapes", "--seed", "three"], "--seed"),
         (["train", "compact-shapes", "--sed", "3"], "did you mean --seed?"),
+        (["measure", "compact_vit", "--num-images", "abc"], "--num-images is 'abc', but a whole number is needed; see"),
+        (["measure", "compact_vit", "--out", ""], "an argument is empty"),
+        (["measure", "compact_vit", "--images", "phot\udcff"], "'phot\\udcff' is not valid UTF-8"),
         (
             ["train", "compact-shapes", "--protocol.cutmix.p", "1.5"],
             "cutmix.p is 1.5, but a probability lies in [0, 1]",

@@ -1,5 +1,6 @@
 """What the command answers at once, without torch."""
 
+import os
 import subprocess
 import sys
 
@@ -43,3 +44,51 @@ def test_the_same_from_the_package_and_where_it_is_not_installed(
         printed = capsys.readouterr()
         assert cli.main(arguments) == code
         assert capsys.readouterr() == printed
+
+
+def test_a_reader_that_has_gone_is_no_error() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", "import time; time.sleep(0.5); " + ENTRY, "--help"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        said = process.stderr.read()
+    assert process.returncode == 1
+    assert "Traceback" not in said
+    assert "BrokenPipe" not in said
+
+
+def test_an_interrupt_while_the_library_is_loaded(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(name: str, *_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.delitem(sys.modules, "nearsight.cli")
+    monkeypatch.setattr("builtins.__import__", interrupted)
+    assert nearsight_command.main(["data", "list"]) == 130
+    assert capsys.readouterr().err == "nearsight: interrupted\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variables", "output", "code", "said"),
+    [
+        (["data", "list", "--json"], {}, "/dev/full", 1, "nearsight: the output cannot be written: No space left"),
+        (["stdy"], {"PYTHONIOENCODING": "ascii"}, None, 2, "nearsight: 'stdy' is not a known command"),
+    ],
+)
+def test_outputs_that_cannot_take_it(
+    arguments: list[str], variables: dict[str, str], output: str | None, code: int, said: str
+) -> None:
+    command = [sys.executable, "-m", "nearsight", *arguments]
+    with open(output or os.devnull, "w", encoding="utf-8") as file:
+        done = subprocess.run(
+            command, stdout=file, stderr=subprocess.PIPE, text=True, check=False, env={**os.environ, **variables}
+        )
+    assert done.returncode == code
+    assert done.stderr.startswith(said)
+    assert done.stderr.count("\n") == 1

@@ -32,6 +32,11 @@ def test_round_trip(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [tmp_path / "heads.npz"]
 
 
+def test_printed_it_says_what_it_is_of() -> None:
+    told = "HeadTable(2 layers × 3 heads, 4 images, 1 skipped; .mad, .entropy, .to_frame(), .extra['rollout'])"
+    assert repr(replace(table(), extra={"rollout": np.zeros(2)})) == told
+
+
 def test_frame_has_a_row_per_head_that_exists() -> None:
     frame = table().to_frame()
     assert list(frame.columns) == [

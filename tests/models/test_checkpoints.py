@@ -49,6 +49,7 @@ LAYOUTS: dict[str, Callable[[State], Any]] = {
     "compiled and parallel": lambda state: {"state_dict": prefixed(state, "_orig_mod.module.")},
     "lightning": lambda state: {"state_dict": prefixed(state, "model."), "epoch": 1},
     "nested": lambda state: {"model_ema": {"decay": 0.9}, "model": {"state_dict": state}},
+    "an average's settings are no weights": lambda state: {"ema": {"decay": torch.tensor(0.99)}, "model": state},
 }
 
 
@@ -202,6 +203,10 @@ def test_files_that_are_not_there(tmp_path: Path) -> None:
         (
             lambda state: {**state, "norm.weight": torch.ones(3)},
             r"has norm.weight as \[3\], but the model's is \[16\] \(1 differ in all\)",
+        ),
+        (
+            lambda state: {**state, "norm.weight": torch.ones(16, dtype=torch.int8)},
+            "norm.weight is of int8: quantised weights cannot be used",
         ),
     ],
 )

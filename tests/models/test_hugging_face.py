@@ -104,6 +104,7 @@ def test_what_a_processor_may_say(saved: Path, tmp_path: Path) -> None:
     assert config(rescale_factor=1 / 127.5)["mean"] == pytest.approx((0.2, 0.2, 0.2))
     assert config(do_rescale=False)["mean"] == pytest.approx((0.4 / 255,) * 3)
     assert config(resample=3)["interpolation"] == "bicubic"
+    assert config(resample=0)["interpolation"] == "nearest"
     assert config()["interpolation"] == "bilinear"
     assert config()["crop_mode"] == "squash"
     assert config(size={"height": 24, "width": 48})["input_size"] == (3, 24, 48)

@@ -16,6 +16,13 @@ from nearsight.errors import InputError
 
 T = TypeVar("T")
 
+_NUMBERS = {"INT": "a whole number", "FLOAT": "a number"}
+_OPTIONAL_NUMBER = re.compile(
+    r"Error parsing (?P<option>--[\w.-]+): no type matching \{None\}\|(?P<kind>INT|FLOAT) could be instantiated from "
+    r"\[(?P<value>'.*?')\]"
+)
+"""What tyro says of an option that is a number or not given, before it tells of each of the two why not."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Common:
@@ -61,10 +68,12 @@ def _one_line(box: str) -> str:
     On a UTF-8 stream the error is a box whose upper edge holds the title; elsewhere the title is its first section.
     """
     inner = "\n".join(line.strip(" │") for line in box.splitlines() if not line.startswith(("╭", "╰")))
-    sections = [" ".join(section.split()) for section in re.split(r"[─-]{5,}", inner)]
+    sections = [" ".join(section.split()) for section in re.split(r"^[─-]{5,}$", inner, flags=re.MULTILINE)]
     message, *others = sections if box.startswith("╭") else sections[1:]
     suggestion = next((section for section in others if section.startswith("Perhaps you meant")), "")
     option = re.search(r"--[\w.-]+", suggestion)
+    if number := _OPTIONAL_NUMBER.match(message):
+        message = f"{number['option']} is {number['value']}, but {_NUMBERS[number['kind']]} is needed"
     return message.rstrip(".") + (f"; did you mean {option.group()}?" if option else "")
 
 

@@ -69,7 +69,8 @@ class MeasuringProgress(BarOrLines):
     ) -> None:
         super().__exit__(kind, error, traceback)
         if self._bar is None and kind is None:
-            self._say(f"{self._done} images measured in {time.perf_counter() - self._began:.1f} s")
+            images = "image" if self._done == 1 else "images"
+            self._say(f"{self._done} {images} measured in {time.perf_counter() - self._began:.1f} s")
 
     def counted(self, batches: Iterable[Tensor]) -> Iterator[Tensor]:
         """The same batches; one counts as done when the next is asked for."""

@@ -25,7 +25,7 @@ _OF_ONE_SIZE = (*_OF_GRIDS, "sigma_most")
 """What is of images of one size: there is no mean of it."""
 
 
-@dataclass(frozen=True, eq=False)  # arrays are not equal or unequal as a whole
+@dataclass(frozen=True, eq=False, repr=False)  # arrays are not equal or unequal as a whole
 class HeadTable:
     """Per layer and head: mean attention distance and normalised entropy, mean and deviation over images.
 
@@ -42,6 +42,16 @@ class HeadTable:
     """Layers that are not spatial attention, with the reason."""
     extra: Mapping[str, Array] = field(default_factory=dict)
     """Further arrays, by name: the layers first; means over the images where they depend on these."""
+
+    def __repr__(self) -> str:
+        """What it is of, and where to look: the numbers themselves would fill a screen."""
+        layers, heads = self.mad.shape
+        skipped = f", {len(self.skipped)} skipped" if self.skipped else ""
+        more = "".join(f", .extra[{name!r}]" for name in self.extra)
+        return (
+            f"HeadTable({layers} layers × {heads} heads, {self.num_images} images{skipped}; "
+            f".mad, .entropy, .to_frame(){more})"
+        )
 
     @property
     def mad(self) -> Array:

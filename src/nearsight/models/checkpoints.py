@@ -8,7 +8,7 @@ import argparse
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from nearsight.errors import InputError
 
-# The first that is there is taken: averaged weights before raw ones, and of DINO's two networks the teacher, because
+# The first that fits best is taken: averaged weights before raw ones, and of DINO's two networks the teacher, because
 # these are the ones that are evaluated.
 _NESTINGS = (
     *("state_dict_ema", "model_ema", "ema", "teacher", "state_dict", "model_state_dict", "model", "student"),
@@ -38,15 +38,21 @@ def load_checkpoint(model: nn.Module, path: Path) -> str:
     Every weight in front of the classifier must be there with its shape; the classifier may differ, because attention
     does not depend on it.
     """
-    stored, opened = _unwrapped(_read(path))
-    if not stored:
+    nested = list(_unwrapped(_read(path)))
+    if not nested:
         raise InputError(f"{path} holds no weights: no tensors by name, nor a {', '.join(_NESTINGS)} with them")
-    prefix, weights, converted = _best_fit(model, stored)
     own = model.state_dict()
+    fits = [(_best_fit(model, stored), stored, opened) for stored, opened in nested]
+    # Of equals the first, in the order of `_NESTINGS`.
+    (prefix, weights, converted), stored, opened = max(fits, key=lambda fit: _num_fitting(fit[0][1], own))
     left_out = [name for name, weight in own.items() if name not in weights or weights[name].shape != weight.shape]
     missing = [name for name in left_out if not _is_behind_attention(model, name)]
     if missing:
         raise _unfit(path, missing, weights, own)
+    for name in own.keys() - set(left_out):
+        if own[name].is_floating_point() and not weights[name].is_floating_point():
+            kind = str(weights[name].dtype).removeprefix("torch.")
+            raise InputError(f"{path}: {name} is of {kind}: quantised weights cannot be used; save the original ones")
     model.load_state_dict({name: weights[name] for name in own if name not in left_out}, strict=False)
 
     def resized(name: str) -> bool:
@@ -101,15 +107,15 @@ def _foreign_objects(path: Path) -> list[str]:
     return sorted(set(names) - {"argparse.Namespace"})
 
 
-def _unwrapped(stored: Any) -> tuple[Weights, tuple[str, ...]]:
-    """The weights inside the usual nestings, and the entries that were opened on the way."""
+def _unwrapped(stored: Any) -> Iterator[tuple[Weights, tuple[str, ...]]]:
+    """Weights inside the usual nestings, and at last those outside, each with the entries opened on the way."""
     if not isinstance(stored, Mapping):
-        return {}, ()
+        return
     for name in _NESTINGS:
-        weights, opened = _unwrapped(stored.get(name))
-        if weights:
-            return weights, (name, *opened)
-    return {str(name): value for name, value in stored.items() if isinstance(value, Tensor)}, ()
+        for weights, opened in _unwrapped(stored.get(name)):
+            yield weights, (name, *opened)
+    if weights := {str(name): value for name, value in stored.items() if isinstance(value, Tensor)}:
+        yield weights, ()
 
 
 def _best_fit(model: nn.Module, stored: Weights) -> tuple[str, Weights, bool]:
@@ -130,10 +136,12 @@ def _best_fit(model: nn.Module, stored: Weights) -> tuple[str, Weights, bool]:
             except Exception:  # made for other names: then it is not the way to read this file
                 continue
 
-    def fitting(candidate: tuple[str, Weights, bool]) -> int:
-        return sum(name in own and weight.shape == own[name].shape for name, weight in candidate[1].items())
+    # Of equals the first: the shortest prefix, unconverted.
+    return max(candidates, key=lambda candidate: _num_fitting(candidate[1], own))
 
-    return max(candidates, key=fitting)  # of equals the first: the shortest prefix, unconverted
+
+def _num_fitting(weights: Weights, own: Mapping[str, Tensor]) -> int:
+    return sum(name in own and weight.shape == own[name].shape for name, weight in weights.items())
 
 
 def _timm_conversion(model: nn.Module) -> Callable[[Weights, nn.Module], Weights] | None:

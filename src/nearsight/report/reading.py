@@ -165,7 +165,7 @@ def describe(model: ModelHeads) -> tuple[str, ...]:
         f"The most local head of {_as_measured(layer)} has a mean attention distance of {head.in_words()}.",
         f"It is {_place(head)}, measured on {images}. Averaged over the heads of "
         f"{_place(layer) if layer.layer else 'the first layer'}, the distance is {layer.in_words()}.",
-        BRACKETS,
+        *((BRACKETS,) if head.num_images > 1 else ()),
         ONE_MODEL,
     )
 

@@ -23,6 +23,7 @@ _NOT_FOR_ATTENTION = ("pooler", "head", "classifier")
 """Weights behind the last attention: a checkpoint made for another task may lack them."""
 _INTERPOLATIONS = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}
 """Pillow's numbers, which image processors store."""
+_USUAL = "bicubic"
 
 
 def load_hugging_face(name: str, *, image_size: int | None) -> tuple[nn.Module, dict[str, Any], tuple[str, ...]]:
@@ -142,7 +143,7 @@ def _preparation(
     return preparation(
         side,
         **_normalisation(settings),
-        interpolation=_INTERPOLATIONS.get(int(settings.get("resample") or 3), "bicubic"),
+        interpolation=_interpolation(settings.get("resample")),
         resize_to=None if before_crop is None else round(before_crop * side[0] / size[0]),
         # Without a shorter side to keep, the processor changes the aspect ratio, and so must we.
         crop_mode="center" if shortest else "squash",
@@ -158,6 +159,11 @@ def _normalisation(settings: Mapping[str, Any]) -> dict[str, Any]:
         "mean": tuple(value / largest for value in settings["image_mean"]),
         "std": tuple(value / largest for value in settings["image_std"]),
     }
+
+
+def _interpolation(number: Any) -> str:
+    """Pillow's 0, nearest, is a choice like the others; bicubic where none is made, or an unknown one."""
+    return _INTERPOLATIONS.get(int(number), _USUAL) if number is not None else _USUAL
 
 
 def _pair(size: Any) -> tuple[int, int] | None:
