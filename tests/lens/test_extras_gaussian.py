@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from nearsight.errors import InputError
 from nearsight.lens import HeadTable, measure
 from nearsight.lens.gaussian import NUM_BINS, sigma_quantiles
+from nearsight.locat import add_locat
 
 
 class Gaug(nn.Module):
@@ -91,6 +92,32 @@ def test_the_grid_a_model_was_made_for_decides_the_widest() -> None:
     model = locat()
     model.blocks[1].attn.gaug.grid_size = (14, 14)
     assert measure(model, torch.randn(1, 3, 32, 32), what=["gaussians"]).extra["sigma_most"].tolist() == [4, 14, 4]
+
+
+@pytest.mark.parametrize("width", [2.5, 4.0, 20.0])
+def test_a_width_that_is_given_may_lie_beyond_the_grid(width: float) -> None:
+    model = timm.create_model("compact_vit", depth=2, embed_dim=32, num_heads=4, patch_size=8, num_classes=2)
+    add_locat(model, width=width)
+    for size, factor in ((32, 1.0), (64, 2.0)):  # the variance grows with the grid
+        if size == 64:
+            model.set_input_size(img_size=size)
+        extra = measure(model, torch.randn(2, 3, size, size), what=["gaussians"]).extra
+        sigma = width * math.sqrt(factor)
+        np.testing.assert_allclose(extra["sigma_rows"], sigma, rtol=1e-6)
+        np.testing.assert_allclose(extra["sigma_most"], max(4.0, width) * math.sqrt(factor))
+        quantiles = sigma_quantiles(extra["sigma_mass"], extra["sigma_most"], np.array([0.0, 0.5, 1.0]))
+        np.testing.assert_allclose(quantiles, sigma, atol=extra["sigma_most"][0] / NUM_BINS)
+
+
+def test_quantiles_are_of_bins_that_anything_lies_in() -> None:
+    mass = np.zeros((1, 3, 10))
+    mass[0, 0, [2, 4, 7]] = 0.2, 0.5, 0.3
+    mass[0, 1] = 0.1  # whose sums round
+    mass[0, 2] = np.nan
+    found = sigma_quantiles(mass, np.array([10.0]), np.array([0.0, 0.2, 0.3, 0.7, 0.8, 1.0]))
+    assert found[0, 0].tolist() == [2.5, 2.5, 4.5, 4.5, 7.5, 7.5]
+    assert found[0, 1].tolist() == [0.5, 1.5, 2.5, 6.5, 7.5, 9.5]
+    assert np.isnan(found[0, 2]).all()
 
 
 def test_parts_merge_to_the_whole_and_columns_are_written() -> None:

@@ -79,6 +79,28 @@ def test_batches_are_averaged_before_the_division() -> None:
     np.testing.assert_allclose(streamed, matrix)
 
 
+@pytest.mark.parametrize("tokens", ["mean", "flat"])
+@pytest.mark.parametrize("constant", [1e3, 1e4])
+def test_a_feature_that_is_large_and_constant_does_not_count(tokens: str, constant: float) -> None:
+    """As ViTs have them: against features without it, in two batches."""
+    model, batch = vit(embed_dim=48), images(16)
+    model.pos_embed.data[..., 5] += constant
+    matrix = layer_similarity(model, batch, tokens=tokens, batch_size=8).matrix
+    parts = [features_of(model, part, flat=tokens == "flat") for part in (batch[:8], batch[8:])]
+    parts = [[features - features.mean(0) for features in part] for part in parts]
+    hsic = np.array([[sum(unbiased_hsic(p[i], p[j]) for p in parts) for j in range(3)] for i in range(3)])
+    np.testing.assert_allclose(matrix, hsic / np.sqrt(np.outer(hsic.diagonal(), hsic.diagonal())), rtol=1e-9)
+
+
+def test_layers_in_which_all_images_are_alike() -> None:
+    model, batch = vit(), images(1).expand(6, -1, -1, -1)
+    with pytest.raises(InputError, match="the images are all alike in them"):
+        layer_similarity(model, batch)
+    model.blocks[2].register_forward_pre_hook(lambda _module, inputs: torch.full_like(inputs[0], 0.1))
+    found = np.isnan(layer_similarity(model, images(6)).matrix)
+    assert found.tolist() == [[False, False, True], [False, False, True], [True, True, True]]
+
+
 def test_two_models_of_different_sizes() -> None:
     model, other = vit(), vit(1, depth=2, img_size=48, embed_dim=16, num_heads=2)
     small, large = images(8), nn.functional.interpolate(images(8), size=48)

@@ -169,9 +169,15 @@ def test_what_has_no_neighbours_or_distances_is_not_a_number() -> None:
         ([[0, 1], [2, 3]], "name patch 3, but the Gram matrix has 3 patches"),
         ([[0, 1], 2], "a vector of integer labels, or a sequence of index sequences"),
         ([0.0, 1.0, 2.0], "a vector of integer labels, or a sequence of index sequences"),
+        ([[0.0, 1.0], [2.0]], "a vector of integer labels, or a sequence of index sequences"),
+        (torch.tensor([[0.0, 1.0], [2.0, 3.0]]), "a vector of integer labels, or a sequence of index sequences"),
+        ([[[0], [1]], [[2]]], "a vector of integer labels, or a sequence of index sequences"),
+        (["ab", "c"], "a vector of integer labels, or a sequence of index sequences"),
+        (torch.tensor(3), "a vector of integer labels, or a sequence of index sequences"),
+        (None, "a vector of integer labels, or a sequence of index sequences"),
     ],
 )
-def test_what_is_no_partition_is_named(sets: list[object], said: str) -> None:
+def test_what_is_no_partition_is_named(sets: object, said: str) -> None:
     with pytest.raises(InputError, match=said):
         patch_association(torch.eye(3), sets)
 
@@ -183,3 +189,5 @@ def test_what_does_not_fit_is_named() -> None:
         patch_association(torch.tensor([[1.0, math.nan], [0.0, 1.0]]), [0, 1])
     with pytest.raises(InputError, match="6 patches does not fit a 2×2 grid"):
         neighbour_association(torch.eye(6), (2, 2))
+    with pytest.raises(InputError, match="at least one row and one column, not -2×-2"):
+        gram_distance_correlation(torch.eye(4), (-2, -2))

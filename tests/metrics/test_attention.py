@@ -113,6 +113,28 @@ def test_nan_attention_stays_visible() -> None:
     assert torch.isnan(attention_entropy(attn)).tolist() == [False, True]
 
 
+def test_without_eps_a_weight_of_zero_counts_for_nothing() -> None:
+    attn = random_attention(2, 3, num_tokens=10)
+    attn = attn * (attn > 0.1)
+    attn[..., 0] = 0.01
+    found = attention_entropy(attn, eps=0)
+    for image in range(2):
+        for head in range(3):
+            rows = attn[image, head, 1:, 1:] / attn[image, head, 1:, 1:].sum(-1, keepdim=True)
+            looking = [[p for p in row if p > 0] for row in rows.tolist() if not math.isnan(row[0])]
+            entropies = [-sum(p * math.log(p) for p in row) / math.log(9) for row in looking]
+            assert float(found[image, head]) == pytest.approx(sum(entropies) / len(entropies), rel=1e-12)
+    assert attention_entropy(torch.eye(10).expand(2, 10, 10), eps=0).tolist() == [0, 0]
+    attn[1, 1, 5, 5] = math.nan
+    assert attention_entropy(attn, eps=0).isnan().sum() == 1
+
+
+@pytest.mark.parametrize("eps", [-1e-12, math.nan, math.inf])
+def test_an_eps_below_zero_is_refused(eps: float) -> None:
+    with pytest.raises(ValueError, match="eps is"):
+        attention_entropy(random_attention(1, num_tokens=5), eps=eps)
+
+
 def test_one_patch_has_distance_and_entropy_zero() -> None:
     attn = torch.full((1, 2, 2), 0.5)
     assert float(attention_distance(attn, (1, 1))) == 0
@@ -130,6 +152,21 @@ def test_gradients_are_those_of_the_definition() -> None:
     attn = random_attention(2, num_tokens=10).requires_grad_()
     assert torch.autograd.gradcheck(lambda a: attention_distance(a, (3, 3)), attn)
     assert torch.autograd.gradcheck(attention_entropy, attn)
+
+
+@pytest.mark.parametrize("eps", [1e-12, 0])
+def test_a_query_that_looks_at_no_patch_has_no_gradient(eps: float) -> None:
+    metrics = (lambda a: attention_distance(a, (3, 3)), lambda a: attention_entropy(a, eps=eps))
+    attn = random_attention(1, num_tokens=10)
+    attn[0, 4, 1:] = 0
+    for metric in metrics:
+        given = attn.clone().requires_grad_()
+        (gradient,) = torch.autograd.grad(metric(given).sum(), given)
+        assert not gradient[0, 4].any()
+        step = 1e-6 * torch.randn(attn.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+        step[0, 4] = 0
+        change = (metric(attn + step) - metric(attn - step)).sum() / 2
+        assert float((gradient * step).sum()) == pytest.approx(float(change), rel=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -90,6 +90,44 @@ def test_cka_is_one_for_rotated_scaled_and_moved_copies(unbiased: bool) -> None:
     assert float(linear_cka(x, 3 * x @ rotation + 5, unbiased=unbiased)) == pytest.approx(1, abs=1e-9)
 
 
+@pytest.mark.parametrize("unbiased", [False, True])
+@pytest.mark.parametrize("offset", [1e2, 1e4, 1e7])
+def test_cka_does_not_see_where_the_mean_lies(unbiased: bool, offset: float) -> None:
+    x, noise = tokens(50, 8), tokens(50, 6, seed=2)
+    y = x @ tokens(8, 6, seed=1) + 0.5 * noise
+    expected = float(linear_cka(x, y, unbiased=unbiased))
+    assert 0.1 < expected < 0.95
+    moved = x + offset * tokens(8, seed=3)
+    assert float(linear_cka(moved, y - offset, unbiased=unbiased)) == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("unbiased", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_cka_of_what_is_the_same_for_all_examples_is_not_a_number(unbiased: bool, dtype: torch.dtype) -> None:
+    varied, one, other = tokens(50, 6).to(dtype), torch.full((50, 8), 0.11, dtype=dtype), torch.full((50, 5), 0.37)
+    last_bit = one.clone()
+    last_bit[::3, ::2] = torch.nextafter(last_bit, 2 * last_bit)[::3, ::2]
+    pairs = [(one, other), (one, varied), (varied, other), (torch.zeros(50, 2), varied)]
+    # Half precision has its last bits where other features may yet have their values.
+    pairs += [(last_bit, varied)] if dtype != torch.bfloat16 else []
+    for x, y in pairs:
+        assert math.isnan(float(linear_cka(x, y, unbiased=unbiased)))
+
+
+def test_one_example_that_differs_tells_nothing_without_bias() -> None:
+    """Then no two examples vary together: the unbiased estimate is 0 but for rounding."""
+    x = torch.full((9, 3), 0.3, dtype=torch.float64)
+    x[2] = 5.7
+    assert math.isnan(float(linear_cka(x, tokens(9, 4), unbiased=True)))
+    assert 0 < float(linear_cka(x, tokens(9, 4))) < 1
+
+
+def test_cka_has_a_gradient() -> None:
+    x, y = tokens(6, 3).requires_grad_(), tokens(6, 2, seed=1)
+    for unbiased in (False, True):
+        assert torch.autograd.gradcheck(lambda z, unbiased=unbiased: linear_cka(z, y, unbiased=unbiased), x)
+
+
 def test_only_the_biased_estimate_grows_with_the_number_of_features() -> None:
     pairs = [(tokens(20, 500, seed=2 * i), tokens(20, 500, seed=2 * i + 1)) for i in range(30)]
     biased = [float(linear_cka(x, y)) for x, y in pairs]
@@ -98,7 +136,14 @@ def test_only_the_biased_estimate_grows_with_the_number_of_features() -> None:
     assert abs(sum(unbiased) / len(unbiased)) < 0.05
 
 
+def test_no_images_have_no_scores() -> None:
+    assert locality_score(torch.ones(0, 4, 3), (2, 2)).shape == (0,)
+    assert patch_cls_similarity(torch.ones(0, 4, 3)).shape == (0,)
+
+
 def test_what_does_not_fit_is_named() -> None:
+    with pytest.raises(InputError, match="at least one row and one column, not -2×-2"):
+        locality_score(torch.ones(1, 4, 3), (-2, -2))
     with pytest.raises(InputError, match=r"\[B, 9, D\] are needed for a 3×3 grid, not \[2, 8, 4\]"):
         locality_score(torch.ones(2, 8, 4), (3, 3))
     with pytest.raises(InputError, match="with CLS among 0 prefix tokens"):

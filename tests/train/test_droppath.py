@@ -7,11 +7,12 @@ import timm
 import torch
 from torch import Tensor, nn
 
+from nearsight.configuration import field_docs
 from nearsight.data import Dataset, load_dataset
 from nearsight.errors import InputError
 from nearsight.models import ModelConfig
 from nearsight.randomness import Draws
-from nearsight.train import DataConfig, RunConfig, baseline
+from nearsight.train import DataConfig, Protocol, RunConfig, baseline
 from nearsight.train.droppath import DropPath, PathDropping
 from nearsight.train.engine import Stack
 from nearsight.train.stacked import stack_weights, stacked_forward, weightless
@@ -41,6 +42,12 @@ def test_the_rates_are_timms() -> None:
         for name in ("drop_path1", "drop_path2")
     ]
     torch.testing.assert_close(dropping.keep_Kn, torch.tensor([[1.0] * 2 * depth, expected]))
+
+
+def test_a_single_block_drops_nothing() -> None:
+    """It is the first, as in timm; the protocol says so."""
+    assert (PathDropping.install(model(depth=1), [0.5], CPU).keep_Kn == 1).all()
+    assert "a model of one block skips nothing" in field_docs(Protocol)["drop_path"]
 
 
 def test_factors_have_mean_1_and_drop_as_often_as_they_should() -> None:

@@ -18,6 +18,7 @@ from nearsight.commands.progress import TrainingProgress, most_local_head
 from nearsight.commands.signals import stoppable
 from nearsight.configuration import field_docs
 from nearsight.errors import InputError, unknown_name
+from nearsight.models import ModelConfig
 from nearsight.recipes import RUNS
 from nearsight.recipes.dino import PRETRAININGS
 from nearsight.train import ASSUMED, PROTOCOLS, Protocol, RunConfig, RunFolder, Stop, train_run
@@ -44,8 +45,8 @@ def main(arguments: Sequence[str]) -> int:
     if name not in RUNS:
         raise unknown_name("recipe", name, [*RUNS, *PRETRAININGS])
     recipe = RUNS[name]
-    protocol = _protocol_name(rest)
-    start = recipe(protocol)
+    protocol = _read_ahead(rest, "--protocol") or next(iter(PROTOCOLS))
+    start = _with_network(recipe(protocol), _read_ahead(rest, "--model.name"))
     options = parse(
         _options(start, protocol),
         rest,
@@ -119,14 +120,20 @@ def _help() -> str:
     )
 
 
-def _protocol_name(arguments: Sequence[str]) -> str:
-    """The protocol to start from, read ahead of the other options: it decides their defaults."""
+def _read_ahead(arguments: Sequence[str], option: str) -> str | None:
+    """The value of an option that decides the defaults of others, if it is given."""
     for position, argument in enumerate(arguments):
-        if argument == "--protocol" and position + 1 < len(arguments):
+        if argument == option and position + 1 < len(arguments):
             return arguments[position + 1]
-        if argument.startswith("--protocol="):
-            return argument.removeprefix("--protocol=")
-    return next(iter(PROTOCOLS))
+        if argument.startswith(f"{option}="):
+            return argument.removeprefix(f"{option}=")
+    return None
+
+
+def _with_network(start: RunConfig, name: str | None) -> RunConfig:
+    """The run to start from: where another kind of network is asked for, without the recipe's settings of its own."""
+    asked = start.model if name is None else ModelConfig(name=name)
+    return start if asked.is_transformer == start.model.is_transformer else dataclasses.replace(start, model=asked)
 
 
 def _options(start: RunConfig, protocol: str) -> type[Any]:

@@ -25,7 +25,7 @@ from nearsight.locat import GaussianHeads
 from nearsight.metrics.precision import to_float64
 
 NUM_BINS = 256
-"""Of the distribution of standard deviations, between 0 and the largest that Eq. 5 allows."""
+"""Of the distribution of standard deviations, between 0 and the largest that Eq. 5 allows, or one that is given."""
 _HEADS = ("log_var", "log_alpha")
 
 
@@ -94,9 +94,14 @@ class Gaussians(Measurement):
 
 
 def sigma_quantiles(mass: Array, most: Array, levels: Array) -> Array:
-    """Standard deviations below which these shares lie, [layers, heads, levels], from `sigma_mass` and `sigma_most`."""
-    reached = np.cumsum(mass, axis=-1)
-    bins = (reached[..., None, :] < np.asarray(levels)[:, None] * reached[..., -1:, None]).sum(-1)
+    """Standard deviations below which these shares lie, [layers, heads, levels], from `sigma_mass` and `sigma_most`.
+
+    The middles of the first bins by which the shares are reached, of those that anything lies in.
+    """
+    reached = np.cumsum(mass, axis=-1)[..., None, :]
+    # Sums of many small masses round: a share that is all but reached is reached.
+    wanted = np.asarray(levels)[:, None] * reached[..., -1:] * (1 - 1e-9)
+    bins = ((reached < wanted) | (reached <= 0)).sum(-1)
     width = np.asarray(most)[:, None, None] / mass.shape[-1]
     return np.where(np.isnan(mass[..., :1]), np.nan, (bins + 0.5) * width)
 
@@ -113,7 +118,10 @@ def _histogram(share_BHP2: Tensor) -> Tensor:
 def _largest_variance(gaug: nn.Module | None, geometry: Geometry) -> float:
     if isinstance(gaug, GaussianHeads):
         in_windows = len(geometry.query_places_WN2) > 1
-        return gaug.most * (1.0 if in_windows else gaug.resolution_factor(geometry.grid_size))
+        width = gaug.config.width
+        # A width that is given may be any.
+        most = gaug.most if isinstance(width, str) else max(gaug.most, width**2)
+        return most * (1.0 if in_windows else gaug.resolution_factor(geometry.grid_size))
     rows, cols = getattr(gaug, "grid_size", geometry.grid_size)
     return float(max(rows, cols)) ** 2
 

@@ -17,12 +17,11 @@ from nearsight.errors import InputError, check_at_least
 from nearsight.lens.running import Running, batches, never_compiled, not_finite, running, surveyed, without_gradients
 from nearsight.lens.table import Array
 from nearsight.lens.tokens import TokenMap, block_of, map_tokens, watching_outputs
+from nearsight.metrics.hsic import centred, linear_gram, own_unbiased_hsic, unbiased_hsic
 from nearsight.metrics.precision import to_float64
 
 _FEWEST = 4
 """Images of a batch: with fewer the unbiased estimator does not exist."""
-_ROUNDING = 1e-14
-"""Of sums of float64, relative to what is summed."""
 
 
 class LayerSimilarity(NamedTuple):
@@ -133,9 +132,10 @@ class _Layers:
         grams: dict[str, Tensor] = {}
 
         def look(name: str, outputs: list[Tensor]) -> None:
-            patches_nPC = to_float64(maps[name].patch_tokens(outputs))
+            given_nPC = maps[name].patch_tokens(outputs)
+            patches_nPC = to_float64(given_nPC)
             features = patches_nPC.mean(1) if self._tokens == "mean" else patches_nPC.flatten(1)
-            grams[name] = (features @ features.T).fill_diagonal_(0)
+            grams[name] = linear_gram(centred(features, given_nPC.dtype))
 
         with watching_outputs(self._run.model, list(maps), look):
             self._run.model(images)
@@ -170,7 +170,7 @@ class _Total:
     def add(self, rows_Lnn: Tensor, cols_Knn: Tensor) -> None:
         num_images = rows_Lnn.shape[-1]
         cols_Knn = cols_Knn.to(rows_Lnn.device)
-        new = (_hsic(rows_Lnn, cols_Knn), _own_hsic(rows_Lnn), _own_hsic(cols_Knn))
+        new = (unbiased_hsic(rows_Lnn, cols_Knn), own_unbiased_hsic(rows_Lnn), own_unbiased_hsic(cols_Knn))
         weighted = [num_images * values.cpu() for values in new]
         before = self._sums or [torch.zeros_like(values) for values in weighted]
         cross, own, other = (value + old for value, old in zip(weighted, before, strict=True))
@@ -185,19 +185,3 @@ class _Total:
         if np.isnan(matrix).all():
             raise InputError("layers cannot be compared: the images are all alike in them; give different images")
         return matrix
-
-
-def _own_hsic(a_Lnn: Tensor) -> Tensor:
-    """Of each layer with itself, [L]: 0 if that is but the rounding of what it is the difference of."""
-    own_L, n = _hsic(a_Lnn, a_Lnn).diag(), a_Lnn.shape[-1]
-    rounding_L = _ROUNDING * a_Lnn.square().sum((1, 2)) / (n * (n - 3))
-    return torch.where(own_L.abs() > rounding_L, own_L, 0.0)
-
-
-def _hsic(a_Lnn: Tensor, b_Knn: Tensor) -> Tensor:
-    """The unbiased estimator of Song et al. (2012), Eq. 5, for all pairs: [L, K]. Diagonals are zero already."""
-    n = a_Lnn.shape[-1]
-    products = a_Lnn.flatten(1) @ b_Knn.flatten(1).T
-    sums = torch.outer(a_Lnn.sum((1, 2)), b_Knn.sum((1, 2))) / ((n - 1) * (n - 2))
-    rows = a_Lnn.sum(1) @ b_Knn.sum(1).T * (2 / (n - 2))
-    return (products + sums - rows) / (n * (n - 3))

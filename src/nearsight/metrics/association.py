@@ -8,6 +8,7 @@ An entry belongs to the n largest of its row if fewer than n others are as large
 border none does. So nothing is ever found by the order in which equal numbers happen to be sorted.
 """
 
+import operator
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nearsight.errors import InputError
+from nearsight.metrics.grid import check_grid
 from nearsight.metrics.precision import to_float64
 
 Partition = Tensor | NDArray[Any] | Sequence[int] | Sequence[Iterable[int]]
@@ -114,9 +116,11 @@ def gram_distance_correlation(gram: Tensor, grid_size: tuple[int, int]) -> Tenso
 def _checked(gram: Tensor, grid_size: tuple[int, int] | None = None) -> Tensor:
     if gram.dim() < 2 or gram.shape[-1] != gram.shape[-2] or not gram.shape[-1]:
         raise InputError(f"a Gram matrix of shape [..., D, D] is needed, not {list(gram.shape)}")
-    if grid_size is not None and gram.shape[-1] != grid_size[0] * grid_size[1]:
+    if grid_size is not None:
+        check_grid(grid_size)
         rows, cols = grid_size
-        raise InputError(f"a Gram matrix of {gram.shape[-1]} patches does not fit a {rows}×{cols} grid")
+        if gram.shape[-1] != rows * cols:
+            raise InputError(f"a Gram matrix of {gram.shape[-1]} patches does not fit a {rows}×{cols} grid")
     gram = to_float64(gram)
     if not gram.isfinite().all():
         raise InputError(
@@ -127,6 +131,9 @@ def _checked(gram: Tensor, grid_size: tuple[int, int] | None = None) -> Tensor:
 
 def _labels(sets: Partition, num_patches: int) -> Tensor:
     """A number per patch, equal for those of one set."""
+    no_partition = InputError("a partition is a vector of integer labels, or a sequence of index sequences")
+    if not isinstance(sets, Iterable) or (isinstance(sets, Tensor | np.ndarray) and not sets.ndim):
+        raise no_partition
     parts: list[Any] = [part.tolist() if isinstance(part, Tensor | np.ndarray) else part for part in sets]
     if all(isinstance(part, int | np.integer) for part in parts):
         if len(parts) != num_patches:
@@ -134,10 +141,14 @@ def _labels(sets: Partition, num_patches: int) -> Tensor:
         numbers = {label: number for number, label in enumerate(dict.fromkeys(parts))}
         return torch.tensor([numbers[label] for label in parts])
     if not all(isinstance(part, Iterable) for part in parts):
-        raise InputError("a partition is a vector of integer labels, or a sequence of index sequences")
+        raise no_partition
     label_D = torch.full((num_patches,), -1)
     for number, members in enumerate(parts):
-        for patch in members:
+        for member in members:
+            try:
+                patch = operator.index(member)
+            except TypeError as error:
+                raise no_partition from error
             if not 0 <= patch < num_patches:
                 raise InputError(f"the sets name patch {patch}, but the Gram matrix has {num_patches} patches from 0")
             if label_D[patch] >= 0:

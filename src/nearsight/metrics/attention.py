@@ -10,7 +10,8 @@ import math
 import torch
 from torch import Tensor
 
-from nearsight.errors import InputError
+from nearsight.errors import InputError, check_at_least
+from nearsight.metrics.grid import check_grid
 from nearsight.metrics.precision import to_float64
 
 
@@ -41,9 +42,8 @@ def uniform_attention_distance(grid_size: tuple[int, int]) -> float:
 
 def _diagonal(grid_size: tuple[int, int]) -> float:
     """The grid's longest distance, in patches; 1 for a single patch, where all distances are 0."""
+    check_grid(grid_size)
     rows, cols = grid_size
-    if rows < 1 or cols < 1:
-        raise InputError(f"a grid has at least one row and one column, not {rows}×{cols}")
     return math.hypot(rows - 1, cols - 1) or 1.0
 
 
@@ -75,7 +75,7 @@ def attention_distance(
     if not renormalize:
         return distance.mean(-1)
     mass = patch_attn.sum(-1)
-    return _mean_over_looking(distance / mass, mass)
+    return _mean_over_looking(distance / _divisor(mass), mass)
 
 
 def attention_entropy(attn: Tensor, *, num_prefix_tokens: int = 1, eps: float = 1e-12) -> Tensor:
@@ -83,13 +83,17 @@ def attention_entropy(attn: Tensor, *, num_prefix_tokens: int = 1, eps: float = 
 
     0: each query looks at one patch; 1: at all alike. `attn` is [..., heads, N, N] after the softmax; the result is
     [..., heads] in float64. Prefix tokens and queries without attention to patches are treated as in
-    `attention_distance`. With a single patch there is nothing to choose, and the entropy is 0.
+    `attention_distance`. With a single patch there is nothing to choose, and the entropy is 0. `eps` is added to what
+    the logarithm is taken of; it may be 0.
     """
+    check_at_least("eps", eps, 0)
     patch_attn = _patch_attention(attn, num_prefix_tokens)
     mass = patch_attn.sum(-1)
-    share = patch_attn / mass.unsqueeze(-1)
+    share = patch_attn / _divisor(mass).unsqueeze(-1)
+    shifted = share + eps
+    # Without eps a weight of 0 has no logarithm, and p · log p goes to 0 there as 0 · log 1 is.
     # log(p + eps) lets a one-hot row fall below zero by eps: not a number anyone wants to see as "−0.000".
-    entropy = (share * -(share + eps).log()).sum(-1).clamp(min=0)
+    entropy = (share * -shifted.where(shifted != 0, 1.0).log()).sum(-1).clamp(min=0)
     num_patches = patch_attn.shape[-1]
     return _mean_over_looking(entropy / math.log(num_patches) if num_patches > 1 else entropy, mass)
 
@@ -101,6 +105,11 @@ def _patch_attention(attn: Tensor, num_prefix_tokens: int) -> Tensor:
     if not 0 <= num_prefix_tokens < attn.shape[-1]:
         raise InputError(f"{num_prefix_tokens} prefix tokens leave no patch among {attn.shape[-1]} tokens")
     return to_float64(attn[..., num_prefix_tokens:, num_prefix_tokens:])
+
+
+def _divisor(mass: Tensor) -> Tensor:
+    """For queries that look nowhere 1: their quotient is left out, but 0/0 would come back in the gradients."""
+    return mass.where(mass != 0, 1.0)
 
 
 def _mean_over_looking(value: Tensor, mass: Tensor) -> Tensor:

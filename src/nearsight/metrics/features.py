@@ -9,6 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nearsight.errors import InputError
+from nearsight.metrics.grid import check_grid
+from nearsight.metrics.hsic import centred, linear_gram, own_unbiased_hsic, unbiased_hsic
 from nearsight.metrics.precision import to_float64
 
 _NEIGHBOURS = ((0, 1), (1, -1), (1, 0), (1, 1))
@@ -21,12 +23,13 @@ def locality_score(patches_BPD: Tensor, grid_size: tuple[int, int]) -> Tensor:
     A patch at the border has fewer neighbours, and its mean is over those. High scores mean coherent neighbourhoods,
     or collapsed tokens: `patch_cls_similarity` tells which. A single patch has no neighbours, and its score is NaN.
     """
+    check_grid(grid_size)
     rows, cols = grid_size
     if patches_BPD.dim() != 3 or patches_BPD.shape[1] != rows * cols:
         raise InputError(
             f"patches of shape [B, {rows * cols}, D] are needed for a {rows}×{cols} grid, not {list(patches_BPD.shape)}"
         )
-    tokens = F.normalize(to_float64(patches_BPD), dim=-1).view(len(patches_BPD), rows, cols, -1)
+    tokens = F.normalize(to_float64(patches_BPD), dim=-1).view(len(patches_BPD), rows, cols, patches_BPD.shape[2])
     total = tokens.new_zeros(tokens.shape[:3])
     count = tokens.new_zeros(rows, cols)
     for down, right in _NEIGHBOURS:
@@ -55,29 +58,20 @@ def linear_cka(x_nD: Tensor, y_nD: Tensor, *, unbiased: bool = False) -> Tensor:
 
     HSIC(K, L) / √(HSIC(K, K) · HSIC(L, L)) with K = XXᵀ, L = YYᵀ (Kornblith et al. 2019). `unbiased` uses the estimator
     of Song et al. (2012), whose expectation does not grow with the number of features and which can be averaged over
-    minibatches (Nguyen et al. 2021); it needs at least 4 examples and may be slightly negative.
+    minibatches (Nguyen et al. 2021); it needs at least 4 examples and may be slightly negative. NaN if in one of the
+    two all examples are alike, up to the last bits of its precision.
     """
     if x_nD.dim() != 2 or y_nD.dim() != 2 or len(x_nD) != len(y_nD):
         raise InputError(f"two matrices of equally many rows are needed, not {list(x_nD.shape)} and {list(y_nD.shape)}")
     if len(x_nD) < (4 if unbiased else 2):
         raise InputError(f"{len(x_nD)} examples are too few; at least {4 if unbiased else 2} are needed")
-    x, y = to_float64(x_nD), to_float64(y_nD)
+    x, y = (centred(features, features.dtype) for features in (x_nD, y_nD))
     if unbiased:
-        gram_x, gram_y = (_without_diagonal(z @ z.T) for z in (x, y))
-        pairs = ((gram_x, gram_y), (gram_x, gram_x), (gram_y, gram_y))
-        cross, own_x, own_y = (_unbiased_hsic(a, b) for a, b in pairs)
+        gram_x, gram_y = (linear_gram(features).unsqueeze(0) for features in (x, y))
+        cross = unbiased_hsic(gram_x, gram_y).squeeze()
+        own_x, own_y = (own_unbiased_hsic(gram).squeeze() for gram in (gram_x, gram_y))
     else:
-        x, y = x - x.mean(0), y - y.mean(0)
         # ‖XᵀY‖² equals the trace of KL and needs no n × n matrix.
         cross, own_x, own_y = ((a.T @ b).square().sum() for a, b in ((x, y), (x, x), (y, y)))
-    return cross / (own_x.sqrt() * own_y.sqrt())
-
-
-def _unbiased_hsic(a: Tensor, b: Tensor) -> Tensor:
-    """Song et al. (2012), Eq. 5, up to the factor 1 / n(n − 3), which cancels; diagonals are zero already."""
-    n = len(a)
-    return (a * b).sum() + a.sum() * b.sum() / ((n - 1) * (n - 2)) - 2 * (a.sum(0) @ b.sum(0)) / (n - 2)
-
-
-def _without_diagonal(gram: Tensor) -> Tensor:
-    return gram - torch.diag(gram.diag())
+    size_x, size_y = (torch.where(own > 0, own, torch.nan).sqrt() for own in (own_x, own_y))
+    return cross / (size_x * size_y)

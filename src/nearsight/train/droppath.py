@@ -52,7 +52,7 @@ class PathDropping:
     @classmethod
     def install(cls, model: nn.Module, rates: Sequence[float], device: torch.device) -> "PathDropping":
         """Make places for the factors in the model's blocks. `rates` are the cells' at the last block; the first drops
-        nothing, and it rises evenly between them, as in timm."""
+        nothing, also where it is the only one, and it rises evenly between them, as in timm."""
         blocks = getattr(model, "blocks", ())
         places = [
             (number, name)

@@ -72,7 +72,8 @@ class Protocol:
     schedule: Schedule = field(default="cosine", metadata=ADDED)
     """How the learning rate goes down after the warm-up: half a cosine, or a straight line (S2)."""
     drop_path: float = field(default=0.0, metadata=ADDED)
-    """Probability that a sample skips a branch of the last block; it rises from 0 at the first (stochastic depth)."""
+    """Probability that a sample skips a branch of the last block (stochastic depth). It rises from 0 at the first, so a
+    model of one block skips nothing."""
     teacher: str | None = field(default=None, metadata=ADDED)
     """A run folder, or a model with published weights, whose predictions are learned instead of the labels."""
     lr_scaling: Scaling = field(default="none", metadata=ADDED)

@@ -11,8 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nearsight.locat.grid import Grid
-from nearsight.train.fused import branches, positional_branch
-from nearsight.train.fused.branches import AttentionBranch, Branch, MlpBranch, Weights
+from nearsight.train.fused.branches import AttentionBranch, Branch, MlpBranch, Weights, sum_of_products
 from nearsight.train.fused.chain import run_chain
 from nearsight.train.fused.local_bias import LocalBias
 from nearsight.train.fused.local_branch import LocalAttentionBranch
@@ -96,15 +95,6 @@ def reference(rows: Tensor, branch: Branch, weights: list[Any]) -> Tensor:
     return rows + linear(middle, second, bias2)
 
 
-@pytest.fixture
-def products_on_any_device(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On the CPU torch has no float32 sums of products of half precision."""
-    if device.type == "cpu":
-        for room in (branches, positional_branch):
-            monkeypatch.setattr(room, "sum_of_products", lambda one, other: torch.bmm(one.float().mT, other.float()))
-
-
-@pytest.mark.usefixtures("products_on_any_device")
 @pytest.mark.parametrize("name", CASES)
 def test_result_and_gradients(device: torch.device, near: Any, dtype: torch.dtype, name: str) -> None:
     kinds, (cells, images, tokens, width, heads), has_biases = CASES[name]
@@ -134,3 +124,11 @@ def test_result_and_gradients(device: torch.device, near: Any, dtype: torch.dtyp
         return
     with torch.no_grad():
         assert torch.equal(run_chain(rows, chain, of_branches, dtype), found)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_products_are_summed_in_float32(device: torch.device, dtype: torch.dtype) -> None:
+    one, other = torch.randn(2, 300, 5).to(device, dtype) + 1, torch.randn(2, 300, 4).to(device, dtype)
+    found = sum_of_products(one, other)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found.double(), one.double().mT @ other.double(), rtol=1e-4, atol=1e-3)

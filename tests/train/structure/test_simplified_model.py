@@ -229,6 +229,12 @@ def test_association_counts_from_when_it_stays() -> None:
     ("kind", "settings", "words"),
     [
         (PositionalModel, {"power": 4}, "power is 4, but must be odd"),
+        (PositionalModel, {"power": 5.0}, "power is 5.0, but must be of type int"),
+        (PositionalModel, {"diagonal": math.nan}, "diagonal is nan, but must be finite"),
+        (Descent, {"samples": "frsh"}, "'frsh' is not a known kind of samples; did you mean 'fresh'"),
+        (Descent, {"steps": 10.5}, "steps is 10.5, but must be of type int"),
+        (StructureRun, {"feature": 0.5}, "feature is 0.5, but must be of type int"),
+        (StructureRunner, {"keep": ("curvs",)}, "did you mean 'curves'"),
         (Descent, {"steps": 0}, "steps is 0"),
         (Descent, {"attention_lr": -1.0}, "attention_lr is -1.0"),
         (StructureRun, {"kept_from": 100}, "feature is 0, which the attention was learned with"),
@@ -237,6 +243,20 @@ def test_association_counts_from_when_it_stays() -> None:
 def test_settings_that_cannot_be_are_refused(kind: type, settings: dict[str, object], words: str) -> None:
     with pytest.raises(InputError, match=words):
         kind(**settings)
+
+
+@pytest.mark.parametrize(
+    ("seeds", "attention", "words"),
+    [
+        ([], None, "some different numbers"),
+        ([1, 1], None, "some different numbers"),
+        ([0.5], None, "must be whole numbers"),
+        ([0, 1], torch.zeros(2, 4, 4), r"of shape \(2, 4, 4\), but these seeds and patches need \(2, 6, 6\)"),
+    ],
+)
+def test_what_cannot_be_descended_is_refused(seeds: list[int], attention: torch.Tensor | None, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        descend(small(steps=1), seeds, attention_SDD=attention)
 
 
 def test_every_pair_of_seeds_differs() -> None:

@@ -114,7 +114,7 @@ class DinoProtocol:
     clip_norm: float = 3.0
     """Longest gradient of each parameter."""
     drop_path: float = 0.1
-    """Stochastic depth of the student at its last block."""
+    """Stochastic depth of the student at its last block; a model of one block skips nothing."""
     momentum: float = 0.996
     """How much of itself the teacher keeps per step; it rises to 1."""
     centre_momentum: float = 0.9

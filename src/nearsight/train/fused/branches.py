@@ -190,4 +190,6 @@ def sum_of_products(gradient_KRo: Tensor, rows_KRi: Tensor) -> Tensor:
     """Σ over rows of gradientᵀ · rows, float32 [K, o, i]."""
     if gradient_KRo.dtype == torch.float32:
         return torch.bmm(gradient_KRo.mT, rows_KRi)
+    if not gradient_KRo.is_cuda:  # elsewhere torch gives products no other precision
+        return torch.bmm(gradient_KRo.float().mT, rows_KRi.float())
     return torch.bmm(gradient_KRo.mT, rows_KRi, out_dtype=torch.float32)

@@ -2,10 +2,13 @@
 
 import math
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
+from nearsight.configuration import settle_numbers
 from nearsight.data.structured import PatchData, StructuredPatches
-from nearsight.errors import InputError, check_at_least
+from nearsight.errors import InputError, check_at_least, check_numbers, unknown_name
+
+Drawn = Literal["stored", "fresh"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +27,8 @@ class PositionalModel:
     """Deviation of v's entries at the start."""
 
     def __post_init__(self) -> None:
+        settle_numbers(self)
+        check_numbers(self)
         if self.power < 1 or self.power % 2 == 0:
             raise InputError(f"power is {self.power}, but must be odd, so that both labels are treated alike")
         check_at_least("slope", self.slope, 0)
@@ -40,7 +45,7 @@ class Descent:
 
     num_samples: int = 10_000
     """Training samples, or those of each step where they are fresh."""
-    samples: Literal["stored", "fresh"] = "stored"
+    samples: Drawn = "stored"
     """stored: all steps see the same ones (empirical risk); fresh: each step draws its own (population risk)."""
     steps: int = 1000
     """Steps, each with the gradient of all samples."""
@@ -54,6 +59,10 @@ class Descent:
     """Steps between points of the curves."""
 
     def __post_init__(self) -> None:
+        settle_numbers(self)
+        check_numbers(self)
+        if self.samples not in get_args(Drawn):
+            raise unknown_name("kind of samples", self.samples, get_args(Drawn))
         for name in ("num_samples", "steps", "num_test", "record_every"):
             check_at_least(name, getattr(self, name), 1)
         check_at_least("feature_lr", self.feature_lr, 0)
@@ -74,6 +83,7 @@ class StructureRun:
     learned."""
 
     def __post_init__(self) -> None:
+        settle_numbers(self)
         check_at_least("feature", self.feature, 0)
         check_at_least("kept_from", self.kept_from, 0)
         if self.kept_from and self.feature == 0:

@@ -1,5 +1,6 @@
 """Gradient descent of the simplified model: all seeds of a run as one tensor program."""
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from nearsight.augment.threads import threads_for
 from nearsight.data.structured_samples import FreshSamples, SampleSource, StoredSamples
+from nearsight.errors import InputError, check_number
 from nearsight.train.structure.config import StructureRun
 from nearsight.train.structure.model import Weights, initial_weights, performance, risk_and_gradients
 from nearsight.train.structure.tracking import Tracker
@@ -39,13 +41,30 @@ def descend(
     Args:
         attention_SDD: the attention to start with; by default what `run.kept_from` says, and that is learned first.
     """
-    seed_S = torch.tensor(list(seeds), device=device)
+    seed_S = torch.tensor(_whole(seeds), device=device)
+    needed = (len(seed_S), run.data.num_patches, run.data.num_patches)
+    if attention_SDD is not None and attention_SDD.shape != needed:
+        raise InputError(
+            f"attention_SDD is of shape {tuple(attention_SDD.shape)}, but these seeds and patches need {needed}"
+        )
     if attention_SDD is None and run.kept_from:
         attention_SDD = descend(run.before, seeds, device=device).last.attention_SDD
     # A step is some dozen short operations: a second thread makes it a third faster on an idle machine with two cores,
     # and four times slower on a busy one.
     with threads_for(seed_S):
         return _descend(run, seed_S, attention_SDD, heard)
+
+
+def _whole(seeds: Sequence[int]) -> list[int]:
+    try:
+        found = [operator.index(seed) for seed in seeds]
+    except TypeError as error:
+        raise InputError(f"seeds are {seeds!r}, but must be whole numbers") from error
+    if not found or len(set(found)) < len(found):  # the curves of two alike could not be told apart
+        raise InputError(f"seeds are {found}, but must be some different numbers")
+    for seed in found:
+        check_number("a seed", seed)
+    return found
 
 
 def _descend(run: StructureRun, seed_S: Tensor, attention_SDD: Tensor | None, heard: Heard) -> Descended:

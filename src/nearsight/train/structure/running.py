@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from nearsight.data.structured import PatchData
+from nearsight.errors import unknown_name
 from nearsight.train.structure.config import StructureRun
 from nearsight.train.structure.descent import Descended, Heard, descend
 from nearsight.train.structure.phases import exact_from, find_phases
@@ -20,10 +21,17 @@ exact: whether all patches are associated (1 or 0). exact_from: the step from wh
 which a phase begins. best_…: what no classifier can better."""
 
 
+TABLES = ("curves", "attention")
+"""What can be kept beside."""
+
+
 class StructureRunner:
     """Runs one condition after the other; an attention that several start with is learned once."""
 
-    def __init__(self, *, keep: Sequence[str] = ("curves", "attention")) -> None:
+    def __init__(self, *, keep: Sequence[str] = TABLES) -> None:
+        for name in keep:
+            if name not in TABLES:
+                raise unknown_name("table to keep", name, TABLES)
         self._keep = frozenset(keep)
         self._learned: tuple[object, Tensor] | None = None
 
