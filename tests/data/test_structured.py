@@ -121,6 +121,21 @@ def test_pieces_are_all_samples_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.equal(labels, data.signals(SEEDS, "train", 2, torch.arange(50))[1])
 
 
+@pytest.mark.parametrize("num_seeds", [1, 3, 25])
+def test_fresh_pieces_do_not_depend_on_the_seeds_beside(num_seeds: int) -> None:
+    """Nor does what is drawn once for each; of ten seeds they are as large as committed results had them."""
+    data = StructuredPatches()
+
+    def pieces(seeds: torch.Tensor) -> list[ProjectedSamples]:
+        return list(FreshSamples(data, data.feature(seeds), seeds, "train", 2000).pieces(1))
+
+    of_ten, others = pieces(torch.arange(10)), pieces(torch.arange(num_seeds))
+    assert [piece.label_SN.shape[1] for piece in of_ten] == [1310, 690]
+    for one, other in zip(of_ten, others, strict=True):
+        for name in ("across_Sd", "noise_SND", "strength_SND", "label_SN"):
+            assert torch.equal(getattr(one, name)[0], getattr(other, name)[0])
+
+
 def test_projected_samples_have_the_law_of_whole_ones() -> None:
     """The projections and a weighted sum of the patches, in mean and covariance, over many draws of both kinds."""
     data = StructuredPatches(num_sets=2, set_size=2, dim=5, probability=0.4, noise=0.6)
@@ -194,6 +209,9 @@ def test_configs_survive_json(data: PatchData) -> None:
         ({"set_size": 1}, "set_size is 1"),
         ({"probability": 1.2}, "probability is 1.2"),
         ({"noise": -1.0}, "noise is -1.0"),
+        ({"noise": math.inf}, "noise is inf, but must be finite"),
+        ({"num_sets": 2.5}, "num_sets is 2.5, but must be of type int"),
+        ({"partition": "blocks"}, "'blocks' is not a known partition; known: contiguous"),
         ({"num_sets": 2, "dim": 100}, "ln\\(d\\)/D is 1.15 with dim 100; set a probability"),
     ],
 )

@@ -43,7 +43,13 @@ def test_a_model_without_positions_is_told_so_and_nothing_is_written(
     code += "    return create_model('compact_vit', depth=1, pos_embed='none')\n"
     (folder / "model_without_positions.py").write_text(code)
     monkeypatch.syspath_prepend(folder)
-    assert main(["measure", "model_without_positions:model", *FEW, "--out", "out", "--what", "positions"]) == 2
+
+    def measured(*_: object) -> None:
+        raise AssertionError("it is known before anything is measured")
+
+    monkeypatch.setattr("nearsight.commands.measure._measure_shown", measured)
+    models = ["compact_vit", "model_without_positions:model"]
+    assert main(["measure", *models, *FEW, "--out", "out", "--what", "positions"]) == 2
     said = capsys.readouterr().err.splitlines()[-1]
     assert said.startswith("nearsight: CompactViT has no learned absolute positions")
     assert not (folder / "out").exists()

@@ -99,6 +99,23 @@ def test_show_says_what_there_is(association: Path, tmp_path: Path, capsys: pyte
     assert "No cell is done yet" in capsys.readouterr().out
 
 
+def test_show_leaves_out_what_diverged_and_says_so(
+    association: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = Path(shutil.copytree(association, tmp_path / "study"))
+    runs = pd.read_csv(path / "runs.csv", dtype={"run": str})
+    runs.loc[1, "test_acc"] = float("nan")
+    runs.to_csv(path / "runs.csv", index=False)
+    capsys.readouterr()
+    assert main(["study", "show", str(path)]) == 0
+    lines = {line.split("  ")[1]: line for line in capsys.readouterr().out.splitlines() if line.startswith("  f")}
+    assert lines["fixed sample"].endswith(f" {runs['test_acc'][0]:.3f}  test accuracy of 1 seed")
+    assert "of" not in lines["fresh samples"]
+    assert main(["study", "show", str(path), "--json"]) == 0
+    first = json.loads(capsys.readouterr().out)["conditions"][0]
+    assert (first["n"], first["exact"]["n"], first["test_acc"]["n"]) == (2, 2, 1)
+
+
 @pytest.mark.parametrize("name", ["runs", "curves"])
 def test_a_table_that_was_cut_short_is_not_believed(
     name: str, association: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -161,6 +178,14 @@ def test_every_recipe_says_its_command_its_cost_and_its_result(name: str) -> Non
         (["run", "association", "--seeds", "0"], "seeds is 0, but must be at least 1"),
         (["run", "association", "--out", "file", "--scale", "small"], "file is a file, but a folder"),
         (["run", "association", "--out", "results/x", "--scale", "small"], "a study at small scale has none"),
+        (["run", "association", "--out", "s3://a/b"], "written in one folder; s3://a/b is none"),
+        *(
+            (["run", "association", *option], f"for one device; leave {option[0]} away")
+            for option in (
+                *(["--engine", "ray"], ["--reuse", "runs/x"], ["--workers", "2"], ["--stack-by", "all"]),
+                *(["--cells-per-stack", "3"], ["--checkpoint-every", "5"], ["--address", "local"]),
+            )
+        ),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

@@ -1,6 +1,8 @@
-"""The report of S3's simulations: rules on made-up seeds, numbers against closed forms, files from small runs."""
+"""The report of S3's simulations: numbers against closed forms, files from small runs."""
 
 import dataclasses
+import math
+from collections.abc import Sequence
 from itertools import permutations
 from pathlib import Path
 
@@ -14,18 +16,20 @@ from nearsight.data.structured import StructuredPatches
 from nearsight.errors import InputError
 from nearsight.metrics import patch_association
 from nearsight.recipes import find_study_or_simulation
-from nearsight.report.structure import rules, write_structure_report
+from nearsight.report.page.simulation import simulation_page_html
+from nearsight.report.structure import write_structure_report
 from nearsight.report.structure.chance import chance_of_association
 from nearsight.report.structure.claims import CLAIMS
-from nearsight.report.structure.dynamics import PHASE_CLAIMS
+from nearsight.report.structure.dynamics import PHASE_CLAIMS, gain_since_moving
+from nearsight.report.structure.figure_sweep import sweep_panels
 from nearsight.report.structure.numbers import share_in_words, share_interval
 from nearsight.report.structure.sweep import sweep_line
-from nearsight.report.structure.transfer import KEPT, SCRATCH, advantage, fewer_times, samples_needed
 from nearsight.report.structure.verdict import judge_claims, verdict_markdown
 from nearsight.report.structure.writing import FIGURES
 from nearsight.report.study.rules import Verdict
 from nearsight.study import Simulation, SimulationResults, run_simulation
 from nearsight.study.statistics import mean_interval
+from nearsight.train.structure import PositionalModel
 
 NAMES = ("association", "association-control", "association-sweep", "transfer")
 
@@ -78,6 +82,50 @@ def test_an_unfinished_study_says_what_it_cannot(small: dict[str, Path], tmp_pat
         write_structure_report(dataclasses.replace(whole, tables={"runs": runs.iloc[:0]}), tmp_path)
 
 
+def test_a_sweep_with_nothing_but_its_base_tests_nothing(small: dict[str, Path]) -> None:
+    whole = SimulationResults.read(small["association-sweep"])
+    base = dataclasses.replace(whole, tables={"runs": whole.runs[whole.runs["condition"] == "base"]})
+    assert {str(judgement.finding.verdict) for judgement in judge_claims(base)} == {"not tested"}
+    assert judge_claims(base)[2].finding.ours == "no seed of q = 0 is done"
+    with_zero = dataclasses.replace(
+        whole, tables={"runs": whole.runs[whole.runs["condition"].isin(["base", "q = 0.0"])]}
+    )
+    assert [str(j.finding.verdict) == "not tested" for j in judge_claims(with_zero)] == [True, False, False]
+
+
+def test_the_caption_of_a_sweep_says_where_q_is_above_s3s(small: dict[str, Path]) -> None:
+    results = SimulationResults.read(small["association-sweep"])
+    dim, q = 16, 0.46
+    above = [f"L = {n}" for n in (2, 3, 5, 8) if q > math.log(dim) / (2 * n)]
+    above += [f"C = {n}" for n in (2, 3, 4) if q > math.log(dim) / (5 * n)]
+    assert f"With {', '.join(above)}, q stays 0.46, which is above S3's" in sweep_panels(results).caption
+
+
+def test_a_simulation_of_ones_own_is_told_by_its_responses(tmp_path: Path) -> None:
+    def totals(config: PositionalModel, seeds: Sequence[int], *_: object) -> dict[str, pd.DataFrame]:
+        return {"runs": pd.DataFrame({"seed": seeds, "total": [config.slope + seed for seed in seeds]})}
+
+    conditions = {f"slope {slope}": PositionalModel(slope=slope) for slope in (0.5, 2.0)}
+    study = Simulation(
+        name="mine",
+        conditions=conditions,
+        simulate=totals,
+        shrink=lambda c: c,
+        responses={"total": "the total"},
+        seeds=3,
+    )
+    folder = run_simulation(study, tmp_path).path
+    results = SimulationResults.read(folder)
+    assert write_structure_report(results, folder)
+    table = pd.read_csv(folder / "tables" / "conditions.csv")
+    expected = mean_interval([0.5, 1.5, 2.5])
+    first = table.loc[0, ["condition", "slope", "n", "total", "total_low", "total_high"]].tolist()
+    assert first[:3] == ["slope 0.5", 0.5, 3]
+    assert first[3:] == pytest.approx([1.5, expected.low, expected.high])
+    assert "| slope 2.0 | 3 | 3.000 ± " in (folder / "tables" / "conditions.md").read_text()
+    assert "the total" in simulation_page_html(results)
+
+
 def test_the_interval_of_a_share_is_clopper_and_pearsons() -> None:
     for k, n in ((0, 10), (9, 10), (10, 10), (3, 8)):
         found = share_interval([1] * k + [0] * (n - k))
@@ -96,119 +144,6 @@ def test_chance_is_that_of_all_orders() -> None:
         gram = torch.stack([row, *torch.eye(6)[1:]])
         found.append(bool(patch_association(gram, data.sets()).per_patch[0]))
     assert chance_of_association(data) == pytest.approx(np.mean(found))
-
-
-def seeds(exact: list[int], associated: float | list[float], accuracy: float, best: float = 0.9) -> pd.DataFrame:
-    return pd.DataFrame({"exact": exact, "associated": associated, "test_acc": accuracy, "best_acc": best})
-
-
-@pytest.mark.parametrize(
-    ("exact", "associated", "expected"),
-    [
-        ([1] * 9 + [0], 0.95, Verdict.REPRODUCED),
-        ([0] * 10, 0.9, Verdict.IN_DIRECTION),
-        ([0] * 10, 0.3, Verdict.NOT_REPRODUCED),
-    ],
-)
-def test_association_is_judged_by_its_rule(exact: list[int], associated: float, expected: Verdict) -> None:
-    assert rules.judge_associated(seeds(exact, associated, 0.9), 0.1).verdict == expected
-
-
-@pytest.mark.parametrize(
-    ("exact", "associated", "expected"),
-    [
-        ([0] * 10, 0.15, Verdict.REPRODUCED),
-        ([0] * 10, 0.4, Verdict.IN_DIRECTION),
-        ([0] * 9 + [1], 0.1, Verdict.NOT_REPRODUCED),
-    ],
-)
-def test_none_is_judged_by_its_rule(exact: list[int], associated: float, expected: Verdict) -> None:
-    assert rules.judge_none(seeds(exact, associated, 0.9), 0.1).verdict == expected
-
-
-def test_accuracies_are_judged_by_their_rules() -> None:
-    up, unsure = mean_interval([0.05, 0.06, 0.05]), mean_interval([0.05, -0.05, 0.01])
-    near, far = seeds([1] * 3, 1.0, 0.895), seeds([1] * 3, 1.0, 0.87)
-    assert rules.judge_generalises(near, unsure).verdict == Verdict.REPRODUCED
-    assert rules.judge_generalises(far, up).verdict == Verdict.IN_DIRECTION
-    assert rules.judge_generalises(far, unsure).verdict == Verdict.NOT_REPRODUCED
-    assert rules.judge_without(seeds([0] * 3, 0.1, 0.895)).verdict == Verdict.REPRODUCED
-    assert rules.judge_without(seeds([0] * 3, 0.1, 0.8)).verdict == Verdict.IN_DIRECTION
-    assert rules.judge_without(seeds([0, 0, 1], 0.1, 0.895)).verdict == Verdict.NOT_REPRODUCED
-    assert rules.judge_error(seeds([0] * 3, 0.1, 0.935), 0.06).verdict == Verdict.REPRODUCED
-    assert rules.judge_error(seeds([0] * 3, 0.1, 0.9), 0.06).verdict == Verdict.IN_DIRECTION
-    assert rules.judge_error(seeds([0] * 3, 0.1, 0.8), 0.06).verdict == Verdict.NOT_REPRODUCED
-
-
-def test_sweeps_are_judged_by_their_rules() -> None:
-    all_, none, half = (pd.DataFrame({"exact": exact}) for exact in ([1] * 10, [0] * 10, [1, 0] * 5))
-    assert rules.judge_enough({10: none, 100: all_}).verdict == Verdict.REPRODUCED
-    assert rules.judge_enough({10: none, 100: half}).verdict == Verdict.IN_DIRECTION
-    assert rules.judge_enough({10: half, 100: half}).verdict == Verdict.NOT_REPRODUCED
-    assert rules.judge_rare({0.0: all_, 0.4: all_, 0.8: none}, 0.46).verdict == Verdict.REPRODUCED
-    assert rules.judge_rare({0.0: all_, 0.4: half, 0.8: none}, 0.46).verdict == Verdict.IN_DIRECTION
-    assert rules.judge_rare({0.0: none, 0.4: all_}, 0.46).verdict == Verdict.NOT_REPRODUCED
-
-
-def transferred(scratch: dict[int, list[float]], kept: dict[int, list[float]]) -> SimulationResults:
-    """A study of transfer with these accuracies of two seeds, by the number of samples."""
-    rows, levels = [], {}
-    for way, table in ((SCRATCH, scratch), (KEPT, kept)):
-        for size, accuracies in table.items():
-            levels[f"{way} {size}"] = {"descent.num_samples": size}
-            rows += [
-                {
-                    "run": f"{way}{size}{seed}",
-                    "condition": f"{way} {size}",
-                    "seed": seed,
-                    "test_acc": a,
-                    "best_acc": 0.91,
-                }
-                for seed, a in enumerate(accuracies)
-            ]
-    settings: dict[str, object] = {}
-    return SimulationResults(
-        name="transfer",
-        scale="full",
-        responses={},
-        settings=settings,
-        assumed=(),
-        configs={},
-        levels=levels,
-        cells=(),
-        tables={"runs": pd.DataFrame(rows)},
-    )
-
-
-def test_samples_needed_are_the_least_that_reach_the_accuracy() -> None:
-    results = transferred(
-        {10: [0.8, 0.8], 100: [0.85, 0.91], 1000: [0.905, 0.89]},
-        {10: [0.91, 0.89], 100: [0.88, 0.9], 1000: [0.91, 0.91]},
-    )
-    scratch, kept = (samples_needed(results, way, 0.9) for way in (SCRATCH, KEPT))
-    assert scratch.samples.tolist() == [1000, 100]
-    assert kept.samples.tolist() == [10, 100]
-    times = fewer_times(results, KEPT, 0.9)
-    assert times.mean == pytest.approx(10.0)  # of 100 and 1
-    assert times.low < 1 < times.high
-    assert rules.judge_fewer(times, "").verdict == Verdict.IN_DIRECTION
-    assert rules.judge_fewer(mean_interval([0.9, 1.0]), "").verdict == Verdict.NOT_REPRODUCED
-    assert rules.judge_fewer(mean_interval([2.0, 2.1]), "").verdict == Verdict.REPRODUCED
-    assert samples_needed(results, SCRATCH, 0.99).in_words() == "more than 1,000 in 2 of 2 seeds"
-    assert samples_needed(results, KEPT, 0.5).in_words() == "10 or fewer in all 2 seeds"
-    assert rules.judge_fewer(fewer_times(results, KEPT, 0.95), "").verdict == Verdict.NOT_REPRODUCED
-    assert fewer_times(results, KEPT, 0.907).mean == pytest.approx((1000 / 10 * 100 / 1000) ** 0.5)
-
-
-def test_the_advantage_is_within_seeds_and_judged_everywhere() -> None:
-    results = transferred({10: [0.8, 0.7], 100: [0.9, 0.88]}, {10: [0.9, 0.81], 100: [0.9, 0.87]})
-    found = advantage(results, KEPT)
-    assert {size: interval.mean for size, interval in found.items()} == pytest.approx({10: 0.105, 100: -0.005})
-    judged = rules.judge_everywhere(found)
-    assert judged.verdict == Verdict.NOT_REPRODUCED
-    assert "not at 100" in judged.ours
-    assert rules.judge_everywhere({10: found[10]}).verdict == Verdict.REPRODUCED
-    assert rules.judge_everywhere({10: found[10], 20: found[10], 100: found[100]}).verdict == Verdict.IN_DIRECTION
 
 
 def test_a_sweeps_lines_hold_the_base_and_nothing_else_varied(small: dict[str, Path]) -> None:
@@ -237,3 +172,14 @@ def test_phases_are_judged_by_the_curves(small: dict[str, Path]) -> None:
     assert first(with_curves(early, down)).verdict == Verdict.NOT_REPRODUCED
     assert third(with_curves(late, down)).verdict == Verdict.REPRODUCED
     assert third(with_curves(late, down + 0.2)).verdict != Verdict.REPRODUCED
+
+
+def test_a_seed_that_diverged_has_no_gain(small: dict[str, Path]) -> None:
+    results = SimulationResults.read(small["association"])
+    curves = results.tables["curves"].copy()
+    of_fixed = curves["condition"] == "fixed sample"
+    runs = results.runs.assign(phase_2=curves["step"].iloc[1])
+    curves.loc[of_fixed & (curves["seed"] == 1) & (curves["step"] == curves["step"].max()), "test_acc"] = math.nan
+    one = curves[of_fixed & (curves["seed"] == 0)]["test_acc"]
+    found = gain_since_moving(dataclasses.replace(results, tables={"runs": runs, "curves": curves}), "fixed sample")
+    assert (found.n, found.mean) == (1, pytest.approx(one.iloc[-1] - one.iloc[1]))

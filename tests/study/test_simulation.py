@@ -150,6 +150,46 @@ def test_curves_without_their_runs_are_done_again(tmp_path: Path) -> None:
     assert contents(tmp_path)["curves.csv"] == whole["curves.csv"]
 
 
+def test_rows_of_seeds_that_are_not_done_are_none_of_the_results(tmp_path: Path) -> None:
+    """A crash between the two files while seeds are added: those that are done are seen alone."""
+    run_simulation(sums(Counted(), seeds=4), tmp_path)
+    whole = contents(tmp_path)
+    runs = pd.read_csv(tmp_path / "runs.csv", dtype={"run": str})
+    runs[runs["seed"] != 3].to_csv(tmp_path / "runs.csv", index=False)
+    assert set(SimulationResults.read(tmp_path).tables["curves"]["seed"]) == {0, 1, 2}
+    counted = Counted()
+    run_simulation(sums(counted, seeds=4), tmp_path)
+    assert counted.asked == [(3, [3]), (4, [3])]
+    assert contents(tmp_path)["curves.csv"] == whole["curves.csv"]
+    (tmp_path / "runs.csv").unlink()
+    results = SimulationResults.read(tmp_path)
+    assert results.runs.empty
+    assert results.tables["curves"].empty
+    assert "step" in results.tables["curves"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (
+            {"responses": {"totl": "the total"}},
+            "has the response 'totl', .* no column 'totl' of 'runs', but seed, total",
+        ),
+        ({"simulate": lambda *_: {}}, "returns no table 'runs'"),
+        (
+            {"simulate": lambda _, seeds, *__: {"runs": pd.DataFrame({"seed": seeds, "total": "much"})}},
+            "'total' of study 'sums' holds no numbers",
+        ),
+    ],
+)
+def test_what_a_function_does_not_return_is_said_before_anything_is_kept(
+    changes: dict[str, object], words: str, tmp_path: Path
+) -> None:
+    with pytest.raises(InputError, match=words):
+        run_simulation(replace(sums(Counted()), **changes), tmp_path)  # type: ignore[arg-type]
+    assert sorted(contents(tmp_path)) == ["study.json"]
+
+
 def test_a_wish_to_stop_is_heeded_and_the_rest_continues(tmp_path: Path) -> None:
     stop = Stop()
 

@@ -20,7 +20,7 @@ from nearsight.commands.progress import MeasuringProgress
 from nearsight.commands.subjects import Request, Subject, open_subjects, short_name
 from nearsight.errors import InputError, check_at_least, unknown_name
 from nearsight.files import check_output_folder
-from nearsight.lens import HeadTable, Shards, measure, patch_grid
+from nearsight.lens import HeadTable, Shards, measure, patch_grid, position_gram
 from nearsight.report import ModelHeads
 from nearsight.report.runs import model_heads
 from nearsight.study.executors.ray_cluster import check_device, import_ray
@@ -76,6 +76,10 @@ def main(arguments: Sequence[str]) -> int:
     prepared = _prepare(options, device)
     subjects = [one.subject for one in prepared]
     folders = [out] if len(subjects) == 1 else _folders(out, options.models)
+    if "positions" in what:
+        # They need no image: a model without them is refused before any is measured.
+        for subject in subjects:
+            position_gram(subject.model)
     if options.shards is None:
         tables = [_measure_shown(one, options.batch_size, in_the_table(what), device) for one in prepared]
     else:

@@ -3,7 +3,7 @@
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -26,6 +26,8 @@ from nearsight.study.running import StackBy, fetch_study
 from nearsight.train import Stop
 
 Engine = Literal["local", "processes", "ray"]
+_OF_TRAININGS = ("reuse", "stack_by", "cells_per_stack", "engine", "workers", "address", "checkpoint_every")
+"""Options that say nothing to a simulation."""
 _NAME = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="NAME")]
 
 
@@ -116,16 +118,22 @@ def _run(arguments: list[str]) -> int:
     location = Location(options.out) if options.out and is_url(options.out) else None
     out = Path(options.out) if options.out else _default_folder(study.name, study.scale)
     if isinstance(study, Simulation):
-        if options.engine != "local":
-            raise InputError(f"study {study.name!r} is one tensor program, for one device; leave --engine away")
-        if location is not None:
-            raise InputError(f"the tables of study {study.name!r} are written in one folder; {out} is none")
+        _check_for_simulation(options, study.name)
         simulation, device = study, options.torch_device
         return stoppable(
             lambda stop: study_simulation.run_and_report(simulation, out, device, stop, as_json=options.json)
         )
     executor = _executor(options)
     return stoppable(lambda stop: _run_and_report(study, out, location, options, executor, stop))
+
+
+def _check_for_simulation(options: RunOptions, name: str) -> None:
+    for field in fields(RunOptions):
+        if field.name in _OF_TRAININGS and getattr(options, field.name) != field.default:
+            option = f"--{field.name.replace('_', '-')}"
+            raise InputError(f"study {name!r} is one tensor program, for one device; leave {option} away")
+    if options.out and is_url(options.out):
+        raise InputError(f"the tables of study {name!r} are written in one folder; {options.out} is none")
 
 
 def _executor(options: RunOptions) -> Executor:

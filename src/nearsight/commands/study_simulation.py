@@ -15,7 +15,7 @@ from nearsight.commands.study_progress import StudyBar
 from nearsight.commands.study_tables import finite, with_half_width
 from nearsight.study import Simulation, SimulationCell, SimulationListener, SimulationResults, run_simulation
 from nearsight.study.small import MOST_SEEDS
-from nearsight.study.statistics import by_condition
+from nearsight.study.statistics import MeanInterval, mean_interval
 from nearsight.train import Stop
 
 
@@ -61,19 +61,19 @@ def described(results: SimulationResults) -> dict[str, Any]:
 def _conditions(results: SimulationResults) -> list[dict[str, Any]]:
     if results.runs.empty:
         return []
-    numbers = {name: by_condition(results.runs, name).set_index("condition") for name in results.responses}
-    first = next(iter(numbers.values()))
     return [
         {
             "condition": condition,
-            "n": int(first.loc[condition, "n"]),
-            **{
-                name: {part: finite(frame.loc[condition, part]) for part in ("mean", "low", "high")}
-                for name, frame in numbers.items()
-            },
+            "n": len(runs),
+            **{name: _interval(mean_interval(runs[name].dropna())) for name in results.responses},
         }
-        for condition in first.index
+        for condition, runs in results.runs.groupby("condition", sort=False)
     ]
+
+
+def _interval(found: MeanInterval) -> dict[str, Any]:
+    """Seeds that have diverged are none of its n."""
+    return {"n": found.n, "mean": finite(found.mean), "low": finite(found.low), "high": finite(found.high)}
 
 
 def table(results: SimulationResults) -> str:
@@ -91,12 +91,21 @@ def table(results: SimulationResults) -> str:
     lines.append(f"  {'condition':<{width}}  {'n':>2}  {heads}")
     for row in told["conditions"]:
         cells = "  ".join(f"{with_half_width(row[name], 1, 3):>16}" for name in results.responses)
-        lines.append(f"  {row['condition']:<{width}}  {row['n']:>2}  {cells}")
+        fewer = [
+            f"{title} of {_seeds(row[name]['n'])}"
+            for name, title in results.responses.items()
+            if row[name]["n"] < row["n"]
+        ]
+        lines.append(f"  {row['condition']:<{width}}  {row['n']:>2}  {'  '.join([cells, *fewer])}")
     lines.append("  (mean ± half of the 95 % interval over seeds)")
     shown = ", ".join(
         f"{name} = {results.settings[name]}" for name in results.assumed if results.settings.get(name) is not None
     )
     return "\n".join([*lines, "", f"Assumed, since the paper does not report it: {shown}"] if shown else lines)
+
+
+def _seeds(number: int) -> str:
+    return "1 seed" if number == 1 else f"{number} seeds"
 
 
 class SimulationProgress(StudyBar, SimulationListener):
@@ -128,5 +137,4 @@ class SimulationProgress(StudyBar, SimulationListener):
         self._num_done += 1
         told = ", ".join(f"{title} {runs[name].mean():.3f}" for name, title in self._responses.items())
         seconds = time.perf_counter() - self._began
-        seeds = "1 seed" if len(runs) == 1 else f"{len(runs)} seeds"
-        self._say(f"{condition}: {seeds} in {seconds:.0f} s: {told}")
+        self._say(f"{condition}: {_seeds(len(runs))} in {seconds:.0f} s: {told}")

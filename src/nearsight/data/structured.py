@@ -12,15 +12,15 @@ it. Shape suffixes: S seeds, N samples, D patches, d dimensions of a patch.
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
 from nearsight.augment.noise import standard_normal
-from nearsight.configuration import register_family
-from nearsight.errors import InputError, check_at_least, check_probability, unknown_name
+from nearsight.configuration import register_family, settle_numbers
+from nearsight.errors import InputError, check_at_least, check_numbers, check_positive, check_probability, unknown_name
 from nearsight.randomness import permutation, uniform
 
 Partition = Literal["contiguous", "strided", "random"]
@@ -44,6 +44,10 @@ class PatchData(ABC):
     """Seed of a partition by chance; independent of a run's seed, so that all runs share the sets."""
 
     def __post_init__(self) -> None:
+        settle_numbers(self)
+        check_numbers(self)
+        if self.partition not in get_args(Partition):
+            raise unknown_name("partition", self.partition, get_args(Partition))
         check_at_least("num_sets", self.num_sets, 2)
         check_at_least("set_size", self.set_size, 2)
         check_at_least("dim", self.dim, 2)
@@ -160,8 +164,7 @@ class GaussianPatches(PatchData):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 < self.scale < math.inf:
-            raise InputError(f"scale is {self.scale}, but must be more than 0")
+        check_positive("scale", self.scale)
 
     @property
     def noise_std(self) -> float:

@@ -22,6 +22,9 @@ NUMBERS_AT_ONCE = 1 << 18
 """Normal numbers that are drawn together: as many as stay in a processor's cache while they are made."""
 PATCHES_AT_ONCE = 1 << 17
 """Patches of all seeds that go through a model together."""
+FRESH_AT_ONCE = PATCHES_AT_ONCE // 10
+"""Patches of one seed, where they are fresh. A piece is one draw of what its noise has across the feature, so its size
+must not depend on how many seeds there are; of ten seeds it is as above."""
 
 
 @dataclass(frozen=True)
@@ -128,8 +131,8 @@ class FreshSamples:
     num_samples: int
 
     def pieces(self, step: int) -> Iterator[ProjectedSamples]:
-        """The samples of a step, likewise in pieces."""
-        at_once = max(1, PATCHES_AT_ONCE // (len(self.seed_S) * self.data.num_patches))
+        """The samples of a step, likewise in pieces: the same ones whatever seeds run beside."""
+        at_once = max(1, FRESH_AT_ONCE // self.data.num_patches)
         for index_N in torch.arange(self.num_samples, device=self.seed_S.device).split(at_once):
             yield ProjectedSamples.draw(self.data, self.feature_Sd, self.seed_S, self.stream, step, index_N)
 

@@ -1,7 +1,7 @@
 """A simulation from start to finish: what is missing is done, condition by condition."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -87,8 +87,22 @@ def _run_condition(
         listener.heard(condition, share)
 
     found = dict(simulation.simulate(simulation.conditions[condition], [cell.seed for cell in cells], device, heard))
+    _check_responses(simulation, found)
     seconds = (time.perf_counter() - began) / len(cells)  # its share, since all seeds were computed together
     return {**found, RUNS: found[RUNS].assign(wall_seconds=round(seconds, 2))}
+
+
+def _check_responses(simulation: Simulation, found: Mapping[str, pd.DataFrame]) -> None:
+    """Before anything is written, for what sums a condition up must be there when it is read again."""
+    if RUNS not in found:
+        raise InputError(f"the function of study {simulation.name!r} returns no table {RUNS!r}, with a row per seed")
+    for name in simulation.responses:
+        if name not in found[RUNS]:
+            columns = ", ".join(map(str, found[RUNS].columns))
+            words = f"its function returns no column {name!r} of {RUNS!r}, but {columns}"
+            raise InputError(f"study {simulation.name!r} has the response {name!r}, and {words}")
+        if not pd.api.types.is_numeric_dtype(found[RUNS][name]):
+            raise InputError(f"response {name!r} of study {simulation.name!r} holds no numbers, so it has no mean")
 
 
 @contextmanager

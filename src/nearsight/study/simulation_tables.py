@@ -19,7 +19,8 @@ _KEY = ["condition", "seed"]
 def read_tables(
     folder: Path, cells: Iterable[SimulationCell], *, settings: Collection[str], responses: Iterable[str]
 ) -> dict[str, pd.DataFrame]:
-    """All of them, by name. `settings` are the columns of `runs` that may hold words."""
+    """The rows of all cells that are done, by the table's name. `settings` are the columns of `runs` that may hold
+    words."""
     run_of = {(cell.condition, cell.seed): cell.run for cell in cells}
     needed = {RUNS: ("run", *_KEY, *responses, "wall_seconds")}
     tables = {}
@@ -32,7 +33,9 @@ def read_tables(
     for name, table in tables.items():
         with reading_table(folder / f"{name}.csv", WAY_OUT):
             _check_complete(table, runs)
-    return tables
+    # runs.csv is written last: whoever was killed before that has left rows of cells that are not done.
+    done = set(_cells(runs))
+    return {name: table.loc[[cell in done for cell in _cells(table)]] for name, table in tables.items()}
 
 
 def _read(path: Path, needed: Sequence[str]) -> pd.DataFrame:

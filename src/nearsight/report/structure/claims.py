@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from nearsight.errors import InputError
 from nearsight.report.structure import rules
 from nearsight.report.structure.chance import chance_of_association
 from nearsight.report.structure.dynamics import PHASE_CLAIMS, gain_since_moving
@@ -125,8 +126,10 @@ def _control() -> tuple[StructureClaim, ...]:
 
 def _sweep() -> tuple[StructureClaim, ...]:
     def vanishes(results: SimulationResults) -> Finding:
-        least = min(sweep_line(results, "data.probability").points.items())[1]
-        risk = least["test_risk"].to_numpy(dtype=np.float64)
+        points = sweep_line(results, "data.probability").points
+        if 0.0 not in points:
+            raise InputError("no seed of q = 0 is done")
+        risk = points[0.0]["test_risk"].to_numpy(dtype=np.float64)
         words = f"test risk {rounded(float(risk.min()), 5)} to {rounded(float(risk.max()), 5)}"
         return judge_every_seed(list(risk <= NO_RISK), list(risk <= LITTLE_RISK), words)
 

@@ -35,7 +35,7 @@ def gain_since_moving(results: SimulationResults, condition: str) -> MeanInterva
     for seed, curve in curves_of(results, condition).items():
         then = curve.loc[curve["step"] == second[seed], "test_acc"].tolist()  # nothing where there is no second phase
         gains += [float(curve["test_acc"].iloc[-1]) - accuracy for accuracy in then]
-    return mean_interval(gains)
+    return mean_interval([gain for gain in gains if np.isfinite(gain)])  # none of a seed that has diverged
 
 
 def _first(condition: str) -> Callable[[SimulationResults], Finding]:

@@ -1,13 +1,15 @@
 """Where association is found: one setting at a time."""
 
+import math
+
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, NullLocator, PercentFormatter
 
 from nearsight.report.figures.style import MUTED, add_legend, house_style, light_grid, model_style
-from nearsight.report.structure.numbers import share_interval
-from nearsight.report.structure.sweep import FACTORS, SweepLine, sweep_line
+from nearsight.report.structure.numbers import patches_of, share_interval
+from nearsight.report.structure.sweep import BASE, FACTORS, SweepLine, sweep_line
 from nearsight.report.study.drawing import Drawing
 from nearsight.report.study.notes import add_footnote, seeds_in_words
 from nearsight.study.simulation_folder import SimulationResults
@@ -69,7 +71,21 @@ def sweep_panels(results: SimulationResults) -> Drawing:
         "of seeds, Student's t of the mean)."
     )
     add_footnote(figure, [words])
-    return Drawing(figure=figure, caption=f"Where association is found. {words}")
+    return Drawing(figure=figure, caption=f"Where association is found. {words}{_beyond_s3(results, lines)}")
+
+
+def _beyond_s3(results: SimulationResults, lines: list[SweepLine]) -> str:
+    """Where q, which is held while there are more or fewer patches, is above S3's ln(d)/D."""
+    bases, data = {line.setting: line.base for line in lines}, patches_of(results, BASE)
+    q, other = bases["data.probability"], {"data.num_sets": data.set_size, "data.set_size": data.num_sets}
+    found = [
+        f"{FACTORS[line.setting]} = {value:g}"
+        for line in lines
+        if line.setting in other
+        for value in line.points
+        if q > math.log(data.dim) / (value * other[line.setting])
+    ]
+    return f" With {', '.join(found)}, q stays {q:g}, which is above S3's ln(d)/D there." if found else ""
 
 
 def _scale(panel: Axes, line: SweepLine) -> None:

@@ -92,7 +92,8 @@ def notes_of(results: SimulationResults) -> tuple[str, ...]:
     missing = [cell for cell in results.cells if cell.run not in done]
     if missing:
         notes.append(f"{len(missing)} of {len(results.cells)} cells are not done yet.")
-    diverged = results.runs[results.runs["test_acc"].isna()]
+    has_accuracy = "test_acc" in results.runs  # a simulation of something else may have none
+    diverged = results.runs[results.runs["test_acc"].isna()] if has_accuracy else results.runs.iloc[:0]
     if len(diverged):
         seeds = ", ".join(f"{row.condition} (seed {row.seed})" for row in diverged.itertuples())
         notes.append(f"Diverged, and left out of the means of accuracy and risk: {seeds}.")

@@ -7,6 +7,7 @@ judged by whether what it says happened, and in how many seeds.
 import numpy as np
 import pandas as pd
 
+from nearsight.errors import InputError
 from nearsight.report.structure.numbers import share_in_words, share_interval
 from nearsight.report.study.rules import Finding, Verdict
 from nearsight.report.study.table import percent, rounded, share, with_interval
@@ -65,7 +66,7 @@ GENERALISES = (
 
 def judge_generalises(runs: pd.DataFrame, gain: MeanInterval) -> Finding:
     """`gain`: the accuracy at the end minus that at the beginning of the second phase."""
-    accuracy, best = mean_interval(runs["test_acc"]), float(runs["best_acc"].iloc[0])
+    accuracy, best = mean_interval(_accuracies(runs)), float(runs["best_acc"].iloc[0])
     sure = gain.mean > 0 and (gain.n == 1 or gain.excludes_zero)
     verdict = Verdict.IN_DIRECTION if sure else Verdict.NOT_REPRODUCED
     if accuracy.mean >= best - NEAR:
@@ -85,7 +86,7 @@ WITHOUT = (
 
 
 def judge_without(runs: pd.DataFrame) -> Finding:
-    accuracy, exact = mean_interval(runs["test_acc"]), share_interval(runs["exact"])
+    accuracy, exact = mean_interval(_accuracies(runs)), share_interval(runs["exact"])
     best = float(runs["best_acc"].iloc[0])
     low = accuracy.low if accuracy.has_interval else accuracy.mean
     verdict = Verdict.NOT_REPRODUCED
@@ -107,7 +108,7 @@ ERROR = (
 
 
 def judge_error(runs: pd.DataFrame, paper: float) -> Finding:
-    error = mean_interval(1 - runs["test_acc"])
+    error = mean_interval(1 - _accuracies(runs))
     verdict = Verdict.IN_DIRECTION if error.mean <= 2 * paper else Verdict.NOT_REPRODUCED
     if error.mean <= paper + NEAR:
         verdict = Verdict.REPRODUCED
@@ -123,6 +124,8 @@ ENOUGH = (
 
 def judge_enough(points: dict[float, pd.DataFrame]) -> Finding:
     """`points`: rows by the number of samples, in rising order."""
+    if len(points) < 2:
+        raise InputError("fewer than two numbers of samples are done")
     shares = {value: share_interval(runs["exact"]) for value, runs in points.items()}
     first, last = shares[min(shares)], shares[max(shares)]
     verdict = Verdict.IN_DIRECTION if last.mean > first.mean else Verdict.NOT_REPRODUCED
@@ -141,13 +144,16 @@ RARE = (
 def judge_rare(points: dict[float, pd.DataFrame], limit: float) -> Finding:
     """`points`: rows by q, in rising order."""
     shares = {value: share_interval(runs["exact"]) for value, runs in points.items()}
-    within = [found.mean >= ALMOST_ALL for value, found in shares.items() if value <= limit]
-    verdict = Verdict.IN_DIRECTION if within[:1] == [True] else Verdict.NOT_REPRODUCED
-    if within and all(within):
+    within = {value: found for value, found in shares.items() if value <= limit}
+    if not within:
+        raise InputError(f"no seed of a q up to ln(d)/D, which is {rounded(limit, 2)}, is done")
+    holds = [found.mean >= ALMOST_ALL for found in within.values()]
+    verdict = Verdict.IN_DIRECTION if holds[0] else Verdict.NOT_REPRODUCED
+    if all(holds):
         verdict = Verdict.REPRODUCED
     words = ", ".join(f"{value:g}: {round(found.mean * found.n)} of {found.n}" for value, found in shares.items())
     words = f"seeds with all patches associated, by q: {words}; ln(d)/D is {rounded(limit, 2)}"
-    return _finding(verdict, words, shares[max(value for value in shares if value <= limit)])
+    return _finding(verdict, words, within[max(within)])
 
 
 FEWER = (
@@ -175,7 +181,7 @@ def judge_everywhere(differences: dict[int, MeanInterval]) -> Finding:
     """`differences`: in accuracy, by the number of samples."""
     higher = {size: d.mean > 0 and (d.n == 1 or d.excludes_zero) for size, d in differences.items()}
     verdict = Verdict.IN_DIRECTION if sum(higher.values()) > len(higher) / 2 else Verdict.NOT_REPRODUCED
-    if all(higher.values()):
+    if all(higher.values()) and all(d.has_interval for d in differences.values()):  # else the sign is the direction
         verdict = Verdict.REPRODUCED
     worst = min(differences, key=lambda size: differences[size].mean)
     except_for = ", ".join(f"{size:,}" for size, is_higher in higher.items() if not is_higher)
@@ -183,6 +189,14 @@ def judge_everywhere(differences: dict[int, MeanInterval]) -> Finding:
     words += f", not at {except_for}" if except_for else ""
     least = with_interval(differences[worst], scale=100, digits=2, signed=True)
     return _finding(verdict, f"{words}; least difference {least} points, at {worst:,}", differences[worst])
+
+
+def _accuracies(runs: pd.DataFrame) -> "pd.Series[float]":
+    """Of the seeds that have not diverged."""
+    found = runs["test_acc"].dropna()
+    if found.empty:
+        raise InputError("every seed has diverged")
+    return found
 
 
 def _finding(verdict: Verdict, words: str, interval: MeanInterval) -> Finding:

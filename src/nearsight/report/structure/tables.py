@@ -1,5 +1,6 @@
 """Tables of S3's simulations."""
 
+from collections.abc import Mapping
 from contextlib import suppress
 
 import numpy as np
@@ -17,7 +18,31 @@ from nearsight.report.structure.numbers import (
 from nearsight.report.structure.transfer import BESIDE, WAYS, accuracies, fewer_times, samples_needed, target_accuracy
 from nearsight.report.study.table import MISSING, Table, percent, rounded, with_interval
 from nearsight.study.simulation_folder import SimulationResults
-from nearsight.study.statistics import mean_interval
+from nearsight.study.statistics import MeanInterval, mean_interval
+
+_OF_THE_MODEL = (
+    *("exact", "associated", "rand_index", "test_acc", "test_risk"),
+    *("exact_from", "phase_2", "phase_3", "best_acc", "best_risk"),
+)
+"""Columns of the runs of S3's model; a simulation of something else has others."""
+
+
+def responses_table(results: SimulationResults) -> Table:
+    """Every condition: the means of what the study says sums it up."""
+    numbers, shown = [], []
+    for condition in conditions_of(results):
+        runs = runs_of(results, condition)
+        means = {name: mean_interval(runs[name].dropna()) for name in results.responses}
+        numbers.append({"condition": condition, **results.levels[condition], "n": len(runs), **_with_ends(means)})
+        told = {results.responses[name]: with_interval(found) for name, found in means.items()}
+        shown.append({"condition": condition, "seeds": str(len(runs)), **told})
+    return Table(
+        name="conditions",
+        title=f"{results.name}: every condition",
+        numbers=pd.DataFrame(numbers),
+        shown=pd.DataFrame(shown),
+        notes=("± is half the 95 % interval of the mean over seeds.", *notes_of(results)),
+    )
 
 
 def conditions_table(results: SimulationResults) -> Table:
@@ -39,11 +64,7 @@ def conditions_table(results: SimulationResults) -> Table:
                 "exact": exact.mean,
                 "exact_low": exact.low,
                 "exact_high": exact.high,
-                **{
-                    f"{name}{end}": value
-                    for name, found in means.items()
-                    for end, value in (("", found.mean), ("_low", found.low), ("_high", found.high))
-                },
+                **_with_ends(means),
                 **steps,
                 **best,
             }
@@ -110,6 +131,12 @@ def transfer_table(results: SimulationResults) -> Table:
     )
 
 
+def _with_ends(means: Mapping[str, MeanInterval]) -> dict[str, float]:
+    """Means and the ends of their intervals, as columns."""
+    ends = {name: {"": found.mean, "_low": found.low, "_high": found.high} for name, found in means.items()}
+    return {f"{name}{end}": value for name, each in ends.items() for end, value in each.items()}
+
+
 def times_in_words(mean: float, low: float, high: float) -> str:
     if not np.isfinite(mean):
         return MISSING
@@ -117,6 +144,8 @@ def times_in_words(mean: float, low: float, high: float) -> str:
 
 
 def structure_tables(results: SimulationResults) -> list[Table]:
+    if not set(_OF_THE_MODEL) <= set(results.runs.columns):
+        return [responses_table(results)]
     tables = [conditions_table(results)]
     with suppress(InputError):  # another study
         tables.append(transfer_table(results))

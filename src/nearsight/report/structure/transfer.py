@@ -7,6 +7,7 @@ import pandas as pd
 
 from nearsight.errors import InputError
 from nearsight.report.structure.numbers import conditions_of, patches_of
+from nearsight.report.study.notes import seeds_in_words
 from nearsight.study.simulation_folder import SimulationResults
 from nearsight.study.statistics import MeanInterval, mean_interval
 from nearsight.train.structure.phases import NEAR
@@ -43,7 +44,7 @@ def accuracies(results: SimulationResults, way: str) -> pd.DataFrame:
     wanted = {
         condition: int(str(results.levels[condition]["descent.num_samples"]))
         for condition in conditions_of(results)
-        if condition.rpartition(" ")[0] == way
+        if condition.rpartition(" ")[0] == way and "descent.num_samples" in results.levels[condition]
     }
     runs = results.runs[results.runs["condition"].isin(wanted)]
     if runs.empty:
@@ -73,10 +74,11 @@ class Needed:
 
     def in_words(self) -> str:
         beyond = int(np.isinf(self.samples).sum())
+        seeds = seeds_in_words([len(self.samples)])
         if beyond:
-            return f"more than {self.most:,} in {beyond} of {len(self.samples)} seeds"
+            return f"more than {self.most:,} in {beyond} of {seeds}"
         if self.is_at_the_least:
-            return f"{self.least} or fewer in all {len(self.samples)} seeds"
+            return f"{self.least} or fewer in {'all ' if len(self.samples) > 1 else ''}{seeds}"
         mean = self.mean
         if not mean.has_interval:
             return f"{mean.mean:,.0f}"
@@ -105,8 +107,10 @@ def fewer_times(results: SimulationResults, way: str, accuracy: float) -> MeanIn
 
 def advantage(results: SimulationResults, way: str) -> dict[int, MeanInterval]:
     """Test accuracy of `way` minus that from scratch, within seeds, by the number of samples."""
-    ours, scratch = accuracies(results, way), accuracies(results, BESIDE[way])
-    return {int(str(size)): mean_interval(row.dropna()) for size, row in (ours - scratch).dropna(how="all").iterrows()}
+    differences = (accuracies(results, way) - accuracies(results, BESIDE[way])).dropna(how="all")
+    if differences.empty:
+        raise InputError(f"no number of samples has a seed that is done both ways, {way} and {BESIDE[way]}")
+    return {int(str(size)): mean_interval(row.dropna()) for size, row in differences.iterrows()}
 
 
 def _geometric(of_seeds: "pd.Series[float]") -> MeanInterval:
