@@ -62,7 +62,7 @@ def study(folder: Path) -> None:
 
 
 def same_study(a: Path, b: Path) -> None:
-    for name in ("runs.csv", "heads.csv", "layers.csv", "history.csv", "course.csv"):
+    for name in ("runs.csv", "heads.csv", "layers.csv", "history.csv", "course.csv.gz"):
         same_table(a / "study" / name, b / "study" / name)
     for cell in tiny_study(seeds=1).cells:
         same_run(*(path / "study" / "runs" / cell.run for path in (a, b)))

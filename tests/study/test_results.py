@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import re
 import shutil
 from pathlib import Path
 
@@ -85,10 +86,23 @@ def test_final_heads_are_told_from_those_during_training(finished: Path) -> None
         assert list(mine["locality_score"]) == list(layers["locality_score"])
 
 
+def test_a_course_is_the_same_file_each_time_and_damage_is_named(finished: Path, tmp_path: Path) -> None:
+    results = StudyResults.read(finished)
+    first, second = (results.write_tables(tmp_path / name)[-1] for name in ("first", "second"))
+    assert first.read_bytes() == second.read_bytes()
+    shutil.copy(finished / "study.json", tmp_path / "first")
+    pd.testing.assert_frame_equal(StudyResults.read(tmp_path / "first").course, results.course, check_exact=True)
+    whole = first.read_bytes()
+    for damaged in (whole[:-20], whole[:40] + bytes(20) + whole[60:], b"no gzip"):
+        first.write_bytes(damaged)
+        with pytest.raises(InputError, match=re.escape(str(first))):
+            StudyResults.read(tmp_path / "first")
+
+
 def test_runs_that_were_measured_at_the_end_alone_have_no_course(tmp_path: Path) -> None:
     folder = run_study(unmeasured(seeds=1, epochs=1), tmp_path)
     assert folder.write_tables().course.empty
-    assert not (tmp_path / "course.csv").exists()
+    assert not (tmp_path / "course.csv.gz").exists()
     shutil.rmtree(tmp_path / "runs")
     assert StudyResults.read(tmp_path).course.empty
 

@@ -3,6 +3,7 @@
 They come from the run folders of a study, or from the CSV files that are left of it where the weights are not kept.
 """
 
+import gzip
 import json
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from nearsight.errors import InputError
-from nearsight.files import write_text
+from nearsight.files import replacing, write_text
 from nearsight.study.run_tables import (
     EPOCH_COLUMNS,
     OF_LATER_VERSIONS,
@@ -27,6 +28,8 @@ from nearsight.train import HEADS_COLUMNS, LAYERS_COLUMNS, RunFolder
 
 SCHEMA = 1
 """Version of study.json and of the tables; raised whenever an older reader would go wrong."""
+COURSE = "course.csv.gz"
+"""Of every head after every epoch, which is megabytes."""
 HEAD_COLUMNS = ("run", *(name for name in HEADS_COLUMNS if name != "epoch"))
 LAYER_COLUMNS = ("run", *LAYERS_COLUMNS)
 COURSE_COLUMNS = ("run", *HEADS_COLUMNS)
@@ -89,7 +92,7 @@ class StudyResults:
         return round(float((self.runs.set_index("run")["images_per_second"] * seconds).sum()))
 
     def write_tables(self, folder: Path) -> tuple[Path, ...]:
-        """runs.csv, heads.csv, layers.csv, history.csv and, of what was measured during training, course.csv.
+        """runs.csv, heads.csv, layers.csv, history.csv and, of what was measured during training, course.csv.gz.
 
         Each is replaced whole; the files written. Columns of later versions that no run has are left out.
         """
@@ -100,11 +103,16 @@ class StudyResults:
             "layers": self.layers,
             "history": self.history,
         }
-        if not self.course.empty:
-            tables["course"] = self.course
+        written = []
         for name, table in tables.items():
-            write_text(folder / f"{name}.csv", table.to_csv(index=False))
-        return tuple(folder / f"{name}.csv" for name in tables)
+            written.append(folder / f"{name}.csv")
+            write_text(written[-1], table.to_csv(index=False))
+        if not self.course.empty:
+            written.append(folder / COURSE)
+            # Without the time of writing, so that the same numbers are the same file.
+            with replacing(written[-1]) as temporary:
+                temporary.write_bytes(gzip.compress(self.course.to_csv(index=False).encode(), mtime=0))
+        return tuple(written)
 
 
 def run_columns(factors: tuple[str, ...]) -> tuple[str, ...]:
@@ -210,11 +218,12 @@ def _none(name: str) -> pd.DataFrame:
 def _from_tables(folder: Path, _: list[dict[str, Any]], factors: tuple[str, ...]) -> dict[str, pd.DataFrame]:
     tables = {"runs": _read_table(folder / "runs.csv", run_columns(factors), ("run", "condition", *factors))}
     for name, columns in _OF_RUNS.items():
-        if name == "course" and not (folder / "course.csv").exists():
+        path = folder / (COURSE if name == "course" else f"{name}.csv")
+        if name == "course" and not path.exists():
             tables[name] = _none(name)
         else:
             text = tuple(column for column in ("run", "layer_name") if column in columns)
-            tables[name] = _read_table(folder / f"{name}.csv", columns, text)
+            tables[name] = _read_table(path, columns, text)
     _check_heads(folder / "heads.csv", tables["runs"], tables["heads"])
     return tables
 

@@ -5,7 +5,9 @@ asks for them: making one takes longer than reading the file.
 """
 
 import csv
+import gzip
 import math
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
@@ -98,9 +100,10 @@ def read_row(folder: RunFolder) -> dict[str, Any]:
 
 
 def read_columns(path: Path, columns: Sequence[str], text: Sequence[str] = ()) -> Columns:
-    """The columns of a CSV file, digit for digit. Those of text stay text: a hash may look like a number, and a level
-    may be called "none". Those of later versions may be missing."""
-    with reading_table(path), path.open(encoding="utf-8", newline="") as file:
+    """The columns of a CSV file, compressed or not, digit for digit. Those of text stay text: a hash may look like a
+    number, and a level may be called "none". Those of later versions may be missing."""
+    opened = gzip.open if path.suffix == ".gz" else open
+    with reading_table(path), opened(path, "rt", encoding="utf-8", newline="") as file:
         return _columns(csv.reader(file, strict=True), columns, text)
 
 
@@ -113,7 +116,8 @@ def reading_table(path: Path, way_out: str = "") -> Iterator[None]:
         raise InputError(f"{path} is missing") from error
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror or error}") from error
-    except (ValueError, OverflowError, csv.Error) as error:  # not a number, or not UTF-8; too large a one
+    except (ValueError, OverflowError, csv.Error, EOFError, zlib.error) as error:
+        # Not a number, or not UTF-8; too large a one; a compressed file that is cut short or changed.
         raise InputError(f"{path} is damaged: {' '.join(str(error).split())}{way_out}") from error
 
 
