@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 from nearsight.errors import InputError
 from nearsight.files import replacing
-from nearsight.lens.merging import agreed, merged_means, merged_moments
-from nearsight.metrics.moments import Moments
+from nearsight.metrics.moments import Moments, merged_means
 
 Array = NDArray[np.float64]
 Unit = Literal["patches", "pixels"]
@@ -158,11 +157,11 @@ class HeadTable:
         extra = {name: np.stack([table.extra[name] for table in tables]) for name in first.extra}
         return cls(
             first.layer_names,
-            merged_moments([table.mad_moments for table in tables]),
-            merged_moments([table.entropy_moments for table in tables]),
+            first.mad_moments.merge(*(table.mad_moments for table in others)),
+            first.entropy_moments.merge(*(table.entropy_moments for table in others)),
             {name: reason for table in reversed(tables) for name, reason in table.skipped.items()},
             {
-                name: agreed(values) if name in _OF_ONE_SIZE else merged_means(values, counts)
+                name: _agreed(values) if name in _OF_ONE_SIZE else merged_means(values, counts)
                 for name, values in extra.items()
             },
         )
@@ -259,3 +258,11 @@ class HeadTable:
             raise
         except Exception as error:  # numpy and zipfile raise many kinds for a damaged archive
             raise InputError(f"{path} is damaged or is not a table of heads ({error})") from error
+
+
+def _agreed(values_S: Array) -> Array:
+    """What all S parts say of each layer, which is the first axis of a part; NaN for a layer of which they differ."""
+    differs = (values_S != values_S[0]).any(0)
+    common: Array = values_S[0].copy()
+    common[differs.any(tuple(range(1, differs.ndim)))] = np.nan
+    return common
