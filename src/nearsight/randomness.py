@@ -9,11 +9,15 @@ Shape suffixes: K cells (models trained together), B samples of a batch, N sampl
 """
 
 import hashlib
+import operator
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
+
+from nearsight.errors import InputError, check_number
 
 _MASK = 0xFFFFFFFF
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
@@ -108,3 +112,16 @@ class Draws:
     def per_batch(self, stream: str, num: int) -> Tensor:
         """Uniform draws [K, num] that belong to the batch (one mixing coefficient for all of it, say)."""
         return uniform(self.seed_K, stream, self.epoch, self.step, num)
+
+
+def different_seeds(seeds: Any, *, needed: str = "whole numbers") -> tuple[int, ...]:
+    """Whatever was given, as Python's own numbers, since they become part of files; two alike could not be told apart."""
+    try:
+        found = tuple(map(operator.index, seeds))
+    except TypeError as error:
+        raise InputError(f"seeds are {seeds!r}, but must be {needed}") from error
+    if not found or len(set(found)) < len(found):
+        raise InputError(f"seeds are {list(found)}, but must be some different numbers")
+    for seed in found:
+        check_number("a seed", seed)
+    return found

@@ -18,7 +18,8 @@ _KINDS = {
     "saturation": Operation.COLOR,
     "hue": Operation.HUE,
 }
-_LARGEST_HUE = 0.5
+LARGEST_HUE = 0.5
+"""Half the circle, either way."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,8 +42,8 @@ class ColorJitter(Augmentation):
         super().__post_init__()
         for name in _KINDS:
             check_at_least(f"colorjitter.{name}", getattr(self, name), 0)
-        if self.hue > _LARGEST_HUE:
-            raise InputError(f"colorjitter.hue is {self.hue}, but at most {_LARGEST_HUE} of the circle makes sense")
+        if self.hue > LARGEST_HUE:
+            raise InputError(f"colorjitter.hue is {self.hue}, but at most {LARGEST_HUE} of the circle makes sense")
 
     @classmethod
     def sample_draws(cls, cells: Cells, image_shape: torch.Size) -> dict[str, int]:

@@ -60,7 +60,7 @@ class Pipeline:
 
     def __call__(self, images_KBCHW: Tensor, labels_KB: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
         """Normalised float32 images [K, B, C, H, W] and target distributions [K, B, classes]."""
-        self.check(images_KBCHW)
+        _check_grey_levels(images_KBCHW)
         if torch.compiler.is_compiling():
             return self._augmented(images_KBCHW, labels_KB, draws)
         with threads_for(images_KBCHW):
@@ -68,11 +68,7 @@ class Pipeline:
 
     def check(self, images_KBCHW: Tensor) -> None:
         """Refuse images that are not grey levels as they are stored, or too small for an augmentation."""
-        if images_KBCHW.dtype != torch.uint8:
-            raise InputError(
-                f"the images are {images_KBCHW.dtype}, but augmentations take grey levels 0…255 as torch.uint8; give "
-                "them as they are stored, neither scaled nor normalised"
-            )
+        _check_grey_levels(images_KBCHW)
         self._num_draws(images_KBCHW.shape[-3:])
 
     def _augmented(self, images_KBCHW: Tensor, labels_KB: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
@@ -92,6 +88,14 @@ class Pipeline:
             batch_nums |= kind.batch_draws(cells)
             shape_CHW = kind.output_shape(cells, shape_CHW)
         return sample_nums, batch_nums
+
+
+def _check_grey_levels(images_KBCHW: Tensor) -> None:
+    if images_KBCHW.dtype != torch.uint8:
+        raise InputError(
+            f"the images are {images_KBCHW.dtype}, but augmentations take grey levels 0…255 as torch.uint8; give "
+            "them as they are stored, neither scaled nor normalised"
+        )
 
 
 def _merged_order(lists: Sequence[Sequence[type[Augmentation]]]) -> list[type[Augmentation]]:

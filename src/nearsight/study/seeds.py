@@ -1,11 +1,11 @@
 """Seeds of a study: so many, or certain ones."""
 
-import operator
 from collections.abc import Sequence
 from numbers import Integral
 from typing import Any
 
-from nearsight.errors import InputError, check_at_least, check_number
+from nearsight.errors import check_at_least
+from nearsight.randomness import different_seeds
 
 
 def listed(seeds: int | Sequence[int]) -> tuple[int, ...]:
@@ -15,17 +15,4 @@ def listed(seeds: int | Sequence[int]) -> tuple[int, ...]:
         number = int(given)
         check_at_least("seeds", number, 1)
         return tuple(range(number))
-    return _plain(given)
-
-
-def _plain(seeds: Any) -> tuple[int, ...]:
-    """As Python's own numbers, since they become part of files."""
-    try:
-        found = tuple(map(operator.index, seeds))
-    except TypeError as error:
-        raise InputError(f"seeds are {seeds!r}, but must be how many, or which: whole numbers") from error
-    if not found or len(set(found)) < len(found):
-        raise InputError(f"seeds are {list(found)}, but must be some different numbers")
-    for seed in found:
-        check_number("a seed", seed)
-    return found
+    return different_seeds(given, needed="how many, or which: whole numbers")

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from nearsight.augment import GaussianBlur
+from nearsight.augment.colorjitter import LARGEST_HUE
 from nearsight.configuration import decode, encode, identifying, settle_numbers
 from nearsight.errors import InputError, check_at_least, check_numbers, check_probability
 from nearsight.files import canonical_hash
@@ -88,8 +89,8 @@ class CropsConfig:
             raise InputError(f"min_local_area is {self.min_local_area}, above max_local_area, {self.max_local_area}")
         for name in ("brightness", "contrast", "saturation", "hue"):
             check_at_least(name, getattr(self, name), 0)
-        if self.hue > 0.5:
-            raise InputError(f"hue is {self.hue}, but must be at most 0.5, half the circle either way")
+        if self.hue > LARGEST_HUE:
+            raise InputError(f"hue is {self.hue}, but must be at most {LARGEST_HUE}, half the circle either way")
         check_at_least("max_sigma", self.max_sigma, GaussianBlur.min_sigma)
 
 

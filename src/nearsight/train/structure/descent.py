@@ -1,6 +1,5 @@
 """Gradient descent of the simplified model: all seeds of a run as one tensor program."""
 
-import operator
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -10,7 +9,8 @@ from torch import Tensor
 
 from nearsight.augment.threads import threads_for
 from nearsight.data.structured_samples import FreshSamples, SampleSource, StoredSamples
-from nearsight.errors import InputError, check_number
+from nearsight.errors import InputError
+from nearsight.randomness import different_seeds
 from nearsight.train.structure.config import StructureRun
 from nearsight.train.structure.model import Weights, initial_weights, performance, risk_and_gradients
 from nearsight.train.structure.tracking import Tracker
@@ -41,7 +41,7 @@ def descend(
     Args:
         attention_SDD: the attention to start with; by default what `run.kept_from` says, and that is learned first.
     """
-    seed_S = torch.tensor(_whole(seeds), device=device)
+    seed_S = torch.tensor(different_seeds(seeds), device=device)
     needed = (len(seed_S), run.data.num_patches, run.data.num_patches)
     if attention_SDD is not None and attention_SDD.shape != needed:
         raise InputError(
@@ -53,18 +53,6 @@ def descend(
     # and four times slower on a busy one.
     with threads_for(seed_S):
         return _descend(run, seed_S, attention_SDD, heard)
-
-
-def _whole(seeds: Sequence[int]) -> list[int]:
-    try:
-        found = [operator.index(seed) for seed in seeds]
-    except TypeError as error:
-        raise InputError(f"seeds are {seeds!r}, but must be whole numbers") from error
-    if not found or len(set(found)) < len(found):  # the curves of two alike could not be told apart
-        raise InputError(f"seeds are {found}, but must be some different numbers")
-    for seed in found:
-        check_number("a seed", seed)
-    return found
 
 
 def _descend(run: StructureRun, seed_S: Tensor, attention_SDD: Tensor | None, heard: Heard) -> Descended:

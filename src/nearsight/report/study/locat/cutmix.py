@@ -36,6 +36,11 @@ class Way:
     factor: tuple[str, ...]
     other: tuple[str, ...]
 
+    @property
+    def is_over_models(self) -> bool:
+        """Whether a third factor is left, over which means are taken."""
+        return len(self.factor) == len(self.other) == 1
+
     def compare(self, runs: pd.DataFrame, factors: dict[str, tuple[str, ...]], response: str) -> Beside:
         return beside(runs, factors, response, factor=self.factor, other=self.other)
 

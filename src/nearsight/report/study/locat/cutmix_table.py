@@ -28,7 +28,7 @@ class FoundEffect:
 def cutmix_table(results: StudyResults) -> Table:
     """A row per factor and place, a column per response."""
     runs = cutmix_runs(results)
-    single = [way.factor[0] for way in WAYS if len(way.factor) == len(way.other) == 1]
+    single = [way.factor[0] for way in WAYS if way.is_over_models]
     found = [
         *(
             effect
@@ -107,7 +107,7 @@ def _beside(
     except InputError:
         return
     other = spelt(*way.other)
-    models = "all models " if len(way.factor) == len(way.other) == 1 else ""
+    models = "all models " if way.is_over_models else ""
     for where, effect, p in (
         (f"{models}without {other}", found.without, float("nan")),
         (f"{models}with {other}", found.with_other, float("nan")),

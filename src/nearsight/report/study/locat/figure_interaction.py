@@ -8,6 +8,7 @@ from matplotlib.lines import Line2D
 from nearsight.errors import InputError
 from nearsight.report.figures.style import add_legend, house_style, light_grid, model_style
 from nearsight.report.study.drawing import Drawing
+from nearsight.report.study.least_squares import LeastSquares
 from nearsight.report.study.locat.cutmix import CUTMIX, GAUG, PRR, cutmix_runs
 from nearsight.report.study.locat.interaction import cell_means, cell_name
 from nearsight.report.study.notes import add_footnote, missing_notes, scale_notes, seeds_in_words
@@ -33,8 +34,9 @@ def interaction(results: StudyResults) -> Drawing:
         models = _models(results.factors)
         for panel, (column, title) in zip(panels, PANELS.items(), strict=True):
             known = runs.dropna(subset=[column])
+            fitted = cell_means(known, results.factors, column)
             for place in range(len(results.factors[CUTMIX])):
-                _draw_line(panel, known, results.factors, column, place)
+                _draw_line(panel, known, results.factors, fitted, column, place)
             panel.set_title(title)
             panel.set_xticks(range(len(models)), list(models))
             panel.set_xlim(-0.4, len(models) - 0.6)
@@ -63,10 +65,16 @@ def _models(factors: dict[str, tuple[str, ...]]) -> dict[str, dict[str, str]]:
     }
 
 
-def _draw_line(panel: Axes, runs: pd.DataFrame, factors: dict[str, tuple[str, ...]], column: str, place: int) -> None:
+def _draw_line(
+    panel: Axes,
+    runs: pd.DataFrame,
+    factors: dict[str, tuple[str, ...]],
+    fitted: LeastSquares,
+    column: str,
+    place: int,
+) -> None:
     style = model_style(place)
     scale = 100 if column == "test_acc" else 1
-    fitted = cell_means(runs, factors, column)
     across, means = [], []
     for middle, model in enumerate(_models(factors).values()):
         levels = {**model, CUTMIX: factors[CUTMIX][place]}
