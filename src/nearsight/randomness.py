@@ -115,7 +115,7 @@ class Draws:
 
 
 def different_seeds(seeds: Any, *, needed: str = "whole numbers") -> tuple[int, ...]:
-    """Whatever was given, as Python's own numbers, since they become part of files; two alike could not be told apart."""
+    """What was given, as Python's own numbers, since they become part of files; two alike could not be told apart."""
     try:
         found = tuple(map(operator.index, seeds))
     except TypeError as error:
