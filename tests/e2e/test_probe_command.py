@@ -254,6 +254,41 @@ def test_all_probes_do_only_what_is_missing(factory, voc, tmp_path, capsys):
     assert len(list(results.iterdir())) == 7
 
 
+def test_probes_of_other_folders_are_taken_over(factory, voc, tmp_path, capsys):
+    """As a cluster makes them, a model in each; nothing is computed again, and what was not there is."""
+    parts = [tmp_path / "first", tmp_path / "second"]
+    for model, part in zip(factory, parts, strict=True):
+        assert run(all_of([model], voc, part, "--probes", "knn", "segment"), capsys)[0] == 0
+    # What is taken is what stands there, as this number shows, and a head comes along.
+    (knn,) = (parts[0] / "results").glob("knn-*.json")
+    held = json.loads(knn.read_text())
+    held["scores"]["knn_5"]["value"] = 0.123
+    # It is of an earlier version, whose folders said where they were made, not their results.
+    certificate = held.pop("provenance")
+    knn.write_text(json.dumps(held))
+    (parts[0] / "provenance.json").write_text(json.dumps({**certificate, "commit": "an earlier one"}))
+    out = tmp_path / "together"
+    reuse = ["--reuse", *map(str, parts)]
+    code, printed = run(all_of(factory, voc, out, "--json", "--probes", "knn", "retrieve", "segment", *reuse), capsys)
+    assert code == 0, printed.err
+    assert "training" not in printed.err
+    rows = {(row["model"], row["measure"]): row["value"] for row in json.loads(printed.out)["results"]}
+    assert rows[factory[0], "knn_5"] == 0.123
+    assert (factory[1], "retrieve_miou") in rows
+    heads = [sorted(path.name for path in folder.glob("segment/*/*")) for folder in (*parts, out)]
+    assert heads[2] == sorted(heads[0] + heads[1])
+    told = json.loads((out / "provenance.json").read_text())
+    assert told["commit"] == ["an earlier one", certificate["commit"]]
+    assert told["hardware"] == [certificate["hardware"]]
+    # A head that was damaged since is not taken over.
+    (head,) = parts[1].glob("segment/*")
+    (head / "per_class.csv").write_text("class")
+    code, printed = run(all_of(factory[1:], voc, tmp_path / "other", "--probes", "segment", *reuse), capsys)
+    assert (code, "per_class.csv is damaged" in printed.err) == (2, True)
+    code, printed = run(all_of(factory, voc, tmp_path / "other", "--reuse", str(tmp_path / "no")), capsys)
+    assert (code, "has no probes to reuse" in printed.err) == (2, True)
+
+
 def test_bad_input_of_all_probes_is_one_line(factory, voc, tmp_path, capsys):
     """The list of what users get wrong: each is named, with exit code 2, and nothing is written."""
     model, pictures, masks = factory[:1], voc / "voc-small" / "JPEGImages", voc / "voc-small" / "SegmentationClass"

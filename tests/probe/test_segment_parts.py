@@ -109,6 +109,31 @@ def test_batches_depend_on_the_step_alone(tmp_path: Path) -> None:
     assert len({tuple(part) for part in rounds}) > 1
 
 
+def test_kept_images_are_read_once_and_change_nothing(tmp_path: Path) -> None:
+    read: list[int] = []
+
+    class Counted(MaskedImages):
+        def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+            read.append(index)
+            return super().__getitem__(index)
+
+    plain = written(tmp_path, [(30, 44), (25, 20), (20, 50), (21, 21)])
+    images, batches = Counted(plain.pairs, plain.labels), {}
+    # Room for none, for the one that comes first of those that fit, and for all.
+    for room, most in ((0, 0), (4 * 30 * 44, 3), (2**20, 4)):
+        read.clear()
+        crops = TrainingCrops(images, config(), fill=FILL, room=room)
+        batches[room] = [crops.crop(crops.index(step, slot), [0.5] * 33) for step in range(7) for slot in range(3)]
+        once = [index for index in range(4) if read.count(index) == 1]
+        assert len(once) <= most
+        assert bool(once) == bool(room)
+    assert len(read) == 4
+    for room in (4 * 30 * 44, 2**20):
+        for (image, mask), (image_read, mask_read) in zip(batches[room], batches[0], strict=True):
+            assert (image == image_read).all()
+            assert (mask == mask_read).all()
+
+
 def test_colours_change_as_in_torchvision_by_the_draws() -> None:
     theirs = v2.RandomPhotometricDistort(hue=(-0.1, 0.1))
     generator = torch.Generator().manual_seed(3)

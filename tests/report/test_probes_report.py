@@ -14,9 +14,10 @@ from nearsight.files import write_json
 from nearsight.report.page.folders import read_folder
 from nearsight.report.probes import ProbedModel, ProbeResults, write_probe_report
 from nearsight.report.probes.claims import CLAIMS, claims_about
+from nearsight.report.probes.differences import differences
 from nearsight.report.probes.figures import differences_of_conditions, scores_of_models
 from nearsight.report.probes.measures import main_measures, ordered, title_of
-from nearsight.report.probes.tables import conditions_table, differences, differences_table, models_table
+from nearsight.report.probes.tables import conditions_table, differences_table, models_table
 from nearsight.report.probes.verdict import judge_claims, verdict_markdown, verdict_table
 from nearsight.report.study.locat import paper as s2
 from nearsight.report.study.rules import Verdict
@@ -95,6 +96,36 @@ def test_means_and_differences_are_those_of_scipy():
     }
     shown = differences_table(results).shown.set_index("condition")
     assert shown.loc[s2.LOCAT, "segmentation mIoU"].startswith(f"+{100 * found[s2.LOCAT].mean:.2f} ± ")
+
+
+def test_a_difference_of_one_seed_has_an_interval_over_images():
+    """The ends against two independent bootstraps; where a score has no interval, or seeds speak, there is none."""
+    random = np.random.default_rng(3)
+    num_images, low, high = 2000, {}, {}
+    draws = {s2.VIT: random.binomial(num_images, 0.1, 40_000), s2.LOCAT: random.binomial(num_images, 0.4, 40_000)}
+    results = made_up(seeds=(0,), conditions=(s2.VIT, s2.LOCAT))
+    rows = results.rows[results.rows["measure"] == "knn_20"].copy()
+    for condition, drawn in draws.items():
+        low[condition], high[condition] = np.quantile(drawn / num_images, [0.025, 0.975])
+    rows["value"] = rows["condition"].map({s2.VIT: 0.1, s2.LOCAT: 0.4})
+    rows["low"], rows["high"] = rows["condition"].map(low), rows["condition"].map(high)
+    results = replace(results, rows=pd.concat([rows, results.rows[results.rows["measure"] != "knn_20"]]))
+    found = differences(results, "knn_20")[s2.LOCAT]
+    expected = np.quantile((draws[s2.LOCAT] - draws[s2.VIT]) / num_images, [0.025, 0.975])
+    assert (found.low, found.high) == pytest.approx(expected, abs=1e-3)
+    assert (found.n, found.interval_over) == (1, "test images")
+    linear = differences(results, "linear")[s2.LOCAT]
+    assert (linear.interval_over, np.isnan(linear.low)) == ("", True)
+    table = differences_table(results)
+    assert re.fullmatch(
+        r"\+30\.00 \(\+27\.\d\d to \+32\.\d\d\)", table.shown.set_index("condition").loc[s2.LOCAT, "k-NN, k = 20"]
+    )
+    assert table.shown.set_index("condition").loc[s2.LOCAT, "linear"] == "0.00"
+    assert any("a single seed" in note for note in table.notes)
+    assert "over test images where there is one seed" in differences_of_conditions(results, "knn_20").caption
+    several = differences_table(made_up())
+    assert set(several.numbers["interval_over"]) == {"seeds"}
+    assert not any("a single seed" in note for note in several.notes)
 
 
 def test_the_papers_numbers_are_those_of_its_text():

@@ -12,6 +12,7 @@ from nearsight.commands.frozen import open_frozen
 from nearsight.commands.options import parse
 from nearsight.commands.probing_all import AllProbes, AllRequest
 from nearsight.commands.probing_origins import Origin, Origins, find_origins
+from nearsight.commands.probing_reused import PROVENANCE
 from nearsight.commands.signals import stoppable
 from nearsight.errors import InputError
 from nearsight.files import check_output_folder, write_json
@@ -21,7 +22,7 @@ from nearsight.report.page.folders import write_folder_page
 from nearsight.report.probes import ProbedModel, ProbeResults, write_probe_report
 from nearsight.report.probes.tables import models_table
 from nearsight.train import RunFolder, Stop
-from nearsight.train.provenance import provenance
+from nearsight.train.provenance import joined
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,15 +61,16 @@ def _probe_all(options: AllOptions, origins: Origins, out: Path, arguments: Sequ
         image_size=options.image_size,
     )
     probes = AllProbes(options, dataset, dense, out, stop)
-    found = []
+    found, certificates = [], []
     for origin, one in zip(origins.models, opened, strict=True):
         frozen = replace(one, label=origin.label or one.label)
         # Segmentation may change the model, so what it is has to be said before.
-        described = _described(frozen, origin)
-        found.append((described, list(_rows(probes.of(frozen)))))
+        described, stored = _described(frozen, origin), list(probes.of(frozen))
+        found.append((described, list(_rows(stored))))
+        certificates += [probe.told.get(PROVENANCE, {}) for probe in stored]
     results = ProbeResults.of(found, name=origins.name, scale=origins.scale, planned=origins.planned)
     write_probe_report(results, out)
-    certificate = {**provenance(options.torch_device), "seed": options.seed}
+    certificate = {**joined(certificates, ("commit", "versions", "hardware")), "seed": options.seed}
     command = shlex.join(["nearsight", "probe", "all", *arguments])
     seconds = round(time.perf_counter() - began, 3)
     write_json(out / "provenance.json", {**certificate, "command": command, "seconds": seconds})

@@ -16,6 +16,7 @@ from typing import Any, Literal
 from nearsight.commands.probe_segment import draw_predictions
 from nearsight.commands.probing_classes import KnnRequest, Probed, knn_found, linear_found, probed
 from nearsight.commands.probing_dense import RetrieveSettings, first_images, retrieved
+from nearsight.commands.probing_reused import PROVENANCE, RESULTS, check_reusable, reuse_probe, segment_folder
 from nearsight.commands.segment_progress import SegmentProgress
 from nearsight.data import Dataset
 from nearsight.data.segmentation import SegmentationSet, load_segmentation
@@ -29,6 +30,7 @@ from nearsight.probe.segmentation.probing import probe_segmentation
 from nearsight.probe.sizes import size_step
 from nearsight.probe.stored import ProbeKey, ProbeStore, StoredProbe, model_identity
 from nearsight.train import Stop
+from nearsight.train.provenance import provenance
 
 ProbeName = Literal["knn", "linear", "retrieve", "segment"]
 OF_CLASSES: tuple[ProbeName, ...] = ("knn", "linear")
@@ -68,6 +70,8 @@ class AllRequest(KnnRequest):
     """Draw what each segmentation head predicts beside the truth when it is tested; of small models that takes long."""
     checkpoint_every: int = 500
     """Its steps between checkpoints; a kill costs those since the last, SIGINT and SIGTERM none."""
+    reuse: tuple[Path, ...] = ()
+    """Folders of other `probe all`: their results are taken where model, data and options are the same."""
 
     @property
     def linear_config(self) -> LinearConfig:
@@ -98,6 +102,7 @@ class AllRequest(KnnRequest):
         for name in ("dense_num_train", "dense_num_test", "retrieve_size", "segment_iterations", "segment_batch_size"):
             check_at_least(f"--{name.replace('_', '-')}", 1 if (value := getattr(self, name)) is None else value, 1)
         check_at_least("--checkpoint-every", self.checkpoint_every, 1)
+        check_reusable(self.reuse)
         _ = self.linear_config, self.retrieve_settings  # which check themselves
 
     def load_both(self) -> tuple[Dataset | None, SegmentationSet | None]:
@@ -133,7 +138,8 @@ class AllProbes:
         self, request: AllRequest, dataset: Dataset | None, dense: SegmentationSet | None, out: Path, stop: Stop
     ) -> None:
         self._request, self._dataset, self._dense, self._stop = request, dataset, dense, stop
-        self._store, self._out = ProbeStore(out / "results"), out
+        self._store, self._out = ProbeStore(out / RESULTS), out
+        self._provenance = provenance(request.torch_device)
 
     def of(self, frozen: FrozenModel) -> Iterator[StoredProbe]:
         """What each probe finds in a model, one after the other."""
@@ -146,7 +152,7 @@ class AllProbes:
         return (step for step in steps if step.probe in self._request.probes)
 
     def _found(self, step: _Step, frozen: FrozenModel, model: str) -> StoredProbe:
-        """From the store, or computed and put there."""
+        """From the store or that of another folder, or computed and put there."""
         key = ProbeKey(
             probe=step.probe,
             model=model,
@@ -154,13 +160,14 @@ class AllProbes:
             data=step.data["fingerprint"],
             settings=step.settings,
         )
-        stored = self._store.read(key)
+        stored = self._store.read(key) or reuse_probe(key, self._request.reuse, self._out)
         if stored is not None:
             return stored
         began = time.perf_counter()
         scores, told = step.compute(key)
         about = {"label": frozen.label, "data_set": step.data, "settings": step.settings, **told}
-        return self._store.write(key, scores, {**about, "seconds": round(time.perf_counter() - began, 3)})
+        seconds = round(time.perf_counter() - began, 3)
+        return self._store.write(key, scores, {**about, "seconds": seconds, PROVENANCE: self._provenance})
 
     def _of_classes(self, frozen: FrozenModel, opened: ExitStack) -> Iterator[_Step]:
         request, dataset = self._request, self._dataset
@@ -198,7 +205,7 @@ class AllProbes:
             return {"retrieve_miou": found.score}, {"features": found.described, **found.numbers(dense)}
 
         def segment(key: ProbeKey) -> Found:
-            path = self._out / "segment" / key.identity
+            path = segment_folder(self._out, key)
             drawn = functools.partial(draw_predictions, dense, frozen.label, path / "figures")
             with SegmentProgress(f"{frozen.label}, segmentation") as progress:
                 folder = probe_segmentation(

@@ -8,7 +8,7 @@ runs.csv         a row per complete run; with heads.csv and history.csv, which c
 provenance.json  code, libraries, machines and time of all runs
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -25,6 +25,7 @@ from nearsight.study.repair import result_problem
 from nearsight.study.results import SCHEMA, StudyResults, read_description, read_rows
 from nearsight.study.settings import flat_settings
 from nearsight.train import RunConfig, RunFolder
+from nearsight.train.provenance import joined
 
 State = Literal["done", "running", "started", "missing", "damaged"]
 
@@ -143,10 +144,7 @@ class StudyFolder:
         results.write_tables(self.path)
         runs = [self.run_folder(run) for run in results.runs["run"]]
         certificates = [run.read_provenance() for run in runs]
-        told = {
-            what: _distinct(certificate.get(what) for certificate in certificates)
-            for what in ("commit", "versions", "hardware", "data_fingerprint")
-        }
+        told = joined(certificates, ("commit", "versions", "hardware", "data_fingerprint"))
         images, seconds = results.images_trained, elapsed_seconds(runs)
         counted = {
             "images": images,
@@ -162,14 +160,6 @@ def _epochs_on_disk(folder: RunFolder) -> int:
         return len(pd.read_csv(folder.path / "history.csv", usecols=["epoch"]))
     except (OSError, ValueError):
         return 0
-
-
-def _distinct(values: Iterable[Any]) -> list[Any]:
-    found: list[Any] = []
-    for value in values:
-        if value not in found:
-            found.append(value)
-    return found
 
 
 def _check_same(path: Path, held: dict[str, Any], study: Study) -> None:

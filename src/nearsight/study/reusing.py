@@ -1,14 +1,12 @@
 """Runs that another study has already done: a run is what its config says, whichever study asks for it."""
 
-import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from nearsight.errors import InputError
-from nearsight.files import replacing
 from nearsight.study.folder import StudyFolder
 from nearsight.train import RunFolder
-from nearsight.train.checksums import PROVENANCE
+from nearsight.train.checksums import copy_complete
 
 
 def reusable_runs(runs: Iterable[str], paths: Sequence[Path]) -> dict[str, RunFolder]:
@@ -36,10 +34,6 @@ def reuse_runs(found: dict[str, RunFolder], folder: StudyFolder) -> None:
 
 
 def _copy(source: RunFolder, target: RunFolder) -> None:
-    """Without its checkpoint, which a run needs that is not done. What makes it complete comes last."""
+    """Without its checkpoint, which a run needs that is not done."""
     target.checkpoint.unlink(missing_ok=True)
-    files = [path for path in source.path.iterdir() if path.is_file() and not path.name.startswith(".")]
-    for path in sorted(files, key=lambda path: path.name == PROVENANCE):
-        if path.name != source.checkpoint.name:
-            with replacing(target.path / path.name) as temporary:
-                shutil.copyfile(path, temporary)
+    copy_complete(source.path, target.path, without=(source.checkpoint.name,))

@@ -9,14 +9,15 @@ needs it: weights may well be elsewhere. Folders of earlier versions have no sum
 
 import hashlib
 import os
-from collections.abc import Iterable, Iterator, Mapping
+import shutil
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from nearsight.errors import InputError
-from nearsight.files import as_json, read_object, write_json, write_text
+from nearsight.files import as_json, read_object, replacing, write_json, write_text
 
 CHECKSUMS, PROVENANCE = "checksums.json", "provenance.json"
 SCHEMA = 1
@@ -28,6 +29,15 @@ def certify(folder: Path, names: Iterable[str], certificate: Mapping[str, Any]) 
     sums = {name: _sums_of_file(folder / name) for name in names if (folder / name).is_file()}
     _write(folder, {**sums, PROVENANCE: _sums(text.encode())})
     write_text(folder / PROVENANCE, text)
+
+
+def copy_complete(source: Path, target: Path, *, without: Collection[str] = ()) -> None:
+    """Copy the files of a complete folder; the one that makes it complete comes last."""
+    files = [path for path in source.iterdir() if path.is_file() and not path.name.startswith(".")]
+    for path in sorted(files, key=lambda path: path.name == PROVENANCE):
+        if path.name not in without:
+            with replacing(target / path.name) as temporary:
+                shutil.copyfile(path, temporary)
 
 
 def check_sums(folder: Path) -> None:

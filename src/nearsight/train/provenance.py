@@ -4,6 +4,7 @@ import importlib.metadata
 import os
 import platform
 import subprocess
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,17 @@ _LIBRARIES = ("torch", "torchvision", "timm", "numpy", "safetensors")
 def provenance(device: torch.device) -> dict[str, Any]:
     """Commit, versions and hardware, as found now."""
     return {"commit": _commit(), "versions": _versions(), "hardware": _hardware(device)}
+
+
+def joined(certificates: Iterable[Mapping[str, Any]], names: Iterable[str]) -> dict[str, list[Any]]:
+    """Name → every value that it has among these certificates, once; None where one does not tell."""
+    held = list(certificates)
+    found: dict[str, list[Any]] = {name: [] for name in names}
+    for name, values in found.items():
+        for certificate in held:
+            if certificate.get(name) not in values:
+                values.append(certificate.get(name))
+    return found
 
 
 def _commit() -> str | None:

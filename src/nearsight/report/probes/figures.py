@@ -5,9 +5,10 @@ from matplotlib.ticker import MaxNLocator
 
 from nearsight.report.figures.style import FIGURE_LABEL_LIMIT, house_style, light_grid, model_style
 from nearsight.report.inputs import shorten
+from nearsight.report.probes.differences import IMAGES, SEEDS, differences, reference_of
 from nearsight.report.probes.measures import main_measures, title_of
 from nearsight.report.probes.results import ProbeResults
-from nearsight.report.probes.tables import OVER_IMAGES, differences, reference_of
+from nearsight.report.probes.tables import OVER_IMAGES
 from nearsight.report.study.drawing import Drawing
 from nearsight.report.study.forest import Row, forest
 from nearsight.report.study.least_squares import Estimate
@@ -67,8 +68,10 @@ def differences_of_conditions(results: ProbeResults, measure: str) -> Drawing:
         for condition, interval in found.items()
     ]
     figure = forest(rows, f"{title_of(measure)}: difference to {reference}, in points", digits=2)
-    counts = [interval.n for interval in found.values()]
-    words = f"Mean over {seeds_in_words(counts)} of the difference within a seed"
-    words += "; bars: 95 % intervals." if max(counts) > 1 else "; one seed has no interval."
+    words = f"Mean over {seeds_in_words([interval.n for interval in found.values()])} of the difference within a seed"
+    over = {interval.interval_over for interval in found.values()}
+    told = {SEEDS: "over seeds", IMAGES: "over test images where there is one seed"}
+    bars = " and ".join(kind_words for kind, kind_words in told.items() if kind in over)
+    words += f"; bars: 95 % intervals {bars}." if bars else "; one seed has no interval."
     add_footnote(figure, [words, *missing_notes(study), *results.scale_notes])
     return Drawing(figure=figure, caption=f"{title_of(measure)}: how far conditions are above {reference}. {words}")

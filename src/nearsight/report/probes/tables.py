@@ -2,13 +2,13 @@
 
 import pandas as pd
 
+from nearsight.report.probes.differences import IMAGES, OF_ONE_SEED, SEEDS, differences, reference_of
 from nearsight.report.probes.measures import main_measures, title_of
 from nearsight.report.probes.results import ProbeResults
 from nearsight.report.study.least_squares import Estimate
 from nearsight.report.study.notes import missing_notes
 from nearsight.report.study.table import MISSING, Table, percent, span, with_interval
-from nearsight.study.results import StudyResults
-from nearsight.study.statistics import MeanInterval, mean_interval, paired_difference
+from nearsight.study.statistics import MeanInterval, mean_interval
 
 OVER_IMAGES = (
     "Intervals (95 %) are over test images (bootstrap): they say how a model would do on other images like these, not "
@@ -59,22 +59,6 @@ def conditions_table(results: ProbeResults) -> Table:
     )
 
 
-def reference_of(study: StudyResults) -> str:
-    """The condition with which the others are compared: the first there is."""
-    return study.factors["model"][0]
-
-
-def differences(results: ProbeResults, measure: str) -> dict[str, MeanInterval]:
-    """Condition → by how much it is above the first, within seeds; those of which no seed has both are left out."""
-    study = results.as_study()
-    reference = reference_of(study)
-    found = {
-        condition: paired_difference(study.runs, condition, reference, measure)
-        for condition in study.factors["model"][1:]
-    }
-    return {condition: interval for condition, interval in found.items() if interval.n}
-
-
 def differences_table(results: ProbeResults) -> Table:
     """A row per condition but the first: the difference to it in every score."""
     study = results.as_study()
@@ -82,21 +66,26 @@ def differences_table(results: ProbeResults) -> Table:
     cells: dict[str, dict[str, str]] = {condition: {} for condition in study.factors["model"][1:]}
     for name in results.measures:
         found = differences(results, name)
-        rows += [_row({"condition": label}, name, interval) for label, interval in found.items()]
+        rows += [
+            _row({"condition": label}, name, difference) | {"interval_over": difference.interval_over}
+            for label, difference in found.items()
+        ]
         if name in main_measures(results.measures):
             for condition, shown in cells.items():
-                shown[title_of(name)] = _told(found[condition], signed=True) if condition in found else MISSING
+                shown[title_of(name)] = found[condition].in_words() if condition in found else MISSING
+    over = {row["interval_over"] for row in rows}
+    explained = (words for kind, words in ((SEEDS, OVER_SEEDS), (IMAGES, OF_ONE_SEED)) if kind in over)
     return Table(
         name="differences",
         title=f"{results.name}: differences to {reference_of(study)}, in points",
         numbers=pd.DataFrame(rows),
         shown=pd.DataFrame([{"condition": condition, **shown} for condition, shown in cells.items()]),
-        notes=(*results.scale_notes, "Taken within seeds.", OVER_SEEDS, *missing_notes(study)),
+        notes=(*results.scale_notes, "Taken within seeds.", *explained, *missing_notes(study)),
     )
 
 
-def _told(interval: MeanInterval, *, signed: bool = False) -> str:
-    return with_interval(interval, scale=100, digits=2, signed=signed) if interval.n else MISSING
+def _told(interval: MeanInterval) -> str:
+    return with_interval(interval, scale=100, digits=2) if interval.n else MISSING
 
 
 def _row(of: dict[str, object], measure: str, interval: MeanInterval) -> dict[str, object]:

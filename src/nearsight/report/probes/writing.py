@@ -7,10 +7,11 @@ from pathlib import Path
 from nearsight.errors import InputError
 from nearsight.files import write_text
 from nearsight.report.figures import save_figure
+from nearsight.report.probes.differences import differences
 from nearsight.report.probes.figures import differences_of_conditions, scores_of_models
 from nearsight.report.probes.measures import main_measures
 from nearsight.report.probes.results import ProbeResults
-from nearsight.report.probes.tables import conditions_table, differences, differences_table, models_table
+from nearsight.report.probes.tables import conditions_table, differences_table, models_table
 from nearsight.report.probes.verdict import judge_claims, verdict_markdown, verdict_table
 from nearsight.report.study.drawing import Drawing
 from nearsight.report.study.table import Table
