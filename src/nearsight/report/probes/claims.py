@@ -1,24 +1,34 @@
 """What S2 claims about frozen features: each comparison is one function, applied to its tables and to ours alike."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pandas as pd
 
 from nearsight.errors import InputError
 from nearsight.report.probes import paper as dense
+from nearsight.report.probes.differences import IMAGES, difference
 from nearsight.report.probes.measures import title_of
 from nearsight.report.probes.results import ProbeResults
 from nearsight.report.study.claim import Claim
 from nearsight.report.study.locat import paper as s2
-from nearsight.report.study.locat.rules import ORDER, judge_order
-from nearsight.report.study.rules import Finding
+from nearsight.report.study.locat.rules import judge_order
+from nearsight.report.study.rules import Finding, Verdict
 from nearsight.report.study.table import percent, rounded, with_interval
 from nearsight.study.results import StudyResults
 from nearsight.study.statistics import mean_interval
 
 Contrast = Callable[[pd.DataFrame], "pd.Series[float]"]
 """From a column per condition to what should be above 0, row by row: a row is a seed, or a size of the paper's."""
+
+
+ORDER = (
+    "*Order.* The paper's models are larger and see larger images, so the direction of a difference is compared, not "
+    "its size. Reproduced: it has the paper's sign, and its 95 % interval over seeds excludes 0. In direction: it has "
+    "that sign in every seed, but the interval holds 0; of a single seed, which has none, the 95 % interval over test "
+    "images (in brackets) has to exclude 0, but where more than two conditions are compared the sign decides. Not "
+    "reproduced: otherwise."
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,15 +42,14 @@ class DenseClaim:
     contrast: Contrast
     published: dense.Published
 
-    def claim(self, scale: str) -> Claim:
-        """`scale`: what our models are, to be said beside our number."""
+    def claim(self, probed: ProbeResults) -> Claim:
         return Claim(
             text=self.text,
             source=self.source,
             paper=self._in_paper(),
             rule=ORDER,
             needs=self.needs,
-            judge=lambda results: self._judge(results, scale),
+            judge=lambda results: self._judge(results, probed),
         )
 
     def _in_paper(self) -> str:
@@ -51,7 +60,7 @@ class DenseClaim:
             told.append(f"{words} ({table.dataset})")
         return f"{'; '.join(told)} points: {self.published.scale}"
 
-    def _judge(self, results: StudyResults, scale: str) -> Finding:
+    def _judge(self, results: StudyResults, probed: ProbeResults) -> Finding:
         if self.measure not in results.runs:
             raise InputError(f"no model has a {title_of(self.measure)}")
         values = results.runs.pivot_table(index="seed", columns="condition", values=self.measure)
@@ -60,11 +69,17 @@ class DenseClaim:
             raise InputError(f"no seed of which all have a {title_of(self.measure)}: {', '.join(self.needs)}")
         found = self.contrast(values)
         ours = mean_interval(found)
-        words = f"{with_interval(ours, scale=100, digits=2, signed=True)} points"
-        if len(self.needs) == 2:
-            before, after = (percent(float(values[label].mean())) for label in self.needs)
-            words = f"{before} to {after} %: {words}"
-        return judge_order(found.tolist(), ours, sign=1, words=f"{words}: {scale}")
+        words, scale = f"{with_interval(ours, scale=100, digits=2, signed=True)} points", scale_of(probed, self)
+        if len(self.needs) > 2:
+            return judge_order(found.tolist(), ours, sign=1, words=f"{words}: {scale}")
+        reference, condition = self.needs
+        between = difference(probed, condition, reference, self.measure)
+        before, after = (percent(float(values[label].mean())) for label in self.needs)
+        words = f"{before} to {after} %: {between.in_words()} points: {scale}"
+        finding = judge_order(found.tolist(), ours, sign=1, words=words)
+        if between.interval_over == IMAGES and not between.excludes_zero:
+            return replace(finding, verdict=Verdict.NOT_REPRODUCED)
+        return finding
 
 
 def _higher(
@@ -160,11 +175,7 @@ def claims_about(results: ProbeResults) -> tuple[Claim, ...]:
     """Those whose conditions are all among the models' or the study's."""
     known = {*results.planned, *results.rows["condition"]}
     asked = set(results.measures)
-    return tuple(
-        claim.claim(scale_of(results, claim))
-        for claim in CLAIMS
-        if set(claim.needs) <= known and claim.measure in asked
-    )
+    return tuple(claim.claim(results) for claim in CLAIMS if set(claim.needs) <= known and claim.measure in asked)
 
 
 def scale_of(results: ProbeResults, claim: DenseClaim) -> str:

@@ -38,20 +38,20 @@ def reference_of(study: StudyResults) -> str:
 
 def differences(results: ProbeResults, measure: str) -> dict[str, Difference]:
     """Condition → by how much it is above the first, within seeds; those of which no seed has both are left out."""
+    reference, *conditions = results.as_study().factors["model"]
+    found = {condition: difference(results, condition, reference, measure) for condition in conditions}
+    return {condition: one for condition, one in found.items() if one.n}
+
+
+def difference(results: ProbeResults, condition: str, reference: str, measure: str) -> Difference:
+    """By how much a condition is above another, within seeds."""
     study = results.as_study()
-    reference = reference_of(study)
-    found = {}
-    for condition in study.factors["model"][1:]:
-        over_seeds = asdict(paired_difference(study.runs, condition, reference, measure))
-        if over_seeds["n"] == 1:
-            over_images = _of_one_seed(results, study, condition, reference, measure)
-            ends = {"low": over_images.low, "high": over_images.high}
-            found[condition] = Difference(
-                **{**over_seeds, **ends}, interval_over=IMAGES if over_images.has_interval else ""
-            )
-        elif over_seeds["n"]:
-            found[condition] = Difference(**over_seeds, interval_over=SEEDS)
-    return found
+    over_seeds = asdict(paired_difference(study.runs, condition, reference, measure))
+    if over_seeds["n"] != 1:
+        return Difference(**over_seeds, interval_over=SEEDS if over_seeds["n"] else "")
+    over_images = _of_one_seed(results, study, condition, reference, measure)
+    ends = {"low": over_images.low, "high": over_images.high}
+    return Difference(**{**over_seeds, **ends}, interval_over=IMAGES if over_images.has_interval else "")
 
 
 def _of_one_seed(results: ProbeResults, study: StudyResults, condition: str, reference: str, measure: str) -> Estimate:

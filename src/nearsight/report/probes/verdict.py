@@ -1,6 +1,7 @@
 """Claim by claim of S2 on frozen features: does it reproduce? The rules decide, and the file says them."""
 
 from nearsight.report.probes.claims import claims_about
+from nearsight.report.probes.differences import OF_ONE_SEED
 from nearsight.report.probes.results import ProbeResults
 from nearsight.report.probes.tables import OVER_SEEDS
 from nearsight.report.study.judged import counted, judged_rows, rules_in_words
@@ -25,11 +26,16 @@ def judge_claims(results: ProbeResults) -> list[Judgement]:
 
 
 def verdict_table(results: ProbeResults, judgements: list[Judgement]) -> Table:
+    explained = {
+        OVER_SEEDS: any(judgement.finding.n > 1 for judgement in judgements),
+        OF_ONE_SEED: any(judgement.finding.n == 1 for judgement in judgements),
+    }
+    intervals = (words for words, is_needed in explained.items() if is_needed)
     return Table(
         name="verdict",
         title=f"{results.name}: what reproduces of S2's claims about frozen features",
         **judged_rows(judgements, results.scale),
-        notes=(*results.scale_notes, SCALES, OVER_SEEDS, *missing_notes(results.as_study())),
+        notes=(*results.scale_notes, SCALES, *intervals, *missing_notes(results.as_study())),
     )
 
 
