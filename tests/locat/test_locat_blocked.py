@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from nearsight.locat import Grid
+from nearsight.locat import Grid, blocked
 from nearsight.locat.attend import attend
 from nearsight.locat.bias import Kernel
 from nearsight.locat.blocked import gaussian_attention
@@ -139,6 +139,26 @@ def test_one_tile_of_the_bias_at_a_time() -> None:
         output = gaussian_attention(*tensors, grid, scale=0.5, tile_bytes=whole * 4 // 20)
         output.sum().backward()
     assert largest <= whole / 19
+
+
+def test_tiles_of_a_cpu_are_small_where_no_gradient_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    tensors, seen = inputs(), []
+    attention = blocked._attention
+
+    def counted(query: Tensor, *others: Any) -> Tensor:
+        seen.append(query.shape[2])
+        return attention(query, *others)
+
+    monkeypatch.setattr(blocked, "_attention", counted)
+    monkeypatch.setattr(blocked, "CACHED_TILE_BYTES", 1)
+    monkeypatch.setattr(blocked, "FEWEST_QUERIES", 5)
+    expected = gaussian_attention(*tensors, GRID, scale=0.7)
+    assert seen == [GRID.num_tokens]
+    with torch.no_grad():
+        output = gaussian_attention(*tensors, GRID, scale=0.7)
+    assert set(seen[1:-1]) == {5}
+    assert sum(seen[1:]) == GRID.num_tokens
+    torch.testing.assert_close(output, expected.detach())
 
 
 def test_tiles_compile_as_one_graph() -> None:

@@ -18,6 +18,10 @@ from nearsight.locat.grid import Grid
 
 TILE_BYTES = 2**28
 """Of the bias of one tile; a few tensors as large are alive at a time."""
+CACHED_TILE_BYTES = 2**24
+"""The same on a CPU where no gradient is asked for, so that no tile is computed again: it stays in the cache …"""
+FEWEST_QUERIES = 128
+"""… but a matrix product needs some rows to be fast."""
 
 
 def gaussian_attention(
@@ -42,6 +46,8 @@ def gaussian_attention(
     num_tokens = grid.num_tokens
     bytes_per_query = query_BHNd.shape[:2].numel() * num_tokens * precision_BHP2.dtype.itemsize
     num_queries = max(1, (tile_bytes or TILE_BYTES) // max(1, bytes_per_query))
+    if tile_bytes is None and query_BHNd.device.type == "cpu" and not torch.is_grad_enabled():
+        num_queries = min(num_queries, max(FEWEST_QUERIES, CACHED_TILE_BYTES // max(1, bytes_per_query)))
     if mask is not None:
         mask = _added(mask, query_BHNd).expand(*mask.shape[:-2], num_tokens, num_tokens)
     # Whoever transforms this code (torch.vmap) cannot transform a computation that is to be repeated.

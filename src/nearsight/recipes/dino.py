@@ -53,8 +53,8 @@ def dino_tiny_imagenet() -> DinoConfig:
     original's, for a smaller model, a twelfth of the images and few steps (assumed).
 
     Run     nearsight train dino-tiny-imagenet
-    Cost    100 epochs of 100,000 images in 10 views; reckoned for one H200: 10 minutes, two of them compiling
-    Result  not run
+    Cost    100 epochs of 100,000 images in 10 views: 10 minutes of one H200 and a minute to compile
+    Result  see results/dense/dino, of 90 epochs
     """
     return DinoConfig(
         model=ModelConfig(patch_size=8),
