@@ -122,7 +122,7 @@ def test_a_difference_of_one_seed_has_an_interval_over_images():
     )
     assert table.shown.set_index("condition").loc[s2.LOCAT, "linear"] == "0.00"
     assert any("a single seed" in note for note in table.notes)
-    assert "over test images where there is one seed" in differences_of_conditions(results, "knn_20").caption
+    assert "over test images, since there is one seed" in differences_of_conditions(results, "knn_20").caption
     several = differences_table(made_up())
     assert set(several.numbers["interval_over"]) == {"seeds"}
     assert not any("a single seed" in note for note in several.notes)

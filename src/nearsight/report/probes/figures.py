@@ -64,14 +64,16 @@ def differences_of_conditions(results: ProbeResults, measure: str) -> Drawing:
         Row(
             label=condition,
             estimate=Estimate(value=100 * interval.mean, low=100 * interval.low, high=100 * interval.high),
+            words=interval.in_words(),
         )
         for condition, interval in found.items()
     ]
-    figure = forest(rows, f"{title_of(measure)}: difference to {reference}, in points", digits=2)
-    words = f"Mean over {seeds_in_words([interval.n for interval in found.values()])} of the difference within a seed"
-    over = {interval.interval_over for interval in found.values()}
-    told = {SEEDS: "over seeds", IMAGES: "over test images where there is one seed"}
-    bars = " and ".join(kind_words for kind, kind_words in told.items() if kind in over)
+    figure = forest(rows, f"{title_of(measure)}: difference to {reference}, in points")
+    counts, over = [interval.n for interval in found.values()], {interval.interval_over for interval in found.values()}
+    words = "The difference within a seed"
+    words += f", mean over {seeds_in_words(counts)}" if max(counts) > 1 else ""
+    told = {SEEDS: "over seeds", IMAGES: "(in brackets) over test images, since there is one seed"}
+    bars = ", ".join(kind_words for kind, kind_words in told.items() if kind in over)
     words += f"; bars: 95 % intervals {bars}." if bars else "; one seed has no interval."
     add_footnote(figure, [words, *missing_notes(study), *results.scale_notes])
     return Drawing(figure=figure, caption=f"{title_of(measure)}: how far conditions are above {reference}. {words}")

@@ -18,6 +18,8 @@ class Row:
     estimate: Estimate
     is_reference: bool = False
     """Drawn apart from the others, which are held against it."""
+    words: str | None = None
+    """Beside it; by default the value ± half the width of its interval."""
 
 
 def forest(rows: Sequence[Row], axis_label: str, *, digits: int = 3) -> Figure:
@@ -43,7 +45,7 @@ def forest(rows: Sequence[Row], axis_label: str, *, digits: int = 3) -> Figure:
                 estimate.value, place, marker=style.marker, color=style.colour, markersize=6.5, gid=f"value-{row.label}"
             )
             axes.annotate(
-                estimate.in_words(digits=digits),
+                row.words or estimate.in_words(digits=digits),
                 (1.0, place),
                 xycoords=("axes fraction", "data"),
                 xytext=(6, 0),
