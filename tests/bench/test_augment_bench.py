@@ -41,6 +41,7 @@ def test_rows(rows):
         ({"seconds": math.nan}, "seconds is nan"),
         ({"seconds": math.inf}, "seconds is inf, but must be finite"),
         ({"num_cells": (1, 0)}, "num_cells is 0"),
+        ({"num_cells": ()}, "num_cells is empty"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(given, message):

@@ -2,6 +2,7 @@
 
 import pytest
 
+from nearsight.bench import retrieve
 from nearsight.bench.retrieve import bench_retrieve, main, table
 from nearsight.errors import InputError
 
@@ -20,8 +21,23 @@ def test_ways_agree_and_ratios_are_consistent():
     assert len(table(rows).splitlines()) == 2 + len(rows)
 
 
-def test_it_runs_as_a_module_and_refuses_nonsense(capsys):
+def test_it_runs_as_a_module(capsys):
     main(["--device", "cpu", "--memory-size", "500", "--num-channels", "8", "--num-queries", "4", "--num-turns", "1"])
     assert "nearsight" in capsys.readouterr().out
-    with pytest.raises(InputError, match="num_turns"):
-        bench_retrieve(device="cpu", memory_size=500, num_turns=0)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"num_turns": 0}, "num_turns is 0"),
+        ({"memory_size": 0}, "memory_size is 0"),
+        ({"num_channels": 0}, "num_channels is 0"),
+        ({"num_queries": 0}, "num_queries is 0"),
+        ({"k": 0}, "k is 0"),
+        ({"k": 501}, "there are 500 vectors in the memory, but 501 neighbours"),
+    ],
+)
+def test_nonsense_is_refused_before_anything_is_drawn(given, message, monkeypatch):
+    monkeypatch.setattr(retrieve, "_directions", None)
+    with pytest.raises(InputError, match=message):
+        bench_retrieve(device="cpu", **{"memory_size": 500, **given})

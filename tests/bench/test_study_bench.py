@@ -52,8 +52,9 @@ def test_every_step_is_measured_and_nothing_stays(tmp_path: Path, monkeypatch: p
     assert 0 < sizes["plan"] < sizes["run"] < sizes["tables"] < sizes["report"] < sizes["page"]
     assert reported == [2]
     assert not list(tmp_path.iterdir())
-    with pytest.raises(InputError, match="num_cells"):
-        bench_study(num_cells=(0,))
+    for wrong, message in (((0,), "num_cells is 0"), ((), "num_cells is empty")):
+        with pytest.raises(InputError, match=message):
+            bench_study(num_cells=wrong)
     with pytest.raises(InputError, match="is not a folder"):
         bench_study(num_cells=(2,), folder=tmp_path / "nowhere")
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from nearsight.bench.flops import flops_per_image, peak_flops
 from nearsight.bench.ordinary import OrdinaryLoop
 from nearsight.commands import bench as command
 from nearsight.data import Dataset, ImageSet
+from nearsight.errors import InputError
 from nearsight.models import ModelConfig
 from nearsight.train import DataConfig, Protocol, RunConfig, modern
 from nearsight.train.engine import Stack
@@ -38,8 +40,8 @@ def rows() -> list[bench.TrainRow]:
 
 
 def test_rows(rows: list[bench.TrainRow]) -> None:
-    assert [(row.what, row.num_cells) for row in rows] == [
-        ("ordinary loop", 1),
+    assert rows[0].what in {"ordinary loop, PIL", "ordinary loop, tensors"}
+    assert [(row.what, row.num_cells) for row in rows[1:]] == [
         ("nearsight", 1),
         ("nearsight", 2),
         ("4 cells one after another", 4),
@@ -53,6 +55,23 @@ def test_rows(rows: list[bench.TrainRow]) -> None:
         assert row.slowest_step >= 1
         assert row.floor_share is None
         assert row.extra_bytes is None or row.extra_bytes >= 0
+
+
+def test_the_faster_ordinary_loop_is_the_peer(monkeypatch: pytest.MonkeyPatch, rows: list[bench.TrainRow]) -> None:
+    speeds = {"ordinary loop, PIL": 1.0, "ordinary loop, tensors": 2.0}
+    started = []
+
+    def row(work: object, seconds: float, what: str, num_cells: int, start: Callable[[], object]) -> bench.TrainRow:
+        start()
+        return dataclasses.replace(rows[0], what=what, images_per_second=speeds[what])
+
+    class Work:
+        def ordinary(self, kind: str, num_workers: int) -> None:
+            started.append((kind, num_workers))
+
+    monkeypatch.setattr(bench, "_row", row)
+    assert bench._fastest_ordinary(Work(), 1.0, 3).what == "ordinary loop, tensors"  # type: ignore[arg-type]
+    assert started == [("PIL", 3), ("tensors", 3)]
 
 
 def test_both_sides_see_the_same_number_of_images() -> None:
@@ -160,28 +179,35 @@ def test_ways_take_turns_until_each_had_its_time() -> None:
 def test_mistakes() -> None:
     with pytest.raises(ValueError, match="take more images"):
         bench.bench_train(device="cpu", num_images=100)
-    with pytest.raises(ValueError, match="num_cells is 0"):
-        command.main(["train", "--device", "cpu", "--num-cells", "0"])
+    for wrong, message in (
+        (["--num-cells", "0"], "num_cells is 0"),
+        (["--num-cells"], "num_cells is empty"),
+        (["--num-images", "-4"], "num_images is -4"),
+        (["--seconds", "nan"], "seconds is nan"),
+    ):
+        with pytest.raises(InputError, match=message):
+            command.main(["train", "--device", "cpu", *wrong])
 
 
 def test_command(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], rows: list[bench.TrainRow]
 ) -> None:
     given = {}
-    monkeypatch.setattr(command, "bench_train", lambda **options: given.update(options) or rows)
+    monkeypatch.setattr(bench, "bench_train", lambda **options: given.update(options) or rows)
     options = ["--device", "cpu", "--num-cells", "1", "2", "--num-images", "110", "--model.gaug"]
     assert command.main(["train", *options]) == 0
     model = ModelConfig(gaug=True)
     assert given == {"device": "cpu", "num_cells": (1, 2), "num_images": 110, "seconds": 5.0, "model": model}
     printed = capsys.readouterr().out.splitlines()
-    assert len(printed) == 2 + len(rows)
+    assert len(printed) == 2 + 3 + 1 + 2 + 2
     assert printed[0].startswith("compact_vit, patch_size 8, depth 1, width 16, num_heads 2, mlp_width 32, fp32, cpu ")
     assert f"(threads: {torch.get_num_threads()})" in printed[0]
+    assert printed[5] == ""
+    assert printed[6].startswith("compact_vit, depth 2, width 48, num_heads 4, mlp_width 96, fp32, cpu ")
+    assert printed[7] == printed[1]
+    assert printed[8].startswith("4 cells one after another ")
     assert command.main(["train", "--device", "cpu", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)[0]["what"] == "ordinary loop"
-    assert command.main(["--help"]) == 0
-    assert "{train,measure,gaug,augment,retrieve,study}" in capsys.readouterr().out
-    monkeypatch.setattr(bench, "bench_train", lambda **options: rows)
+    assert json.loads(capsys.readouterr().out)[0]["what"] == rows[0].what
     bench.main(["--device", "cpu"])
     assert "4 cells stacked" in capsys.readouterr().out
     bench.main(["--device", "cpu", "--json"])

@@ -73,6 +73,7 @@ def complaint(arguments: list[str], capsys: pytest.CaptureFixture[str], code: in
         (["measure"], "model"),
         (["demo", "--epochs", "0"], "max_epochs is 0"),
         (["demo", "--num-train", "10"], "do not fill one batch"),
+        (["study", "run", "ablation-cifar100", "--address", "local"], "--address is for --engine ray, not for local"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

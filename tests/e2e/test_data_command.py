@@ -70,7 +70,7 @@ def test_bench_prints_the_rows_it_measured(capsys: pytest.CaptureFixture[str], m
         ratio=3.21,
         extra_bytes=5_000_000,
     )
-    monkeypatch.setattr("nearsight.commands.bench.bench_augment", lambda **kwargs: [row])
+    monkeypatch.setattr("nearsight.bench.augment.bench_augment", lambda **kwargs: [row])
     assert main(["bench", "augment", "--device", "cpu"]) == 0
     shown = capsys.readouterr().out
     assert "1,234" in shown

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from nearsight.commands.frozen import open_frozen
 from nearsight.commands.probing_origins import find_origins
 from nearsight.models import ModelConfig, save_model
 from nearsight.train import DataConfig, RunConfig, RunFolder
-from nearsight.train.dino import DinoConfig
+from nearsight.train.dino import DinoConfig, ImagesConfig
 
 SETTINGS = ["--data", "shapes", "--num-train", "120", "--num-test", "40", "--device", "cpu"]
 
@@ -280,13 +281,53 @@ def test_probes_of_other_folders_are_taken_over(factory, voc, tmp_path, capsys):
     told = json.loads((out / "provenance.json").read_text())
     assert told["commit"] == ["an earlier one", certificate["commit"]]
     assert told["hardware"] == [certificate["hardware"]]
-    # A head that was damaged since is not taken over.
+    assert "probed_models:one, segment: taken from" in printed.err
+    # A head that was damaged since, or lost a file, is not taken over; the next folder may have it, else it is trained.
     (head,) = parts[1].glob("segment/*")
+    (head / "figures").mkdir()
+    (head / "figures" / "predictions.png").write_bytes(b"drawn")
+    shutil.copytree(parts[1], tmp_path / "copy")
     (head / "per_class.csv").write_text("class")
-    code, printed = run(all_of(factory[1:], voc, tmp_path / "other", "--probes", "segment", *reuse), capsys)
-    assert (code, "per_class.csv is damaged" in printed.err) == (2, True)
+    again = all_of(factory[1:], voc, tmp_path / "other", "--probes", "segment", *reuse)
+    assert run([*again, str(tmp_path / "copy")], capsys)[0] == 0
+    (taken,) = (tmp_path / "other").glob("segment/*")
+    assert (taken / "figures" / "predictions.png").read_bytes() == b"drawn"
+    shutil.rmtree(tmp_path / "other")
+    (tmp_path / "copy" / "segment" / head.name / "head.safetensors").unlink()
+    code, printed = run([*again, str(tmp_path / "copy")], capsys)
+    assert (code, "training 2/2" in printed.err) == (0, True)
+    # An earlier version's folder keeps what it says of where it was made.
+    (old,) = (parts[0] / "results").glob("knn-*.json")
+    assert run(all_of(factory[:1], voc, parts[0], "--probes", "knn", "segment"), capsys)[0] == 0
+    assert json.loads(old.read_text())["provenance"]["commit"] == "an earlier one"
+    assert "an earlier one" in json.loads((parts[0] / "provenance.json").read_text())["commit"]
     code, printed = run(all_of(factory, voc, tmp_path / "other", "--reuse", str(tmp_path / "no")), capsys)
     assert (code, "has no probes to reuse" in printed.err) == (2, True)
+
+
+def test_models_of_one_name_have_a_folder_each(voc, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for place, with_locat in (("a", False), ("b", True), ("c", False)):
+        finished_run(tmp_path / place / "m", 0 if place < "c" else 1, with_locat=with_locat)
+    steps = ["--iterations", "2", "--batch-size", "2", "--data-dir", str(voc), "--device", "cpu"]
+    code, printed = run(["segment", "a/m", "b/m", "--data", "voc-small", *steps, "--out", "out", "--json"], capsys)
+    assert code == 0, printed.err
+    assert [told["folder"] for told in json.loads(printed.out)] == ["out/m-1", "out/m-2"]
+    # A folder of another is found before the first is trained.
+    shutil.rmtree(tmp_path / "out" / "m-1")
+    code, printed = run(["segment", "a/m", "c/m", "--data", "voc-small", *steps, "--out", "out"], capsys)
+    assert (code, "out/m-2 holds something else" in printed.err, (tmp_path / "out/m-1").exists()) == (2, True, False)
+
+
+def test_fewer_test_images_leave_the_runs_training_images(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    finished_run(tmp_path / "run", 0, with_locat=False)  # of 120 images
+    common = ["--ks", "5", "--json", "--device", "cpu", "--cache-dir", "cache"]
+    for more, numbers in (([], (120, 40)), (["--num-test", "20"], (120, 20)), (["--num-train", "60"], (60, 40))):
+        code, printed = run(["knn", "run", *common, *more, "--out", "out"], capsys)
+        assert code == 0, printed.err
+        data = json.loads(printed.out)["data"]
+        assert (data["num_train"], data["num_test"]) == numbers
 
 
 def test_bad_input_of_all_probes_is_one_line(factory, voc, tmp_path, capsys):
@@ -324,22 +365,22 @@ def test_bad_input_of_all_probes_is_one_line(factory, voc, tmp_path, capsys):
         last = printed.err.strip().splitlines()[-1]
         assert (code, message in last, last.startswith("nearsight: ")) == (2, True, True), printed.err
         assert not (tmp_path / "out" / "results").exists(), arguments
-    # Features of another model than the cache was made with: the same weights, but other heads.
+    # Features of another model than the cache was made with: the same weights and settings, but its code does more.
     lines = [
         "import torch, nearsight",
-        "def build(num_heads):",
+        "def plain():",
         "    torch.manual_seed(0)",
-        "    model = nearsight.create_model('compact_vit', depth=1, embed_dim=24, num_heads=num_heads)",
-        "    model.blocks[0].attn.qkv.weight.data *= 20  # so that it matters where its heads look",
+        "    return nearsight.create_model('compact_vit', depth=1, embed_dim=24, num_heads=3)",
+        "def turned():",
+        "    model = plain()",
+        "    model.patch_embed.register_forward_pre_hook(lambda module, inputs: (inputs[0].flip(-1),))",
         "    return model",
-        "def three(): return build(3)",
-        "def four(): return build(4)",
     ]
     (tmp_path / "bold_models.py").write_text("\n".join(lines))
-    assert run([*all_of(["bold_models:three"], voc, tmp_path / "out"), *knn], capsys)[0] == 0
-    code, printed = run([*all_of(["bold_models:four"], voc, tmp_path / "out"), *knn], capsys)
+    assert run([*all_of(["bold_models:plain"], voc, tmp_path / "out"), *knn], capsys)[0] == 0
+    code, printed = run([*all_of(["bold_models:turned"], voc, tmp_path / "elsewhere"), *knn], capsys)
     assert code == 2
-    assert "are those of another model, although its weights are the same; remove that folder" in printed.err
+    assert "of another model, although its weights and settings are the same; remove that folder" in printed.err
 
 
 def finished_run(path, seed, *, with_locat, **changes):
@@ -383,7 +424,7 @@ def test_all_runs_of_a_study_are_compared(voc, tmp_path, monkeypatch, capsys):
     verdict = Path("out/verdict.md").read_text()
     assert "Of 1 claims of S2" in verdict  # of retrieval; segmentation was not asked for
     assert "11.10" in verdict  # Table 4: 39.2 to 50.3
-    assert "32 pixels, trained on shapes; probed on voc-small" in verdict
+    assert "32 pixels, trained on shapes; probed on 3 images of voc-small" in verdict
     assert "Small scale" in verdict
     assert "LocAt (seed 2)" in verdict  # what others have and it lacks
     # The same runs, named one by one, find their results and each other.
@@ -409,9 +450,11 @@ def test_runs_are_grouped_where_nothing_but_locat_and_the_seed_differs(tmp_path)
     names = ("vit0", "locat0", "vit1", "locat1")
     origins = find_origins([str(tmp_path / name) for name in names]).models
     assert [origin.label for origin in origins] == ["ViT, seed 0", "LocAt, seed 0", "ViT, seed 1", "LocAt, seed 1"]
-    # Pretrained by DINO they are conditions of their own, which may differ in all settings from the others.
-    for name, locat in (("dino_vit", {}), ("dino_locat", {"gaug": True, "prr": True})):
-        config = DinoConfig(model=ModelConfig(depth=1, **locat), seed=3)
+    # Pretrained by DINO they are conditions of their own, which have other settings, but the same model and data set.
+    small = {"depth": 1, "width": 24, "num_heads": 3, "mlp_width": 24}
+    locat = {**small, "gaug": True, "prr": True}
+    for name, model in (("dino_vit", small), ("dino_locat", locat), ("dino_wide", {**small, "width": 48})):
+        config = DinoConfig(model=ModelConfig(**model), data=ImagesConfig(name="shapes"), seed=3)
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text(json.dumps(config.to_json()))
     origins = find_origins([str(tmp_path / name) for name in ("vit0", "dino_vit", "dino_locat")]).models
@@ -426,6 +469,8 @@ def test_runs_are_grouped_where_nothing_but_locat_and_the_seed_differs(tmp_path)
     weights, others = untrained.model.state_dict(), trained.model.state_dict()
     assert list(weights) == list(others)
     assert all(torch.equal(weights[name], others[name]) for name in weights)
+    texts = [str(tmp_path / name) for name in ("vit0", "dino_wide")]
+    assert [origin.label for origin in find_origins(texts).models] == [None, None]
     # Another patch size, the same place twice, and what is no run: they stand for themselves.
     finished_run(tmp_path / "coarse", 0, with_locat=True, patch_size=8)
     finished_run(tmp_path / "again", 0, with_locat=False)

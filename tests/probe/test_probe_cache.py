@@ -106,7 +106,7 @@ def test_features_of_another_model_are_refused(tmp_path):
     model, other = vit(), vit(seed=1)
     fetch(tmp_path, model, Counted())
     # The same weights, but another number of heads: only the numbers tell.
-    with pytest.raises(InputError, match="those of another model, although its weights are the same"):
+    with pytest.raises(InputError, match="those of another model, although its weights and settings are the same"):
         fetch(tmp_path, vit(num_heads=2), Counted())
     # A folder that was moved to where another model's features belong.
     (held,) = tmp_path.iterdir()

@@ -87,6 +87,16 @@ def test_crops_of_nearly_one_class_are_drawn_again(tmp_path: Path) -> None:
     assert mixed(0.75) > 1.5 * mixed(0.0) > 0
 
 
+def test_ignored_pixels_are_no_second_class(tmp_path: Path) -> None:
+    """Half a crop of one class and half of nothing is a crop of one class."""
+    crops = TrainingCrops(written(tmp_path, [(20, 20)]), config(largest_share=0.75), fill=FILL)
+    labels = np.zeros((16, 16), dtype=np.uint8)
+    labels[:8] = IGNORED
+    assert not crops._is_mixed(labels)
+    labels[8:12] = 1
+    assert crops._is_mixed(labels)
+
+
 def test_batches_depend_on_the_step_alone(tmp_path: Path) -> None:
     images = written(tmp_path, [(30, 44), (25, 20), (20, 50), (21, 21)])
     crops = TrainingCrops(images, config(), fill=FILL)

@@ -114,6 +114,10 @@ def test_a_difference_of_one_seed_has_an_interval_over_images():
     expected = np.quantile((draws[s2.LOCAT] - draws[s2.VIT]) / num_images, [0.025, 0.975])
     assert (found.low, found.high) == pytest.approx(expected, abs=1e-3)
     assert (found.n, found.interval_over) == (1, "test images")
+    # Ends that are not as far on both sides: down, what the one may be lower and the other higher; up, the other way.
+    rows["low"], rows["high"] = rows["value"] - [0.01, 0.03], rows["value"] + [0.04, 0.02]
+    uneven = differences(replace(results, rows=rows), "knn_20")[s2.LOCAT]
+    assert (uneven.low, uneven.high) == pytest.approx((0.3 - np.hypot(0.03, 0.04), 0.3 + np.hypot(0.02, 0.01)))
     linear = differences(results, "linear")[s2.LOCAT]
     assert (linear.interval_over, np.isnan(linear.low)) == ("", True)
     table = differences_table(results)
@@ -151,13 +155,29 @@ def test_verdicts_follow_the_scores():
     assert (beyond.verdict, round(beyond.value, 2)) == (Verdict.REPRODUCED, 0.02)
     gap = judged["PRR makes features segment better than average pooling (GAP)"]
     assert (gap.verdict, round(gap.value, 2)) == (Verdict.NOT_REPRODUCED, -0.01)
-    assert "2.4 M parameters, 32 pixels, trained on cifar100; probed on voc-small" in gap.ours
+    assert "2.4 M parameters, 32 pixels, trained on cifar100; probed on 321 images of voc-small" in gap.ours
     # One seed says which way, and no more; a condition that is planned and missing is not tested.
     one = {one.claim.text: one.finding.verdict for one in judge_claims(made_up(seeds=(0,)))}
     assert one["LocAt's frozen features segment better than ViT's"] == Verdict.IN_DIRECTION
     # Nor does it say so much where other images might turn it round: 0.02 above, of scores that may be 0.02 off.
     assert one["GAug alone makes features segment better"] == Verdict.NOT_REPRODUCED
+    # Nor do two seeds of that sign, if they are as little above.
+    two = {one.claim.text: one.finding for one in judge_claims(made_up(seeds=(0, 1), noise=0.0005))}
+    assert two["LocAt's frozen features segment better than ViT's"].verdict == Verdict.REPRODUCED
+    pair = made_up(seeds=(0, 1), conditions=(s2.VIT, s2.GAUG), noise=0)
+    for above, verdict in ((0.03, Verdict.IN_DIRECTION), (0.01, Verdict.NOT_REPRODUCED)):
+        value = pair.rows["value"] + (above - GAINS[s2.GAUG]) * (pair.rows["condition"] == s2.GAUG)
+        value += 0.005 * (-1.0) ** pair.rows["seed"].astype(float) * (pair.rows["condition"] == s2.GAUG)
+        moved = pair.rows.assign(value=value, low=value - 0.01, high=value + 0.02)
+        gaug = {one.claim.text: one.finding for one in judge_claims(replace(pair, rows=moved))}
+        assert gaug["GAug alone makes features segment better"].verdict == verdict
+        assert gaug["GAug alone makes features segment better"].low < 0
+    for seeds, note in (((0,), "In brackets, of a single seed"), ((0, 1, 2), "± is half")):
+        shown = made_up(seeds=seeds)
+        notes = verdict_table(shown, judge_claims(shown)).notes
+        assert [words for words in ("In brackets, of a single seed", "± is half") if words in " ".join(notes)] == [note]
     (found,) = (one.finding for one in judge_claims(made_up(seeds=(0,))) if one.claim.text.startswith("GAug alone"))
+    assert (found.low, found.high) == pytest.approx((found.value - 0.02236, found.value + 0.02236), abs=1e-4)
     assert re.search(r"%: \+\d\.\d\d \(−0\.\d\d to \+\d\.\d\d\) points: 2.4 M", found.ours)
     planned = made_up(conditions=(s2.VIT, s2.GAUG))
     unfinished = ProbeResults(name="pairs", scale="full", planned=tuple(GAINS), rows=planned.rows)

@@ -24,7 +24,7 @@ from nearsight.report import (
     training_curves,
 )
 from nearsight.report.figures import svg_text
-from nearsight.report.figures.style import MODEL_COLOURS, depth_of, model_style, shade
+from nearsight.report.figures.style import MODEL_COLOURS, MODEL_MARKERS, depth_of, model_style, shade
 
 ALL_FIGURES = (mad_profiles, mad_entropy_plane, heatmaps, locality_intervals, training_curves)
 
@@ -136,6 +136,32 @@ def test_the_plane_has_one_point_per_existing_head_coloured_by_layer_from_one(pa
     assert "uniform" not in drawn(mad_entropy_plane(pair))
     bar = figure.axes[-1]
     assert [text.get_text() for text in bar.get_yticklabels()] == ["1", "2", "3", "4", "5", "6"]
+
+
+@pytest.mark.parametrize(
+    ("distances", "grid_size"),
+    [((0.40, 0.41), (8, 8)), ((0.40, 0.41), None), ((0.5, 0.5), (8, 8)), ((0.001, 0.002), None), ((0.0, 0.0), None)],
+)
+def test_every_mark_of_the_plane_is_whole(distances, grid_size, make_model):
+    """However narrow the range, and with every marker."""
+    models = [make_model(f"model {number}", num_layers=1, num_heads=2) for number in range(len(MODEL_MARKERS))]
+    models = [replace(model, heads=model.heads.assign(mad=distances)) for model in models]
+    figure = mad_entropy_plane(models, grid_size=grid_size)
+    figure.draw_without_rendering()
+    axes = figure.axes[0]
+    points_per_pixel = 72 / figure.dpi
+    inside = axes.bbox
+    for index in range(len(models)):
+        marks = artist(figure, f"model{index}")
+        (outline,) = marks.get_paths()
+        reach = np.abs(outline.vertices).max() * np.sqrt(marks.get_sizes()[0]) + marks.get_linewidths()[0] / 2
+        places = axes.transData.transform(np.asarray(marks.get_offsets()))[:, 0]
+        assert places.min() - inside.x0 >= reach / points_per_pixel
+        assert inside.x1 - places.max() >= reach / points_per_pixel
+    if grid_size is not None:
+        cross = artist(figure, "uniform")
+        place = axes.transData.transform((cross.get_xdata()[0], 1.0))[0]
+        assert inside.x1 - place >= cross.get_markersize() / 2 / points_per_pixel
 
 
 def test_heatmaps_hold_the_numbers_and_leave_missing_heads_transparent(pair, make_model):

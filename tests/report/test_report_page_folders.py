@@ -129,6 +129,7 @@ def test_several_side_by_side_have_labels_of_their_own(folder, make_model):
         (("damaged",), "measured.json is damaged"),
         (("newer",), "update nearsight"),
         (("--compare", "plain", "study"), "not a single run"),
+        (("--compare", "plain", "cut", "./plain"), "names plain more than once; name each folder once"),
     ],
 )
 def test_bad_input_is_one_line_and_writes_nothing(folder, arguments, words, capsys):

@@ -193,6 +193,7 @@ def test_the_layer_table_holds_minima_and_means(make_model):
     short = replace(make_model("short", num_layers=2), label="short")
     table = layer_table([LOCAL, short, make_model("long", num_layers=3)])
     assert table.index.tolist() == [1, 2, 3]
+    assert table["near"].to_string().split()[:2] == ["min_mad", "mean_mad"]  # nothing before the first heading
     assert table[("near", "min_mad")].tolist()[:2] == [0.10, 0.40]
     assert table[("near", "mean_mad")].tolist()[:2] == pytest.approx([0.15, 0.45])
     assert table[("near", "mean_entropy")].tolist()[:2] == [0.5, 0.5]

@@ -12,6 +12,7 @@ from nearsight.study import OFF, Study, StudyFolder, run_study
 from nearsight.study.listening import StudyListener
 from nearsight.study.reusing import reusable_runs, reuse_runs
 from nearsight.train import RunConfig
+from nearsight.train.checksums import PROVENANCE, copy_complete
 
 WHOLE = unmeasured(seeds=1, epochs=1)
 # Two of the other's conditions, and one that it does not have: another probability.
@@ -85,3 +86,24 @@ def test_damaged_and_missing_runs_are_not_taken(whole: StudyFolder, tmp_path: Pa
     with pytest.raises(InputError, match="no runs to reuse"):
         run_study(PART, tmp_path / "out", reuse=[tmp_path / "nowhere"])
     assert not (tmp_path / "out").exists()
+
+
+def test_what_makes_a_folder_complete_is_copied_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed before the last file, a copy is not taken for a whole."""
+    source, target = tmp_path / "source", tmp_path / "target"
+    source.mkdir()
+    for name in (PROVENANCE, "a.csv", "z.csv", "left.safetensors"):
+        (source / name).write_text(name)
+    copied = []
+
+    def cut_off(path: Path, to: Path) -> None:
+        copied.append(path.name)
+        if len(copied) == 3:
+            raise KeyboardInterrupt
+        to.write_bytes(path.read_bytes())
+
+    monkeypatch.setattr("nearsight.train.checksums.shutil.copyfile", cut_off)
+    with pytest.raises(KeyboardInterrupt):
+        copy_complete(source, target, without=("left.safetensors",))
+    assert {path.name for path in target.iterdir() if not path.name.startswith(".")} == {"a.csv", "z.csv"}
+    assert copied[-1] == PROVENANCE

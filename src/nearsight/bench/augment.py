@@ -38,6 +38,7 @@ from nearsight.bench.loader import (
     torchvision_loader,
 )
 from nearsight.bench.memory import PeakMemory
+from nearsight.bench.sizes import check_counts
 from nearsight.errors import InputError, check_at_least, check_positive
 from nearsight.randomness import Draws
 
@@ -76,7 +77,8 @@ def bench_augment(
     `num_cells` lists the stack sizes K; by default 1 on a CPU and 1 and 24 on a GPU. Batches of K × batch_size.
     """
     on_gpu = torch.device(device).type == "cuda"
-    num_cells = num_cells or ((1, 24) if on_gpu else (1,))
+    if num_cells is None:
+        num_cells = (1, 24) if on_gpu else (1,)
     _check(num_images, batch_size, seconds, num_cells)
     images = picture_like_images(num_images)
     labels = torch.arange(num_images) % num_classes
@@ -123,8 +125,7 @@ def _check(num_images: int, batch_size: int, seconds: float, num_cells: Sequence
             f"num_images is {num_images}, but one batch needs {batch_size}; take more images, or a smaller batch_size"
         )
     check_positive("seconds", seconds)
-    for cells in num_cells:
-        check_at_least("num_cells", cells, 1)
+    check_counts("num_cells", num_cells)
 
 
 def _row(

@@ -15,7 +15,6 @@ its own gradients, beside four to six operations per pair that are there anyway.
 """
 
 import argparse
-import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -27,7 +26,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nearsight.bench.memory import PeakMemory
-from nearsight.errors import InputError, check_at_least
+from nearsight.bench.sizes import check_sizes, grid_of
+from nearsight.errors import check_at_least
 from nearsight.locat import Grid, add_locat
 from nearsight.locat.attend import attend
 from nearsight.locat.bias import bias_between_tokens
@@ -54,7 +54,7 @@ class GaugRow:
     ratio: float | None
     """To plain."""
     extra_bytes: int | None
-    """Peak memory beyond what was there before the step."""
+    """Peak memory beyond what was there before the step; None on a CPU, where it cannot be known."""
 
 
 def bench_gaug(
@@ -75,13 +75,15 @@ def bench_gaug(
     length of a turn, of which each way has five.
     """
     on_gpu = torch.device(device).type == "cuda"
-    num_tokens = num_tokens or ((197, 1025, 4097) if on_gpu else (197, 1025))
-    batch_sizes = batch_sizes or [_default_batch_size(tokens, on_gpu=on_gpu) for tokens in num_tokens]
+    if num_tokens is None:
+        num_tokens = (197, 1025, 4097) if on_gpu else (197, 1025)
+    if batch_sizes is None:
+        batch_sizes = [_default_batch_size(tokens, on_gpu=on_gpu) for tokens in num_tokens]
     num_steps = (10 if on_gpu else 1) if num_steps is None else num_steps
     _check(num_tokens, batch_sizes, num_steps, model)
     rows = []
     for tokens, batch_size in zip(num_tokens, batch_sizes, strict=True):
-        ways = _attention_ways(_grid_of(tokens), batch_size, num_heads, head_size, device)
+        ways = _attention_ways(grid_of(tokens), batch_size, num_heads, head_size, device)
         dtype = "bfloat16" if on_gpu else "float32"
         rows += _compare(
             "attention", ways, num_steps, device=device, dtype=dtype, num_tokens=tokens, batch_size=batch_size
@@ -103,23 +105,11 @@ def _default_batch_size(num_tokens: int, *, on_gpu: bool) -> int:
 
 def _check(num_tokens: Sequence[int], batch_sizes: Sequence[int], num_steps: int, model: str | None) -> None:
     """All that a user may have got wrong, before anything takes its time."""
-    if len(batch_sizes) != len(num_tokens):
-        raise InputError(f"{len(num_tokens)} numbers of tokens need as many batch sizes, not {len(batch_sizes)}")
-    for tokens in num_tokens:
-        _grid_of(tokens)
-    for batch_size in batch_sizes:
-        check_at_least("a batch size", batch_size, 1)
-    check_at_least("the number of steps", num_steps, 1)
+    check_sizes(num_tokens, batch_sizes)
+    check_at_least("num_steps", num_steps, 1)
     if model is not None:
         with torch.device("meta"):
             add_locat(create_model(model))
-
-
-def _grid_of(num_tokens: int) -> Grid:
-    side = math.isqrt(max(0, num_tokens - 1))
-    if side < 1 or 1 + side * side != num_tokens:
-        raise InputError(f"{num_tokens} tokens are not CLS and a square of patches: take 197, 1025 or 4097, say")
-    return Grid(side, side, 1)
 
 
 def _attention_ways(grid: Grid, batch_size: int, num_heads: int, head_size: int, device: str) -> dict[str, Step]:
@@ -205,7 +195,7 @@ def _peak(step: Step, device: str) -> int | None:
     """Growth of memory at the peak of a step, after one that compiles what there is to compile."""
     try:
         step()
-        memory = PeakMemory(device)
+        memory = PeakMemory(device, exact=True)
         step()
         return memory.growth()
     except torch.OutOfMemoryError:

@@ -3,7 +3,7 @@
 The same model and batch three ways in one process: the forward alone (fused attention); what `nearsight.measure` does
 with each batch (the survey, done once per model and image size, has its own column); and the way of
 `output_attentions`: unfused attention with the maps of all layers kept until the forward ends, without
-computing anything from them.
+computing anything from them. Ways take turns after a batch to warm up, and times are medians of their turns.
 
 What to expect. Looking computes the logits a second time and, per pair of tokens and head, one exponential and one
 distance. For ViT-B/16 that is 1.8 % of the forward's multiplications at 197 tokens, 7.8 % at 1,025 and 19 % at 4,097
@@ -14,22 +14,28 @@ itself does.
 """
 
 import argparse
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import timm
 import torch
 from torch import Tensor
 
 from nearsight.bench.memory import PeakMemory
+from nearsight.bench.sizes import check_sizes, grid_of
+from nearsight.errors import InputError, check_at_least
 from nearsight.lens import survey
 from nearsight.lens.measuring import Look, finished
+from nearsight.models import create_model
 
+_NUM_TURNS = 5
 _PATCH = 16
 _MOST_MAP_BYTES = {"cuda": 64 * 2**30, "cpu": 4 * 2**30}
 """Maps that would take more than this are not materialised."""
+Work = Callable[[int], object]
+"""On so many batches."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,9 +57,9 @@ class MeasureRow:
     maps_ms: float | None
     """A forward that keeps its maps; None if they would be too large."""
     extra_bytes: int | None
-    """Peak memory of measuring beyond that of the forward."""
+    """Peak memory of measuring beyond that of the forward; None on a CPU, where it cannot be known."""
     maps_extra_bytes: int | None
-    """Peak memory of keeping the maps beyond that of the forward."""
+    """Peak memory of keeping the maps beyond that of the forward; None likewise, or if they would be too large."""
 
     @property
     def share_of_maps(self) -> float | None:
@@ -69,24 +75,53 @@ def bench_measure(
     model: str = "vit_base_patch16_224",
     num_tokens: Sequence[int] = (197, 1025, 4097),
     batch_sizes: Sequence[int] | None = None,
-    num_batches: int = 8,
+    num_batches: int | None = None,
     dtype: torch.dtype | None = None,
 ) -> list[MeasureRow]:
-    """Rows for square images of as many patches; tokens are patches and CLS. bfloat16 on CUDA, float32 elsewhere."""
+    """Rows for square images of as many patches; tokens are patches and CLS. bfloat16 on CUDA, float32 elsewhere.
+
+    `num_batches` is the length of a turn, of which each way has five: 8 by default on a GPU and 2 elsewhere.
+    """
     on_gpu = torch.device(device).type == "cuda"
     dtype = dtype or (torch.bfloat16 if on_gpu else torch.float32)
-    sizes = batch_sizes or ((128, 32, 8) if on_gpu else (8, 2, 1))
+    if batch_sizes is None:
+        batch_sizes = [_default_batch_size(tokens, on_gpu=on_gpu) for tokens in num_tokens]
+    if num_batches is None:
+        num_batches = 8 if on_gpu else 2
+    check_sizes(num_tokens, batch_sizes)
+    check_at_least("num_batches", num_batches, 1)
+    _check_model(model)
     return [
         _bench_tokens(model, tokens, batch_size, num_batches, device, dtype)
-        for tokens, batch_size in zip(num_tokens, sizes, strict=True)
+        for tokens, batch_size in zip(num_tokens, batch_sizes, strict=True)
     ]
+
+
+def _default_batch_size(num_tokens: int, *, on_gpu: bool) -> int:
+    if not on_gpu:
+        return 8 if num_tokens < 1000 else 2 if num_tokens < 4000 else 1
+    return 128 if num_tokens < 1000 else 32 if num_tokens < 4000 else 8
+
+
+def _check_model(name: str) -> None:
+    """Only of such a model is the image's size known from the tokens, and can maps be kept."""
+    with torch.device("meta"):
+        model: Any = create_model(name)
+    patch_size = getattr(getattr(model, "patch_embed", None), "patch_size", None)
+    attentions = [getattr(block, "attn", None) for block in getattr(model, "blocks", ())]
+    keeps_maps = all(hasattr(attention, "fused_attn") and hasattr(attention, "attn_drop") for attention in attentions)
+    if patch_size != (_PATCH, _PATCH) or getattr(model, "num_prefix_tokens", 0) != 1 or not (attentions and keeps_maps):
+        raise InputError(
+            f"{name} is not a ViT of timm's with CLS, patches of {_PATCH} pixels and attention that can be fused or "
+            "not; take vit_base_patch16_224, say"
+        )
 
 
 def _bench_tokens(
     name: str, num_tokens: int, batch_size: int, num_batches: int, device: str, dtype: torch.dtype
 ) -> MeasureRow:
-    side = _PATCH * round((num_tokens - 1) ** 0.5)
-    model: Any = timm.create_model(name, img_size=side, num_classes=0).to(device, dtype).eval()
+    side = _PATCH * grid_of(num_tokens).rows
+    model: Any = create_model(name, img_size=side, num_classes=0).to(device, dtype).eval()
     images = torch.randn(batch_size, 3, side, side, device=device, dtype=dtype)
 
     def forward(count: int) -> None:
@@ -101,35 +136,45 @@ def _bench_tokens(
 
     survey_ms, _ = _timed(lambda _: survey(model, images[0]), 1, device)
     found = survey(model, images[0])
-    forward(1)
-    look(1)  # compiles the kernel where there is one
-    forward_ms, forward_bytes = _timed(forward, num_batches, device)
-    measure_ms, look_bytes = _timed(look, num_batches, device)
-    maps_ms = maps_bytes = None
+    ways: dict[str, Work] = {"forward": forward, "measure": look}
     map_bytes = len(model.blocks) * batch_size * model.blocks[0].attn.num_heads * num_tokens**2 * dtype.itemsize
     if map_bytes <= _MOST_MAP_BYTES.get(torch.device(device).type, 0):
-        total_ms, maps_bytes = _timed(lambda count: _keep_maps(model, images, count), num_batches, device)
-        maps_ms = total_ms / num_batches
+        ways["maps"] = lambda count: _keep_maps(model, images, count)
+    milliseconds, peaks = _take_turns(ways, num_batches, device)
     return MeasureRow(
         model=name,
         device=device,
         dtype=str(dtype).removeprefix("torch."),
         num_tokens=num_tokens,
         batch_size=batch_size,
-        forward_ms=forward_ms / num_batches,
-        measure_ms=measure_ms / num_batches,
-        ratio=measure_ms / forward_ms,
+        forward_ms=milliseconds["forward"],
+        measure_ms=milliseconds["measure"],
+        ratio=milliseconds["measure"] / milliseconds["forward"],
         survey_ms=survey_ms,
-        maps_ms=maps_ms,
-        extra_bytes=_difference(look_bytes, forward_bytes),
-        maps_extra_bytes=_difference(maps_bytes, forward_bytes),
+        maps_ms=milliseconds.get("maps"),
+        extra_bytes=_difference(peaks["measure"], peaks["forward"]),
+        maps_extra_bytes=_difference(peaks.get("maps"), peaks["forward"]),
     )
+
+
+def _take_turns(ways: dict[str, Work], num_batches: int, device: str) -> tuple[dict[str, float], dict[str, int | None]]:
+    """(median milliseconds per batch, growth of memory at its peak) of each way."""
+    for work in ways.values():
+        work(1)  # compiles the kernel where there is one
+    times: dict[str, list[float]] = {way: [] for way in ways}
+    peaks: dict[str, int | None] = {}
+    for _ in range(_NUM_TURNS):
+        for way, work in ways.items():
+            milliseconds, peaks[way] = _timed(work, num_batches, device)
+            times[way].append(milliseconds / num_batches)
+    return {way: statistics.median(turns) for way, turns in times.items()}, peaks
 
 
 def _keep_maps(model: Any, images: Tensor, count: int) -> None:
     """Forwards with unfused attention, each holding the maps of all its layers, as `output_attentions` does."""
     maps: list[Tensor] = []
     attentions: list[Any] = [block.attn for block in model.blocks]
+    fused = [attention.fused_attn for attention in attentions]
     hooks = [
         a.attn_drop.register_forward_hook(lambda _module, inputs, _output: maps.append(inputs[0])) for a in attentions
     ]
@@ -141,14 +186,14 @@ def _keep_maps(model: Any, images: Tensor, count: int) -> None:
                 model(images)
                 maps.clear()
     finally:
-        for attention, hook in zip(attentions, hooks, strict=True):
-            attention.fused_attn = True
+        for attention, was_fused, hook in zip(attentions, fused, hooks, strict=True):
+            attention.fused_attn = was_fused
             hook.remove()
 
 
-def _timed(work: Callable[[int], object], count: int, device: str) -> tuple[float, int | None]:
+def _timed(work: Work, count: int, device: str) -> tuple[float, int | None]:
     """(milliseconds, growth of memory at its peak) of `work(count)`."""
-    memory = PeakMemory(device)
+    memory = PeakMemory(device, exact=True)
     start = time.perf_counter()
     work(count)
     if memory.on_gpu:
@@ -203,7 +248,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--model", default="vit_base_patch16_224")
     parser.add_argument("--num-tokens", type=int, nargs="*", default=[197, 1025, 4097])
     parser.add_argument("--batch-sizes", type=int, nargs="*", default=None)
-    parser.add_argument("--num-batches", type=int, default=8)
+    parser.add_argument("--num-batches", type=int, default=None)
     given = parser.parse_args(arguments)
     rows = bench_measure(
         device=given.device,

@@ -23,7 +23,7 @@ from torch import Tensor
 from nearsight.bench.memory import PeakMemory
 from nearsight.errors import InputError, check_at_least
 from nearsight.probe.retrieve import DEFAULT_K
-from nearsight.probe.search import PIECE_BYTES, ExactIndex, FaissIndex, import_faiss, unit
+from nearsight.probe.search import PIECE_BYTES, ExactIndex, FaissIndex, check_enough, import_faiss, unit
 
 _PART = 65_536
 """Vectors that are drawn at once."""
@@ -65,10 +65,15 @@ def bench_retrieve(
 ) -> list[RetrieveRow]:
     """Rows for random directions; by default 1 M vectors and 512 queries on a CPU, 4 M and 16,384 on a GPU."""
     on_gpu = torch.device(device).type == "cuda"
-    memory_size = memory_size or (4_000_000 if on_gpu else 1_000_000)
-    num_queries = num_queries or (16_384 if on_gpu else 512)
-    for name, value in (("memory_size", memory_size), ("num_queries", num_queries), ("num_turns", num_turns)):
-        check_at_least(name, value, 1)
+    if memory_size is None:
+        memory_size = 4_000_000 if on_gpu else 1_000_000
+    if num_queries is None:
+        num_queries = 16_384 if on_gpu else 512
+    check_at_least("memory_size", memory_size, 1)
+    check_at_least("num_channels", num_channels, 1)
+    check_at_least("num_queries", num_queries, 1)
+    check_at_least("num_turns", num_turns, 1)
+    check_enough(memory_size, k, "vectors in the memory")
     memory_MC = _directions(memory_size, num_channels, 0, device)
     queries_QC = _directions(num_queries, num_channels, 1, device)
     ways = _ways(memory_MC, queries_QC, k, on_gpu)

@@ -31,7 +31,8 @@ from pathlib import Path
 
 from nearsight.bench.memory import PeakMemory
 from nearsight.bench.simulated_runs import SimulatedTraining
-from nearsight.errors import InputError, check_at_least
+from nearsight.bench.sizes import check_counts
+from nearsight.errors import InputError
 from nearsight.recipes import find_study
 from nearsight.report.page.folders import write_folder_page
 from nearsight.report.study import write_study_report
@@ -92,8 +93,7 @@ def bench_study(
         study: whose conditions to take; all of them, or as many as divide the number of cells.
         folder: where to make a folder that goes at the end; the system's place for such by default.
     """
-    for number in num_cells:
-        check_at_least("num_cells", number, 1)
+    check_counts("num_cells", num_cells)
     if folder is not None and not folder.is_dir():
         raise InputError(f"{folder} is not a folder; make it, or leave --folder away")
     rows: list[StudyRow] = []

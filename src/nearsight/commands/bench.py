@@ -1,27 +1,20 @@
 """`nearsight bench {train,measure,gaug,augment,retrieve,study}`: this project and its peers on the same work."""
 
+import contextlib
 import dataclasses
+import importlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nearsight.bench.augment import bench_augment
-from nearsight.bench.augment import table as augment_table
-from nearsight.bench.gaug import bench_gaug
-from nearsight.bench.gaug import table as gaug_table
-from nearsight.bench.measure import bench_measure
-from nearsight.bench.measure import table as measure_table
-from nearsight.bench.retrieve import bench_retrieve
-from nearsight.bench.retrieve import table as retrieve_table
-from nearsight.bench.study import DEFAULT_CELLS, DEFAULT_STUDY, bench_study
-from nearsight.bench.study import table as study_table
-from nearsight.bench.train import bench_train
-from nearsight.bench.train import table as train_table
+import torch
+
 from nearsight.commands.options import find_device, parse
-from nearsight.errors import InputError, unknown_name
+from nearsight.errors import unknown_name
 from nearsight.models import ModelConfig
+from nearsight_command import listed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,13 +64,13 @@ class MeasureBenchOptions(BenchOptions):
     """What looking costs: measure against the plain forward, and against keeping every attention map in memory."""
 
     model: str = "vit_base_patch16_224"
-    """A ViT of timm's with patches of 16 pixels."""
+    """A ViT of timm's with CLS and patches of 16 pixels."""
     num_tokens: tuple[int, ...] = (197, 1025, 4097)
     """Tokens per image, CLS included; each makes a row of the table."""
     batch_sizes: tuple[int, ...] | None = None
     """Images per batch, one number for each number of tokens; 128 32 8 on a GPU and 8 2 1 elsewhere."""
-    num_batches: int = 8
-    """Batches that are timed."""
+    num_batches: int | None = None
+    """Batches that are timed at a time, five times for each way; 8 on a GPU and 2 elsewhere."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,53 +107,45 @@ class RetrieveBenchOptions(BenchOptions):
 class StudyBenchOptions(Options):
     """What a study of many runs costs beside their training: planning, resuming, reporting; with simulated runs."""
 
-    num_cells: tuple[int, ...] = DEFAULT_CELLS
+    num_cells: tuple[int, ...] = (10, 100, 1000)
     """Cells of the study; each makes a row of the table. 10000 takes some minutes and 1 GB of disk."""
-    study: str = DEFAULT_STUDY
+    study: str = "ablation-cifar100"
     """Whose conditions to take, as `nearsight study list` calls it; all of them, or as many as divide the cells."""
     folder: Path | None = None
     """Where to make a folder that goes at the end, to measure that disk; the system's place for such by default."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Bench:
-    """What a benchmark takes, does and shows."""
-
-    options: type[Options]
-    run: Callable[..., Sequence[Any]]
-    """From the options, and a device where they name one, to rows."""
-    table: Callable[[Any], str]
-    check: Callable[[Any], None] = lambda options: None
-    """Refuses options that do not go together."""
-
-
-def _check_measure(options: MeasureBenchOptions) -> None:
-    if options.batch_sizes is not None and len(options.batch_sizes) != len(options.num_tokens):
-        raise InputError("--batch-sizes needs one number for each of --num-tokens")
-    if options.batch_sizes is None and len(options.num_tokens) != 3:
-        raise InputError("--num-tokens other than three numbers needs --batch-sizes, one for each")
+BENCHES: dict[str, type[Options]] = {
+    "train": TrainBenchOptions,
+    "measure": MeasureBenchOptions,
+    "gaug": GaugOptions,
+    "augment": AugmentOptions,
+    "retrieve": RetrieveBenchOptions,
+    "study": StudyBenchOptions,
+}
+"""Name → what it takes. Each is `bench_…`, with its `table`, in a module `nearsight.bench.…`, imported only when it is
+called."""
 
 
 def main(arguments: Sequence[str]) -> int:
-    benches = {
-        "train": Bench(options=TrainBenchOptions, run=bench_train, table=train_table),
-        "measure": Bench(options=MeasureBenchOptions, run=bench_measure, table=measure_table, check=_check_measure),
-        "gaug": Bench(options=GaugOptions, run=bench_gaug, table=gaug_table),
-        "augment": Bench(options=AugmentOptions, run=bench_augment, table=augment_table),
-        "retrieve": Bench(options=RetrieveBenchOptions, run=bench_retrieve, table=retrieve_table),
-        "study": Bench(options=StudyBenchOptions, run=bench_study, table=study_table),
-    }
     if not arguments or arguments[0] in ("-h", "--help"):
-        print(f"usage: nearsight bench {{{','.join(benches)}}} [OPTIONS]")
+        about = {name: (options.__doc__ or "").splitlines()[0] for name, options in BENCHES.items()}
+        print(f"usage: nearsight bench {{{','.join(BENCHES)}}} [OPTIONS]\n\n{listed(about)}")
         return 0 if arguments else 2
-    if arguments[0] not in benches:
-        raise unknown_name("benchmark", arguments[0], benches)
-    bench = benches[arguments[0]]
-    options = parse(bench.options, arguments[1:], prog=f"nearsight bench {arguments[0]}")
-    bench.check(options)
+    name = arguments[0]
+    if name not in BENCHES:
+        raise unknown_name("benchmark", name, BENCHES)
+    options = parse(BENCHES[name], arguments[1:], prog=f"nearsight bench {name}")
     given = {field.name: getattr(options, field.name) for field in dataclasses.fields(options) if field.name != "json"}
+    where: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
     if isinstance(options, BenchOptions):
-        given["device"] = str(find_device(options.device))
-    rows = bench.run(**given)
+        device = find_device(options.device)
+        given["device"] = str(device)
+        if device.type == "cuda":
+            # What waits for a device, asks for its memory or captures its work means the current one.
+            where = torch.cuda.device(device)
+    bench = importlib.import_module(f"nearsight.bench.{name}")
+    with where:
+        rows = getattr(bench, f"bench_{name}")(**given)
     print(json.dumps([dataclasses.asdict(row) for row in rows]) if options.json else bench.table(rows))
     return 0

@@ -13,6 +13,7 @@ from nearsight.commands.progress import TrainingProgress
 from nearsight.commands.signals import stoppable
 from nearsight.files import output_folder
 from nearsight.lens import patch_grid
+from nearsight.metrics import uniform_attention_distance
 from nearsight.models import load_model
 from nearsight.recipes import demo_runs
 from nearsight.report import compare, layer_table, write_page
@@ -76,6 +77,9 @@ def _demonstrate(options: DemoOptions, command: str, stop: Stop) -> int:
     for model in models:
         print(f"\n{model.label}: test accuracy {model.test_accuracy:.1%} (chance 10.0%)\n")
         print(layer_table([model])[model.label].to_string(float_format=lambda value: f"{value:.3f}"))
+    if grid_size is not None:
+        uniform = uniform_attention_distance(grid_size)
+        print(f"\nA head that looks everywhere alike has a distance (mad) of {uniform:.3f} and an entropy of 1.")
     print("\n" + "\n".join(reading.sentences))
     print(f"\nPage: {page}\nFigures: {options.out / 'figures'}")
     sys.stdout.flush()

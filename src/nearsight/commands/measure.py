@@ -17,9 +17,10 @@ from nearsight.commands.measured import Measured, as_json, as_text, write_all
 from nearsight.commands.measuring_shards import Prepared, ShardMeasuring, Watch, check_sharding, shards_of
 from nearsight.commands.options import parse
 from nearsight.commands.progress import MeasuringProgress
-from nearsight.commands.subjects import Request, Subject, open_subjects, short_name
+from nearsight.commands.subjects import Request, Subject, folders_of, open_subjects, short_name
 from nearsight.errors import InputError, check_at_least, unknown_name
 from nearsight.files import check_output_folder
+from nearsight.kinds import MEASURED, check_kind
 from nearsight.lens import HeadTable, Shards, measure, patch_grid, position_gram
 from nearsight.report import ModelHeads
 from nearsight.report.runs import model_heads
@@ -67,6 +68,8 @@ def main(arguments: Sequence[str]) -> int:
     _check(options)
     out = options.out or _default_folder(options)
     check_output_folder(out)
+    if len(options.models) == 1 and out != Path(options.models[0]):  # a run keeps its own table; several have none
+        check_kind(out, MEASURED)
     device = options.torch_device
     what = check_what(options.what, len(options.models))
     check_sharding(options.shards, options.shard, options.engine, options.workers, what)
@@ -75,7 +78,7 @@ def main(arguments: Sequence[str]) -> int:
         import_ray()
     prepared = _prepare(options, device)
     subjects = [one.subject for one in prepared]
-    folders = [out] if len(subjects) == 1 else _folders(out, options.models)
+    folders = folders_of(options.models, out)
     if "positions" in what:
         # They need no image: a model without them is refused before any is measured.
         for subject in subjects:
@@ -124,12 +127,6 @@ def _default_folder(options: MeasureOptions) -> Path:
         return Path(first)
     end = f"-and-{short_name(others[0])}" if len(others) == 1 else f"-and-{len(others)}-more" if others else ""
     return Path("runs") / f"measure-{short_name(first)}{end}"
-
-
-def _folders(out: Path, models: Sequence[str]) -> list[Path]:
-    """A folder for each model's tables, named after it."""
-    names = [short_name(model) for model in models]
-    return [out / (name if names.count(name) == 1 else f"{name}-{place}") for place, name in enumerate(names, start=1)]
 
 
 def _prepare(options: MeasureOptions, device: torch.device) -> list[Prepared]:

@@ -20,7 +20,7 @@ from nearsight.commands.subjects import Request, Subject
 from nearsight.errors import InputError, check_at_least
 from nearsight.lens import HeadTable, Shards
 from nearsight.models.sources import has_published_weights
-from nearsight.probe.cache import weights_hash
+from nearsight.probe.identity import model_identity
 from nearsight.study.executors.places import places
 
 Options = TypeVar("Options", bound=Request)
@@ -84,8 +84,7 @@ def record_of(one: Prepared, what: Sequence[str]) -> dict[str, Any]:
     heads_L = (~np.isnan(one.first_look.mad)).sum(1).tolist()
     heads_of = dict(zip(one.first_look.layer_names, heads_L, strict=True))
     record = {
-        "model": weights_hash(one.subject.model),
-        # Weights do not say how they are divided among heads.
+        "model": model_identity(one.subject.model),
         "heads": {name: heads_of[name] for name in one.layers},
         "images": images_record(one.subject.images),
         "precision": one.subject.precision,

@@ -16,6 +16,7 @@ from nearsight.commands.probing_reused import PROVENANCE
 from nearsight.commands.signals import stoppable
 from nearsight.errors import InputError
 from nearsight.files import check_output_folder, write_json
+from nearsight.kinds import PROBES, check_kind
 from nearsight.probe.frozen import FrozenModel
 from nearsight.probe.stored import StoredProbe
 from nearsight.report.page.folders import write_folder_page
@@ -43,6 +44,7 @@ def main(arguments: Sequence[str]) -> int:
     origins = find_origins(options.models)
     out = options.out or Path("runs") / f"probes-{origins.folder}"
     check_output_folder(out)
+    check_kind(out, PROBES)
     if origins.scale == "small" and "results" in out.resolve().parts:
         raise InputError(f"{out} is for results, and a study at small scale has none; choose another --out")
     options = replace(options, models=tuple(origin.text for origin in origins.models))

@@ -14,7 +14,7 @@ from nearsight.commands.frozen import open_frozen
 from nearsight.commands.options import Common, parse
 from nearsight.commands.segment_progress import SegmentProgress
 from nearsight.commands.signals import stoppable
-from nearsight.commands.subjects import short_name
+from nearsight.commands.subjects import folders_of, short_name
 from nearsight.configuration import field_docs
 from nearsight.data.segmentation import SEGMENTATION_SETS, SegmentationSet, load_segmentation
 from nearsight.errors import InputError
@@ -22,7 +22,7 @@ from nearsight.files import check_output_folder, output_folder, write_text
 from nearsight.probe.frozen import FrozenModel
 from nearsight.probe.segmentation.config import REFERENCE_SIZE, SegmentConfig, default_settings
 from nearsight.probe.segmentation.evaluation import Prediction
-from nearsight.probe.segmentation.folder import SegmentFolder
+from nearsight.probe.segmentation.folder import SegmentFolder, probe_record
 from nearsight.probe.segmentation.probing import probe_segmentation
 from nearsight.probe.sizes import size_step
 from nearsight.report import save_figure
@@ -108,10 +108,10 @@ def _probe_all(options: Any, dataset: SegmentationSet, out: Path, stop: Stop) ->
         image_size=options.image_size,
     )
     configs = [_config(options, one, dataset) for one in frozen]
-    several = len(frozen) > 1
-    folders = []
-    for one, config, text in zip(frozen, configs, options.models, strict=True):
-        path = out / short_name(text) if several else out
+    paths, folders = folders_of(options.models, out), []
+    for one, config, path in zip(frozen, configs, paths, strict=True):
+        SegmentFolder(path).check(probe_record(one, dataset, config))  # of all, before the first is trained
+    for one, config, path in zip(frozen, configs, paths, strict=True):
         with SegmentProgress(one.label) as progress:
             folder = probe_segmentation(
                 one,
@@ -125,7 +125,7 @@ def _probe_all(options: Any, dataset: SegmentationSet, out: Path, stop: Stop) ->
                 show=functools.partial(draw_predictions, dataset, one.label, path / "figures"),
             )
         folders.append(folder)
-    if several:
+    if len(folders) > 1:
         write_text(out / "table.csv", pd.DataFrame([folder.read_result() for folder in folders]).to_csv(index=False))
     if options.json:
         print(json.dumps([{"folder": str(folder.path), **folder.read_result()} for folder in folders]))

@@ -18,6 +18,7 @@ from nearsight.commands.options import Common
 from nearsight.commands.subjects import short_name
 from nearsight.errors import InputError, check_at_least, check_number
 from nearsight.files import check_output_folder, output_folder, write_json
+from nearsight.kinds import check_kind
 from nearsight.probe import FeatureReader, FeatureSpec, reading, weights_hash
 from nearsight.probe.frozen import FrozenModel
 from nearsight.report.study.table import Table
@@ -70,6 +71,7 @@ class ProbeRequest(Common):
         names = "-and-".join(map(short_name, self.models))
         out = self.out or Path("runs") / f"{probe}-{data}-{names}"[:120]
         check_output_folder(out)
+        check_kind(out, None)
         frozen = open_frozen(
             self.models,
             pretrained=self.pretrained,

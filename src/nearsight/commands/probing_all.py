@@ -16,19 +16,26 @@ from typing import Any, Literal
 from nearsight.commands.probe_segment import draw_predictions
 from nearsight.commands.probing_classes import KnnRequest, Probed, knn_found, linear_found, probed
 from nearsight.commands.probing_dense import RetrieveSettings, first_images, retrieved
-from nearsight.commands.probing_reused import PROVENANCE, RESULTS, check_reusable, reuse_probe, segment_folder
+from nearsight.commands.probing_reused import (
+    PROVENANCE,
+    RESULTS,
+    check_reusable,
+    reuse_probe,
+    segment_folder,
+    with_certificate,
+)
 from nearsight.commands.segment_progress import SegmentProgress
 from nearsight.data import Dataset
 from nearsight.data.segmentation import SegmentationSet, load_segmentation
 from nearsight.errors import InputError, check_at_least
-from nearsight.probe import LinearConfig, Score
+from nearsight.probe import LinearConfig, Score, model_identity
 from nearsight.probe.frozen import FrozenModel
 from nearsight.probe.intermediates import Place
 from nearsight.probe.memory import DEFAULT_SIZE
 from nearsight.probe.segmentation.config import SegmentConfig, default_settings
 from nearsight.probe.segmentation.probing import probe_segmentation
 from nearsight.probe.sizes import size_step
-from nearsight.probe.stored import ProbeKey, ProbeStore, StoredProbe, model_identity
+from nearsight.probe.stored import ProbeKey, ProbeStore, StoredProbe
 from nearsight.train import Stop
 from nearsight.train.provenance import provenance
 
@@ -160,9 +167,11 @@ class AllProbes:
             data=step.data["fingerprint"],
             settings=step.settings,
         )
-        stored = self._store.read(key) or reuse_probe(key, self._request.reuse, self._out)
+        stored = self._store.read(key)
         if stored is not None:
-            return stored
+            return with_certificate(key, stored, self._out)
+        if (taken := reuse_probe(key, self._request.reuse, self._out)) is not None:
+            return taken
         began = time.perf_counter()
         scores, told = step.compute(key)
         about = {"label": frozen.label, "data_set": step.data, "settings": step.settings, **told}

@@ -24,7 +24,7 @@ from nearsight.probe import (
     cached_features,
     knn_right,
     linear_probe,
-    weights_hash,
+    model_identity,
 )
 from nearsight.probe.crops import cropped_features
 from nearsight.probe.features import Tokens
@@ -67,10 +67,12 @@ class ClassRequest(ProbeRequest):
         if self.data is None and runs:
             if len(set(runs)) > 1 or len(runs) < len(self.models):
                 raise InputError("the models were not all trained on one data set; say with --data on which to probe")
-            if self.num_train is None and self.num_test is None:
-                return load_data(runs[0], self.data_dir)
-        name = self.data or (runs[0].name if runs else EMBEDDED)
-        return load_dataset(name, data_dir=self.data_dir, num_train=self.num_train, num_test=self.num_test)
+            given = {"num_train": self.num_train, "num_test": self.num_test}
+            changed: dict[str, Any] = {name: number for name, number in given.items() if number is not None}
+            return load_data(replace(runs[0], **changed), self.data_dir)
+        return load_dataset(
+            self.data or EMBEDDED, data_dir=self.data_dir, num_train=self.num_train, num_test=self.num_test
+        )
 
     def described(self, dataset: Dataset) -> dict[str, Any]:
         return {
@@ -117,13 +119,13 @@ def probed(
 ) -> Iterator[Probed]:
     """The features of a model for both parts of a data set, from the cache or into it."""
     preparation = replace(frozen.preparation, crop_pct=request.crop_pct)
-    device, weights = request.torch_device, weights_hash(frozen.model)
+    device, identity = request.torch_device, model_identity(frozen.model)
     with request.reading(frozen, request.spec) as reader:
         batch_size = request.images_at_once(reader, frozen)
 
         def features(part: str, images: ImageSet) -> Tensor:
             key = FeatureKey(
-                model=weights, data=dataset.fingerprint, part=part, spec=reader.spec, preparation=preparation
+                model=identity, data=dataset.fingerprint, part=part, spec=reader.spec, preparation=preparation
             )
             with MeasuringProgress(f"{frozen.label}, {part} features", len(images)) as progress:
                 return cached_features(

@@ -2,7 +2,7 @@
 
 A study says of its runs which condition and seed they are. Runs that are named one by one are grouped where they differ
 in nothing but LocAt's two parts and the seed: ViT, ViT + GAug, ViT + PRR, LocAt; so are runs of DINO and runs before
-training, for themselves. Other models stand alone.
+training, which have other settings, but the same model and data set. Other models stand alone.
 """
 
 from collections.abc import Sequence
@@ -88,7 +88,7 @@ def _grouped(texts: Sequence[str]) -> tuple[Origin, ...]:
     paths = [path for text in texts if (path := run_path(text)) is not None]
     if not 1 < len(texts) == len(paths):
         return alone
-    found, rest = [], []
+    found, rest, shared = [], [], []
     for text, path in zip(texts, paths, strict=True):
         settings = RunFolder(path).read_settings()
         settings.pop("identity", None)
@@ -101,7 +101,9 @@ def _grouped(texts: Sequence[str]) -> tuple[Origin, ...]:
         kind = "untrained " if text.startswith(UNTRAINED) else "DINO " if "dino" in settings else ""
         condition = kind + _NAMES[parts[0], parts[1]]
         found.append(Origin(text=text, condition=condition, seed=config.pop("seed")))
-        rest.append((kind, {"model": model, "data": config.get("data")} if text.startswith(UNTRAINED) else settings))
+        data: dict[str, Any] = config.get("data") or {}
+        shared.append((model, data.get("name"), data.get("image_size")))
+        rest.append((kind, {"model": model, "data": data} if text.startswith(UNTRAINED) else settings))
     places = [(origin.condition, origin.seed) for origin in found]
-    alike = all(dict(rest)[kind] == settings for kind, settings in rest)
+    alike = all(dict(rest)[kind] == settings for kind, settings in rest) and all(one == shared[0] for one in shared)
     return tuple(found) if alike and len(set(places)) == len(places) else alone

@@ -3,6 +3,7 @@
 A cluster probes each model in a job and a folder of its own; then one more command makes one report of them all.
 """
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from nearsight.errors import InputError
 from nearsight.files import read_object
 from nearsight.probe.segmentation.folder import SegmentFolder
 from nearsight.probe.stored import ProbeKey, ProbeStore, StoredProbe
-from nearsight.train.checksums import check_sums, copy_complete
+from nearsight.train.checksums import check_sums, check_there, copy_complete
 
 RESULTS = "results"
 PROVENANCE = "provenance"
@@ -32,17 +33,40 @@ def reuse_probe(key: ProbeKey, others: Sequence[Path], out: Path) -> StoredProbe
     """Copy what one of the other folders has of this probe into the folder `out`; None if none has it."""
     for other in others:
         stored = ProbeStore(other / RESULTS).read(key)
-        if stored is not None:
-            head = SegmentFolder(segment_folder(other, key))
-            if head.is_complete:
-                check_sums(head.path)
-                ours = SegmentFolder(segment_folder(out, key))
-                copy_complete(head.path, ours.path)
-                ours.checkpoint.unlink(missing_ok=True)
-            # Results of earlier versions do not say where they are from, but their folder does.
-            told = stored.told if PROVENANCE in stored.told else {**stored.told, PROVENANCE: _certificate(other)}
-            return ProbeStore(out / RESULTS).write(key, stored.scores, told)
+        if stored is None or (key.probe == "segment" and not _take_head(key, other, out)):
+            continue
+        print(f"{stored.told.get('label')}, {key.probe}: taken from {other}", file=sys.stderr)
+        return _write(key, stored, other, out)
     return None
+
+
+def with_certificate(key: ProbeKey, stored: StoredProbe, folder: Path) -> StoredProbe:
+    """A result that says where it is from. Those of earlier versions do not, but their folder does."""
+    if PROVENANCE in stored.told or not (folder / "provenance.json").is_file():
+        return stored
+    return _write(key, stored, folder, folder)
+
+
+def _write(key: ProbeKey, stored: StoredProbe, source: Path, out: Path) -> StoredProbe:
+    told = stored.told if PROVENANCE in stored.told else {**stored.told, PROVENANCE: _certificate(source)}
+    return ProbeStore(out / RESULTS).write(key, stored.scores, told)
+
+
+def _take_head(key: ProbeKey, other: Path, out: Path) -> bool:
+    """Copy a segmentation head and its pictures; False if it is not there as it was left."""
+    theirs, ours = SegmentFolder(segment_folder(other, key)), SegmentFolder(segment_folder(out, key))
+    try:
+        check_sums(theirs.path)
+        check_there(theirs.path)
+    except (InputError, FileNotFoundError):
+        return False
+    if not theirs.is_complete:
+        return False
+    if theirs.figures.is_dir():
+        copy_complete(theirs.figures, ours.figures)
+    copy_complete(theirs.path, ours.path)
+    ours.checkpoint.unlink(missing_ok=True)
+    return True
 
 
 def _certificate(folder: Path) -> dict[str, object]:

@@ -58,6 +58,10 @@ def _check(options: ReportOptions) -> None:
         raise InputError("a folder and --compare do not go together; name all folders after --compare")
     if len(options.compare) == 1:
         raise InputError("--compare needs two folders or more; for one write nearsight report DIR")
+    places = [folder.resolve() for folder in options.compare]
+    for folder, place in zip(options.compare, places, strict=True):
+        if places.count(place) > 1:
+            raise InputError(f"--compare names {folder} more than once; name each folder once")
     if len(options.folder) > 1:
         raise InputError("nearsight report takes one folder; for several side by side write --compare A B …")
     if not options.compare and not options.folder:

@@ -139,6 +139,8 @@ def _check_for_simulation(options: RunOptions, name: str) -> None:
 def _executor(options: RunOptions) -> Executor:
     if options.workers is not None and options.engine != "processes":
         raise InputError(f"--workers is for --engine processes, not for {options.engine}")
+    if options.address != RunOptions.address and options.engine != "ray":
+        raise InputError(f"--address is for --engine ray, not for {options.engine}")
     if options.engine == "processes":
         return ProcessesExecutor(device=options.torch_device, workers=options.workers)
     if options.engine == "ray":

@@ -1,7 +1,7 @@
 """What `nearsight measure` measures: models, each with its images, opened and tried before any is measured."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -86,6 +86,14 @@ def open_subjects(request: Request, device: torch.device, *, all_decoded: bool =
     ]
     labels = distinct_labels([subject.label for subject in subjects], request.models)
     return [replace(subject, label=label) for subject, label in zip(subjects, labels, strict=True)]
+
+
+def folders_of(models: Sequence[str], out: Path) -> list[Path]:
+    """A folder for each model, named after it; the whole for one alone."""
+    names = [short_name(model) for model in models]
+    if len(names) == 1:
+        return [out]
+    return [out / (name if names.count(name) == 1 else f"{name}-{place}") for place, name in enumerate(names, start=1)]
 
 
 def short_name(text: str) -> str:

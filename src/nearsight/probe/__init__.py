@@ -1,8 +1,9 @@
 """What the features of a frozen model are worth: k-NN, linear, segmentation, dense retrieval."""
 
 from nearsight.probe.bootstrap import Score, accuracy_score, miou_score
-from nearsight.probe.cache import FeatureKey, cached_features, weights_hash
+from nearsight.probe.cache import FeatureKey, cached_features
 from nearsight.probe.features import FeatureReader, FeatureSpec, read_features, reading
+from nearsight.probe.identity import model_identity, weights_hash
 from nearsight.probe.knn import knn_accuracy, knn_right, knn_scores
 from nearsight.probe.linear import LinearConfig, LinearResult, linear_probe
 from nearsight.probe.memory import PatchMemory, build_memory
@@ -31,6 +32,7 @@ __all__ = [
     "knn_scores",
     "linear_probe",
     "miou_score",
+    "model_identity",
     "read_features",
     "reading",
     "retrieve",

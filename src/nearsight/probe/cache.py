@@ -1,19 +1,18 @@
 """Features on disk: computed once, mapped into memory ever after, found by what they were made from.
 
-A folder per set of features, named by the hash of everything they depend on: the model's weights, the images' content,
-their preparation, and which features they are. In it:
+A folder per set of features, named by the hash of everything they depend on: the model's weights and settings, the
+images' content, their preparation, and which features they are. In it:
 
 record.json     what they were made from, in full
 features.npy    the array, at its full size from the beginning on
 chunks.json     the checksum of each chunk that is written; a chunk that has none, or another, is computed (again)
 
-So a process that is killed loses one chunk, and a damaged chunk heals. A hash does not see everything (the number of
-heads changes what a model computes, but no weight); so the first image's features are always computed and compared.
+So a process that is killed loses one chunk, and a damaged chunk heals. A hash does not see everything (what a function
+computes that a model calls); so the first image's features are always computed and compared.
 """
 
 import contextlib
 import fcntl
-import hashlib
 import json
 import os
 import zlib
@@ -25,7 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.lib.format import open_memmap
-from torch import Tensor, nn
+from torch import Tensor
 
 from nearsight.data.locations import user_cache_folder
 from nearsight.errors import InputError
@@ -40,21 +39,12 @@ _TOLERANCE = 2e-3
 """In deviations of the features: other devices, batch sizes and libraries round differently, but not by that much."""
 
 
-def weights_hash(model: nn.Module) -> str:
-    """The sha256 of a model's class and of all its weights and buffers by name."""
-    digest = hashlib.sha256(type(model).__qualname__.encode())
-    for name, tensor in sorted(model.state_dict().items()):
-        digest.update(f"{name}:{tensor.dtype}:{list(tensor.shape)};".encode())
-        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
-
-
 @dataclass(frozen=True, kw_only=True)
 class FeatureKey:
     """What a set of features depends on."""
 
     model: str
-    """`weights_hash` of the model."""
+    """`nearsight.probe.identity.model_identity` of the model."""
     data: str
     """Fingerprint of the data set."""
     part: str
@@ -102,7 +92,7 @@ def cached_features(
         chunks = _Chunks(place / "chunks.json", array)
         if chunks.intact(0) and not np.allclose(array[:1], first, rtol=0, atol=_TOLERANCE * first.std()):
             raise InputError(
-                f"the features in {place} are those of another model, although its weights are the same; "
+                f"the features in {place} are those of another model, although its weights and settings are the same; "
                 "remove that folder"
             )
         _fill(chunks, reader, images, batch_size, watch)

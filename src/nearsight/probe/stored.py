@@ -6,40 +6,18 @@ The identity is that of the model (weights, and settings that no weight shows, s
 and the options. So a probe that was done once is found again, whatever the model is called, and never mistaken.
 """
 
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
 from nearsight.configuration import decode
 from nearsight.files import canonical_hash, write_json
 from nearsight.probe.bootstrap import Score
-from nearsight.probe.cache import weights_hash
 
 VERSION = 1
 """Raise it whenever the same key would stand for other numbers."""
-# Neither says anything about what an evaluated model computes.
-_NOT_SETTINGS = ("training", "fused_attn")
-
-
-def model_identity(model: nn.Module) -> str:
-    """A digest of a model's weights and of its modules' kinds and settings."""
-    digest = hashlib.sha256(weights_hash(model).encode())
-    for name, module in sorted(model.named_modules()):
-        digest.update(f"{name}:{type(module).__qualname__};".encode())
-        for setting, value in sorted(vars(module).items()):
-            if _is_simple(value) and not setting.startswith("_") and setting not in _NOT_SETTINGS:
-                digest.update(f"{setting}={value!r};".encode())
-    return digest.hexdigest()
-
-
-def _is_simple(value: object) -> bool:
-    """Whether it reads the same in every process."""
-    return all(map(_is_simple, value)) if isinstance(value, tuple) else isinstance(value, bool | int | float | str)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +27,7 @@ class ProbeKey:
     probe: str
     """knn, linear, retrieve or segment."""
     model: str
-    """Its `model_identity`."""
+    """Its `nearsight.probe.identity.model_identity`."""
     preparation: Mapping[str, Any]
     """How its images are prepared."""
     data: str

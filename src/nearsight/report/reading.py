@@ -203,6 +203,7 @@ def layer_table(models: Sequence[ModelHeads]) -> pd.DataFrame:
                 "mean_entropy": by_layer["entropy"].mean(),
             }
         )
-    table = pd.concat(tables, axis=1, names=["model", "number"]).sort_index()
+    # The numbers' names speak for themselves; pandas would print a name of theirs as if it headed a column.
+    table = pd.concat(tables, axis=1, names=["model", None]).sort_index()
     table.index = (table.index + 1).rename("layer")
     return table

@@ -18,6 +18,7 @@ import pandas as pd
 from nearsight.configuration import decode
 from nearsight.errors import InputError
 from nearsight.files import check_output_folder, output_folder, remove_remains, write_json, write_text
+from nearsight.kinds import STUDY, check_kind
 from nearsight.study.design import Study
 from nearsight.study.elapsed import elapsed_seconds
 from nearsight.study.lock import Holder, Locks
@@ -61,6 +62,7 @@ class StudyFolder:
     def check(self, study: Study) -> None:
         """Refuse a folder that is another study's, or that nothing can be written to; nothing is changed."""
         check_output_folder(self.path)
+        check_kind(self.path, STUDY)
         if study.scale == "small" and "results" in self.path.resolve().parts:
             raise InputError(f"{self.path} is for results, and a study at small scale has none; choose another --out")
         has_tables = (self.path / "runs.csv").exists()

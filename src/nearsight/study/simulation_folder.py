@@ -16,6 +16,7 @@ import pandas as pd
 
 from nearsight.errors import InputError
 from nearsight.files import check_output_folder, read_object, write_json, write_text
+from nearsight.kinds import STUDY, check_kind
 from nearsight.study.results import missing_parts
 from nearsight.study.simulation import RUNS, SCHEMA, Simulation, SimulationCell, flat
 from nearsight.study.simulation_tables import read_tables
@@ -76,6 +77,7 @@ class SimulationFolder:
     def check(self, simulation: Simulation) -> None:
         """Refuse a folder that is another study's, or that nothing can be written to; nothing is changed."""
         check_output_folder(self.path)
+        check_kind(self.path, STUDY)
         if simulation.scale == "small" and "results" in self.path.resolve().parts:
             raise InputError(f"{self.path} is for results, and a study at small scale has none; choose another --out")
         if (self.path / "study.json").exists():

@@ -6,8 +6,9 @@ from typing import Any
 
 from nearsight.errors import InputError
 from nearsight.files import check_output_folder, output_folder, remove_remains, write_json
+from nearsight.kinds import RUN, check_kind
 
-CONFIG = "config.json"
+CONFIG = RUN
 
 
 def check_owner(folder: Path, identity: str, held: Callable[[], str | None], others: str = "another run") -> None:
@@ -27,6 +28,7 @@ def check_owner(folder: Path, identity: str, held: Callable[[], str | None], oth
             )
     elif any(folder.glob("*.safetensors")):
         raise InputError(f"{folder} holds weights but no {CONFIG}; choose another --out")
+    check_kind(folder, RUN)
 
 
 def claim(folder: Path, described: dict[str, Any]) -> None:

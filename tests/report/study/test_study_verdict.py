@@ -9,6 +9,7 @@ import pytest
 
 from nearsight.report.study.claim import OURS
 from nearsight.report.study.claims import CLAIMS
+from nearsight.report.study.notes import SMALL
 from nearsight.report.study.paper import PUBLISHED
 from nearsight.report.study.rules import (
     Verdict,
@@ -287,7 +288,7 @@ def test_protocol_studies_have_the_claims_the_paper_makes_of_their_data_set(make
 
 
 def test_the_file_says_numbers_verdicts_and_rules(make_study):
-    results = make_study(without=[("+AutoAugment", 0)], scale="small")
+    results = make_study(without=[("+AutoAugment", 0)])
     judgements = judge_claims(results)
     text = verdict_markdown(results, judgements)
     lines = text.splitlines()
@@ -304,10 +305,20 @@ def test_the_file_says_numbers_verdicts_and_rules(make_study):
         assert judgement.claim.rule in text
         if judgement.claim.readings:
             assert all(reading in text for reading in judgement.claim.readings)
-    assert "Small scale" in text
+    assert "Small scale" not in text
     assert "+AutoAugment (seed 0)" in text
     assert "protocol.lr = 0.001" in text
     assert "| +14.85 points |".strip("| ") in text
+
+
+def test_a_small_study_says_first_that_it_is_no_result(make_study):
+    results = make_study(seeds=2, scale="small")
+    text = verdict_markdown(results, judge_claims(results))
+    title, first, second, *_ = text.splitlines()
+    assert title == "# ablation-cifar100: what reproduces"
+    assert (first, second) == (SMALL, "16 runs, 2 seeds per condition.")
+    assert "claims of S1" not in text
+    assert "questions of our own" not in text
 
 
 def test_the_numbers_in_the_file_are_those_of_the_runs(make_study):

@@ -24,6 +24,8 @@ from nearsight.report.figures.style import (
 from nearsight.report.inputs import ModelHeads, check_labels
 
 LAYERS_WITH_OWN_TICK = 12
+MARGIN = 0.03
+"""Of the range of distances, beyond the outermost ones: room for a whole mark."""
 MOST_OUTLINES = 4096
 """Points of one kind that are shapes of their own in an SVG; more of them are one picture there."""
 
@@ -42,10 +44,11 @@ def mad_entropy_plane(models: Sequence[ModelHeads], *, grid_size: tuple[int, int
         colours = mpl.colormaps["viridis"].resampled(num_layers)
         norm = BoundaryNorm(np.arange(0.5, num_layers + 1), num_layers)
         size = 46 if sum(model.matrix("mad").size for model in models) <= 400 else 18
-        handles = []
+        handles, distances = [], []
         for index, model in enumerate(models):
             style = model_style(index)
             rows = model.measured().dropna(subset=["mad", "entropy"])
+            distances += rows["mad"].tolist()
             axes.scatter(
                 rows["mad"],
                 rows["entropy"],
@@ -66,6 +69,7 @@ def mad_entropy_plane(models: Sequence[ModelHeads], *, grid_size: tuple[int, int
             )
         if grid_size is not None:
             anchor = (uniform_attention_distance(grid_size), 1.0)
+            distances.append(anchor[0])
             axes.plot(*anchor, marker="+", markersize=11, color=MUTED, linestyle="none", zorder=2, gid="uniform")
             axes.annotate(
                 "uniform attention",
@@ -77,7 +81,10 @@ def mad_entropy_plane(models: Sequence[ModelHeads], *, grid_size: tuple[int, int
                 fontsize=8,
                 annotation_clip=False,
             )
-        axes.set_xlim(left=min(0.0, axes.get_xlim()[0]))
+        # Not matplotlib's own margins: they are of the data's range, which is narrow beside one that begins at 0.
+        largest = max(distances, default=0.0) or 1.0
+        left = min(0.0, min(distances, default=0.0) - MARGIN * largest)
+        axes.set_xlim(left, largest + MARGIN * (largest - left))
         axes.set_ylim(-0.03, 1.05)
         axes.set_xlabel(DISTANCE_LABEL_ONE_LINE)
         axes.set_ylabel(ENTROPY_LABEL)

@@ -7,7 +7,7 @@ import pandas as pd
 
 from nearsight.errors import InputError
 from nearsight.report.probes import paper as dense
-from nearsight.report.probes.differences import IMAGES, difference
+from nearsight.report.probes.differences import difference, difference_over_images
 from nearsight.report.probes.measures import title_of
 from nearsight.report.probes.results import ProbeResults
 from nearsight.report.study.claim import Claim
@@ -25,9 +25,8 @@ Contrast = Callable[[pd.DataFrame], "pd.Series[float]"]
 ORDER = (
     "*Order.* The paper's models are larger and see larger images, so the direction of a difference is compared, not "
     "its size. Reproduced: it has the paper's sign, and its 95 % interval over seeds excludes 0. In direction: it has "
-    "that sign in every seed, but the interval holds 0; of a single seed, which has none, the 95 % interval over test "
-    "images (in brackets) has to exclude 0, but where more than two conditions are compared the sign decides. Not "
-    "reproduced: otherwise."
+    "that sign in every seed, and other test images would not turn it round: the 95 % interval over them excludes 0 "
+    "(where more than two conditions are compared, the sign decides). Not reproduced: otherwise."
 )
 
 
@@ -77,9 +76,10 @@ class DenseClaim:
         before, after = (percent(float(values[label].mean())) for label in self.needs)
         words = f"{before} to {after} %: {between.in_words()} points: {scale}"
         finding = judge_order(found.tolist(), ours, sign=1, words=words)
-        if between.interval_over == IMAGES and not between.excludes_zero:
-            return replace(finding, verdict=Verdict.NOT_REPRODUCED)
-        return finding
+        over_images = difference_over_images(probed, condition, reference, self.measure)
+        if finding.verdict == Verdict.IN_DIRECTION and over_images.has_interval and not over_images.is_sure(1):
+            finding = replace(finding, verdict=Verdict.NOT_REPRODUCED)
+        return replace(finding, low=between.low, high=between.high)
 
 
 def _higher(
@@ -184,6 +184,7 @@ def scale_of(results: ProbeResults, claim: DenseClaim) -> str:
     sizes = "/".join(f"{number / 1e6:.2g}" for number in sorted(set(rows["num_parameters"].round(-5))))
     pixels = "/".join(str(side) for side in sorted(set(rows["image_size"])))
     trained = " and ".join(dict.fromkeys(filter(None, rows["trained_on"])))
-    sets = " and ".join(dict.fromkeys(rows["data"]))
+    told = zip(rows["data"], rows["num_images"], strict=True)
+    sets = " and ".join(dict.fromkeys(f"{number:,} images of {data}" for data, number in told))
     trained_words = f", trained on {trained}" if trained else ""
     return f"{sizes} M parameters, {pixels} pixels{trained_words}; probed on {sets}"

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import asdict, dataclass
+from statistics import fmean
 
 from nearsight.report.probes.results import ProbeResults
 from nearsight.report.study.least_squares import Estimate
@@ -45,28 +46,29 @@ def differences(results: ProbeResults, measure: str) -> dict[str, Difference]:
 
 def difference(results: ProbeResults, condition: str, reference: str, measure: str) -> Difference:
     """By how much a condition is above another, within seeds."""
-    study = results.as_study()
-    over_seeds = asdict(paired_difference(study.runs, condition, reference, measure))
+    over_seeds = asdict(paired_difference(results.as_study().runs, condition, reference, measure))
     if over_seeds["n"] != 1:
         return Difference(**over_seeds, interval_over=SEEDS if over_seeds["n"] else "")
-    over_images = _of_one_seed(results, study, condition, reference, measure)
+    over_images = difference_over_images(results, condition, reference, measure)
     ends = {"low": over_images.low, "high": over_images.high}
     return Difference(**{**over_seeds, **ends}, interval_over=IMAGES if over_images.has_interval else "")
 
 
-def _of_one_seed(results: ProbeResults, study: StudyResults, condition: str, reference: str, measure: str) -> Estimate:
-    """Of the seed that both have. The difference may be off by what both scores may be off, as of independent numbers
-    (Newcombe 1998, method 10). Scores on the same images mostly err together, so it is rather too wide than too narrow.
+def difference_over_images(results: ProbeResults, condition: str, reference: str, measure: str) -> Estimate:
+    """The same with an interval over test images, of the seeds that both have.
+
+    The difference may be off by what both scores may be off, as of independent numbers (Newcombe 1998, method 10).
+    Scores on the same images mostly err together, so it is rather too wide than too narrow. For the same reason more
+    seeds do not make it narrower: its ends are the means of theirs.
     """
-    models = study.runs.dropna(subset=measure).set_index(["condition", "seed"])["run"]
-    ((upper, lower),) = (
-        (models[condition, seed], models[reference, seed])
+    models = results.as_study().runs.dropna(subset=measure).set_index(["condition", "seed"])["run"]
+    scores = results.scores(measure)
+    pairs = [
+        (scores[models[condition, seed]], scores[models[reference, seed]])
         for seed in models[condition].index
         if (reference, seed) in models.index
-    )
-    scores = results.scores(measure)
-    one, other = scores[upper], scores[lower]
-    value = one.value - other.value
-    down = math.hypot(one.value - one.low, other.high - other.value)
-    up = math.hypot(one.high - one.value, other.value - other.low)
+    ]
+    value = fmean(one.value - other.value for one, other in pairs)
+    down = fmean(math.hypot(one.value - one.low, other.high - other.value) for one, other in pairs)
+    up = fmean(math.hypot(one.high - one.value, other.value - other.low) for one, other in pairs)
     return Estimate(value=value, low=value - down, high=value + up)

@@ -14,6 +14,7 @@ OVER_IMAGES = (
     "Intervals (95 %) are over test images (bootstrap): they say how a model would do on other images like these, not "
     "how another training of it would."
 )
+_COLUMNS = ("condition", "measure", "n", "mean", "std", "low", "high")
 OVER_SEEDS = "± is half the 95 % interval of the mean over seeds (Student's t)."
 
 
@@ -50,12 +51,13 @@ def conditions_table(results: ProbeResults) -> Table:
         rows += [_row({"condition": condition}, name, interval) for name, interval in means.items()]
         cells = {title_of(name): _told(means[name]) for name in main_measures(means)}
         shown.append({"condition": str(condition), "seeds": str(len(runs)), **cells})
+    explained = [OVER_SEEDS] if study.runs["condition"].duplicated().any() else []
     return Table(
         name="conditions",
         title=f"{results.name}: scores by condition, in per cent",
         numbers=pd.DataFrame(rows),
         shown=pd.DataFrame(shown),
-        notes=(*results.scale_notes, OVER_SEEDS, *missing_notes(study)),
+        notes=(*results.scale_notes, *explained, *missing_notes(study)),
     )
 
 
@@ -78,7 +80,7 @@ def differences_table(results: ProbeResults) -> Table:
     return Table(
         name="differences",
         title=f"{results.name}: differences to {reference_of(study)}, in points",
-        numbers=pd.DataFrame(rows),
+        numbers=pd.DataFrame(rows, columns=[*_COLUMNS, "interval_over"]),
         shown=pd.DataFrame([{"condition": condition, **shown} for condition, shown in cells.items()]),
         notes=(*results.scale_notes, "Taken within seeds.", *explained, *missing_notes(study)),
     )

@@ -58,9 +58,13 @@ def verdict_table(results: StudyResults, judgements: list[Judgement]) -> Table:
 def verdict_markdown(results: StudyResults, judgements: list[Judgement]) -> str:
     """The table, a summary before it and the rules after it."""
     seeds = seeds_in_words(results.runs.groupby("condition")["seed"].nunique())
-    summary = f"{_in_short(results, judgements)} {len(results.runs)} runs, {seeds} per condition."
+    runs = f"{len(results.runs)} runs, {seeds} per condition."
     title, table = verdict_table(results, judgements).markdown().split("\n", maxsplit=1)
-    return "\n".join([title, "", summary, table, *rules_in_words(judgements)])
+    # Runs that test the path say nothing about a claim, so none is counted. Pages take the third line for the summary,
+    # and say the scale themselves.
+    small = scale_notes(results)
+    top = [*small, runs] if small else ["", f"{_in_short(results, judgements)} {runs}"]
+    return "\n".join([title, *top, table, *rules_in_words(judgements)])
 
 
 def _in_short(results: StudyResults, judgements: list[Judgement]) -> str:
