@@ -28,7 +28,7 @@ from nearsight.commands.segment_progress import SegmentProgress
 from nearsight.data import Dataset
 from nearsight.data.segmentation import SegmentationSet, load_segmentation
 from nearsight.errors import InputError, check_at_least
-from nearsight.probe import LinearConfig, Score, model_identity
+from nearsight.probe import LinearConfig, Score
 from nearsight.probe.frozen import FrozenModel
 from nearsight.probe.intermediates import Place
 from nearsight.probe.memory import DEFAULT_SIZE
@@ -150,7 +150,7 @@ class AllProbes:
 
     def of(self, frozen: FrozenModel) -> Iterator[StoredProbe]:
         """What each probe finds in a model, one after the other."""
-        model = model_identity(frozen.model)
+        model = frozen.identity
         with ExitStack() as opened:
             yield from (self._found(step, frozen, model) for step in self._wanted(self._of_classes(frozen, opened)))
         yield from (self._found(step, frozen, model) for step in self._wanted(self._of_patches(frozen)))

@@ -24,7 +24,6 @@ from nearsight.probe import (
     cached_features,
     knn_right,
     linear_probe,
-    model_identity,
 )
 from nearsight.probe.crops import cropped_features
 from nearsight.probe.features import Tokens
@@ -119,13 +118,13 @@ def probed(
 ) -> Iterator[Probed]:
     """The features of a model for both parts of a data set, from the cache or into it."""
     preparation = replace(frozen.preparation, crop_pct=request.crop_pct)
-    device, identity = request.torch_device, model_identity(frozen.model)
+    device = request.torch_device
     with request.reading(frozen, request.spec) as reader:
         batch_size = request.images_at_once(reader, frozen)
 
         def features(part: str, images: ImageSet) -> Tensor:
             key = FeatureKey(
-                model=identity, data=dataset.fingerprint, part=part, spec=reader.spec, preparation=preparation
+                model=frozen.identity, data=dataset.fingerprint, part=part, spec=reader.spec, preparation=preparation
             )
             with MeasuringProgress(f"{frozen.label}, {part} features", len(images)) as progress:
                 return cached_features(

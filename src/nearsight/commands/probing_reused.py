@@ -11,6 +11,7 @@ from nearsight.errors import InputError
 from nearsight.files import read_object
 from nearsight.probe.segmentation.folder import SegmentFolder
 from nearsight.probe.stored import ProbeKey, ProbeStore, StoredProbe
+from nearsight.train.checksums import PROVENANCE as CERTIFICATE
 from nearsight.train.checksums import check_sums, check_there, copy_complete
 
 RESULTS = "results"
@@ -41,13 +42,14 @@ def reuse_probe(key: ProbeKey, others: Sequence[Path], out: Path) -> StoredProbe
 
 
 def with_certificate(key: ProbeKey, stored: StoredProbe, folder: Path) -> StoredProbe:
-    """A result that says where it is from. Those of earlier versions do not, but their folder does."""
-    if PROVENANCE in stored.told or not (folder / "provenance.json").is_file():
+    """A result that says where it is from, if its folder does."""
+    if PROVENANCE in stored.told or not (folder / CERTIFICATE).is_file():
         return stored
     return _write(key, stored, folder, folder)
 
 
 def _write(key: ProbeKey, stored: StoredProbe, source: Path, out: Path) -> StoredProbe:
+    """Results of earlier versions do not say where they are from, but their folder does."""
     told = stored.told if PROVENANCE in stored.told else {**stored.told, PROVENANCE: _certificate(source)}
     return ProbeStore(out / RESULTS).write(key, stored.scores, told)
 
@@ -55,12 +57,12 @@ def _write(key: ProbeKey, stored: StoredProbe, source: Path, out: Path) -> Store
 def _take_head(key: ProbeKey, other: Path, out: Path) -> bool:
     """Copy a segmentation head and its pictures; False if it is not there as it was left."""
     theirs, ours = SegmentFolder(segment_folder(other, key)), SegmentFolder(segment_folder(out, key))
+    if not theirs.is_complete:
+        return False
     try:
         check_sums(theirs.path)
         check_there(theirs.path)
-    except (InputError, FileNotFoundError):
-        return False
-    if not theirs.is_complete:
+    except InputError:
         return False
     if theirs.figures.is_dir():
         copy_complete(theirs.figures, ours.figures)
@@ -71,5 +73,5 @@ def _take_head(key: ProbeKey, other: Path, out: Path) -> bool:
 
 def _certificate(folder: Path) -> dict[str, object]:
     """By which code and on which machine the folder was made."""
-    held = read_object(folder / "provenance.json", missing=f"{folder} does not say where its probes are from")
+    held = read_object(folder / CERTIFICATE, missing=f"{folder} does not say where its probes are from")
     return {name: held.get(name) for name in ("commit", "versions", "hardware")}

@@ -11,7 +11,6 @@ from nearsight.configuration import encode
 from nearsight.data.segmentation import SegmentationSet
 from nearsight.files import canonical_hash, read_object, write_json, write_text
 from nearsight.probe.frozen import FrozenModel
-from nearsight.probe.identity import model_identity
 from nearsight.probe.segmentation.config import SegmentConfig
 from nearsight.probe.segmentation.result import SegmentResult
 from nearsight.probe.segmentation.training import LossRow
@@ -27,7 +26,7 @@ def probe_record(frozen: FrozenModel, dataset: SegmentationSet, config: SegmentC
     """What config.json says: everything that affects the numbers, and the identity made of it."""
     record = {
         "model": frozen.label,
-        "network": model_identity(frozen.model),
+        "network": frozen.identity,
         "mean": list(frozen.preparation.mean),
         "std": list(frozen.preparation.std),
         "data": dataset.name,

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from nearsight.errors import InputError
 from nearsight.files import write_text
+from nearsight.kinds import MEASURED, PROBES, RUN, STUDY, mark_of
 from nearsight.lens import patch_grid
 from nearsight.models import load_model
 from nearsight.report.inputs import ModelHeads
@@ -24,6 +25,7 @@ from nearsight.study import SimulationResults, StudyResults, is_simulation
 from nearsight.train import RunFolder
 
 Kind = Literal["simulation", "study", "probes", "run", "measured", "several"]
+_KINDS: dict[str, Kind] = {PROBES: "probes", RUN: "run", MEASURED: "measured"}
 PAGE = "report.html"
 KNOWN = (
     "a run (config.json), a study (study.json), what `nearsight measure` leaves (heads.csv) or `nearsight probe all` "
@@ -107,25 +109,22 @@ def read_folders(folders: Sequence[Path]) -> Contents:
 def kind_of(folder: Path) -> Kind:
     if not folder.is_dir():
         raise InputError(f"{folder} is not a folder; name {KNOWN}")
-    if (folder / "study.json").exists():
+    mark = mark_of(folder)
+    if mark == STUDY:
         return "simulation" if is_simulation(folder) else "study"
-    if (folder / "probes.csv").exists():
-        return "probes"
-    if _is_run(folder):
-        return "run"
-    if (folder / "heads.csv").exists():
-        return "measured"
+    if mark is not None:
+        return _KINDS[mark]
     if _members(folder):
         return "several"
     raise InputError(f"{folder} holds nothing to report on; name {KNOWN}")
 
 
 def _is_run(folder: Path) -> bool:
-    return (folder / "config.json").exists()
+    return (folder / RUN).exists()
 
 
 def _members(folder: Path) -> list[Path]:
-    return [path for path in sorted(folder.iterdir()) if path.is_dir() and (path / "heads.csv").exists()]
+    return [path for path in sorted(folder.iterdir()) if path.is_dir() and (path / MEASURED).exists()]
 
 
 def _model(folder: Path) -> tuple[ModelHeads, str | None]:

@@ -11,7 +11,7 @@ from nearsight.report.page.study_tables import record_table, table_html, text_ht
 from nearsight.report.probes.measures import main_measures, title_of
 from nearsight.report.probes.results import ProbeResults
 from nearsight.report.probes.tables import OVER_IMAGES, models_table
-from nearsight.report.probes.verdict import judge_claims, verdict_markdown, verdict_table
+from nearsight.report.probes.verdict import judge_claims, verdict_summary, verdict_table
 from nearsight.report.probes.writing import drawings_of, tables_of_conditions
 
 
@@ -22,8 +22,7 @@ def probes_page_html(results: ProbeResults, *, provenance: Mapping[str, Any] | N
     judgements = judge_claims(results)
     judged = [(judgement.claim.text, judgement.finding) for judgement in judgements]
     words = judged_in_words(judged, are_questions=False) or _best_in_words(results)
-    # The second line of the verdict sums it up.
-    summary = (verdict_markdown(results, judgements).splitlines()[2],) if judgements else ()
+    summary = (verdict_summary(results, judgements),) if judgements else ()
     hero, *figures = (
         figure_html(name, drawing.figure, drawing.caption, drawing.caption)
         for name, drawing in ((name, draw()) for name, draw in drawings_of(results).items())

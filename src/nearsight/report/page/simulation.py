@@ -11,7 +11,7 @@ from nearsight.report.page.pieces import citing_html, figure_html, json_html, st
 from nearsight.report.page.study_tables import opened_html, record_table, table_html, text_html
 from nearsight.report.structure.numbers import notes_of
 from nearsight.report.structure.tables import structure_tables
-from nearsight.report.structure.verdict import judge_claims, verdict_markdown, verdict_table
+from nearsight.report.structure.verdict import judge_claims, verdict_summary, verdict_table
 from nearsight.report.structure.writing import FIGURES
 from nearsight.study.simulation_folder import SimulationResults
 
@@ -25,8 +25,7 @@ def simulation_page_html(results: SimulationResults, *, provenance: Mapping[str,
     hero, *figures = _figures(results) or [""]
     judged = [(judgement.claim.text, judgement.finding) for judgement in judgements]
     words = judged_in_words(judged, are_questions=False)
-    # The second line of the verdict sums it up.
-    summary = (verdict_markdown(results, judgements).splitlines()[2],) if judgements else ()
+    summary = (verdict_summary(results, judgements),) if judgements else ()
     words = words or Words(headline=f"{len(results.runs)} of {len(results.cells)} cells are done.", sentences=())
     again = study_again_html(
         results.name, seeds={cell.seed for cell in results.cells}, scale=results.scale, runner="run_simulation"

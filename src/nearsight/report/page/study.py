@@ -29,7 +29,7 @@ from nearsight.report.study.registry import parts_of
 from nearsight.report.study.table import Table
 from nearsight.report.study.tables import study_tables
 from nearsight.report.study.tables_conditions import conditions_table
-from nearsight.report.study.verdict import Judgement, judge_claims, verdict_markdown, verdict_table
+from nearsight.report.study.verdict import Judgement, judge_claims, verdict_summary, verdict_table
 from nearsight.study.results import StudyResults
 
 Draw = Callable[[StudyResults], Drawing]
@@ -97,8 +97,7 @@ def study_page_html(
 
 def _words(results: StudyResults, judgements: Sequence[Judgement]) -> Words:
     judged = [(judgement.claim.text, judgement.finding) for judgement in judgements]
-    # The second line of the verdict sums it up.
-    summary = (verdict_markdown(results, list(judgements)).splitlines()[2],) if judgements else ()
+    summary = (verdict_summary(results, list(judgements)),) if judgements else ()
     parts = parts_of(results.name)
     found = None if parts.paper == PAPER else judged_in_words(judged, are_questions=parts.paper is None)
     words = found or locality_in_words(results)

@@ -7,6 +7,7 @@ probes.json   what the models have in common: the study they are of, and its sca
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +131,10 @@ class ProbeResults:
 
     def as_study(self) -> StudyResults:
         """The models with a condition, for all that compares conditions over seeds: a run each, a column per score."""
+        return self._study
+
+    @cached_property
+    def _study(self) -> StudyResults:
         known = self.rows[self.rows["condition"] != ""].astype({"seed": "int64"})
         runs = known.pivot_table(
             index=["model", "condition", "seed"], columns="measure", values="value", sort=False

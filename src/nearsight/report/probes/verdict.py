@@ -41,9 +41,13 @@ def verdict_table(results: ProbeResults, judgements: list[Judgement]) -> Table:
 
 def verdict_markdown(results: ProbeResults, judgements: list[Judgement]) -> str:
     """The table, a summary before it and the rules after it."""
+    title, table = verdict_table(results, judgements).markdown().split("\n", maxsplit=1)
+    return "\n".join([title, "", verdict_summary(results, judgements), table, *rules_in_words(judgements)])
+
+
+def verdict_summary(results: ProbeResults, judgements: list[Judgement]) -> str:
+    """In a line."""
     told = counted([str(judgement.finding.verdict) for judgement in judgements], map(str, Verdict))
     runs = results.as_study().runs
     seeds = seeds_in_words(runs.groupby("condition")["seed"].nunique())
-    summary = f"Of {len(judgements)} claims of {PAPER}: {told}. {len(runs)} models, {seeds} per condition."
-    title, table = verdict_table(results, judgements).markdown().split("\n", maxsplit=1)
-    return "\n".join([title, "", summary, table, *rules_in_words(judgements)])
+    return f"Of {len(judgements)} claims of {PAPER}: {told}. {len(runs)} models, {seeds} per condition."

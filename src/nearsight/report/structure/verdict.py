@@ -42,8 +42,12 @@ def verdict_table(results: SimulationResults, judgements: list[StructureJudgemen
 
 def verdict_markdown(results: SimulationResults, judgements: list[StructureJudgement]) -> str:
     """The table, a summary before it and the rules after it."""
+    title, table = verdict_table(results, judgements).markdown().split("\n", maxsplit=1)
+    return "\n".join([title, "", verdict_summary(results, judgements), table, *rules_in_words(judgements)])
+
+
+def verdict_summary(results: SimulationResults, judgements: list[StructureJudgement]) -> str:
+    """In a line."""
     told = counted([str(judgement.finding.verdict) for judgement in judgements], map(str, Verdict))
     seeds = seeds_in_words(results.runs.groupby("condition")["seed"].nunique())
-    summary = f"Of {len(judgements)} claims of {PAPER}: {told}. {len(results.runs)} cells, {seeds} per condition."
-    title, table = verdict_table(results, judgements).markdown().split("\n", maxsplit=1)
-    return "\n".join([title, "", summary, table, *rules_in_words(judgements)])
+    return f"Of {len(judgements)} claims of {PAPER}: {told}. {len(results.runs)} cells, {seeds} per condition."

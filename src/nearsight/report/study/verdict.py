@@ -57,14 +57,16 @@ def verdict_table(results: StudyResults, judgements: list[Judgement]) -> Table:
 
 def verdict_markdown(results: StudyResults, judgements: list[Judgement]) -> str:
     """The table, a summary before it and the rules after it."""
+    title, table = verdict_table(results, judgements).markdown().split("\n", maxsplit=1)
+    top = [title, *(scale_notes(results) or [""]), verdict_summary(results, judgements)]
+    return "\n".join([*top, table, *rules_in_words(judgements)])
+
+
+def verdict_summary(results: StudyResults, judgements: list[Judgement]) -> str:
+    """In a line. Runs that test the path say nothing about a claim, so none is counted."""
     seeds = seeds_in_words(results.runs.groupby("condition")["seed"].nunique())
     runs = f"{len(results.runs)} runs, {seeds} per condition."
-    title, table = verdict_table(results, judgements).markdown().split("\n", maxsplit=1)
-    # Runs that test the path say nothing about a claim, so none is counted. Pages take the third line for the summary,
-    # and say the scale themselves.
-    small = scale_notes(results)
-    top = [*small, runs] if small else ["", f"{_in_short(results, judgements)} {runs}"]
-    return "\n".join([title, *top, table, *rules_in_words(judgements)])
+    return runs if scale_notes(results) else f"{_in_short(results, judgements)} {runs}"
 
 
 def _in_short(results: StudyResults, judgements: list[Judgement]) -> str:
