@@ -72,6 +72,28 @@ def test_the_ablation_from_recipe_to_verdict(ablation: Path) -> None:
         assert "small" in table.read_text(), f"{table.name} does not say its scale"
 
 
+def test_runs_out_of_committed_tables_go_all_the_way_to_the_page(
+    study: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Table 2 under other settings shares half of its runs with the ablation."""
+    shutil.rmtree(study / "runs")
+    out = tmp_path / "fitted"
+    options = ["--seeds", "1", "--out", str(out), "--reuse", str(study), "--json"]
+    assert main(["study", "run", "ablation-fitted-cifar100", *SMALL, *options]) == 0
+    assert json.loads(capsys.readouterr().out)["left"] == []
+    runs = pd.read_csv(out / "runs.csv", dtype=str).set_index("run")
+    taken = {run for run in runs.index if not (out / "runs" / run / "model.safetensors").exists()}
+    assert set(runs.loc[list(taken), "cutmix"]) == {"off"}
+    assert len(taken) == CONDITIONS // 2
+    theirs = pd.read_csv(study / "runs.csv", dtype=str).set_index("run")
+    same = ["epochs", "test_acc", "min_mad", "wall_seconds"]
+    pd.testing.assert_frame_equal(runs.loc[sorted(taken), same], theirs.loc[sorted(taken), same])
+    assert json.loads((out / "provenance.json").read_text())["taken_from"] == {"ablation-cifar100": CONDITIONS // 2}
+    assert (out / "verdict.md").exists()
+    assert "Modern" in (out / "report.html").read_text()
+    assert "taken from the tables" in complaint(["measure", str(out / "runs" / min(taken))], capsys)
+
+
 def test_again_trains_nothing(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = contents(study)
     assert main(["study", "run", "ablation-cifar100", *SMALL, "--out", str(study), "--json"]) == 0

@@ -225,6 +225,11 @@ def test_a_study_shows_its_ends_as_long_as_they_are_there(tmp_path: Path) -> Non
         own = results.heads[results.heads["run"] == run]
         assert model["layers"][0]["mad"] == pytest.approx(list(own["mad"]))
     assert explorer_of_runs({"gone": tmp_path / "nowhere"}, device=CPU) is None
+    plain = results.runs.loc[results.runs["condition"] == "Plain", "run"].item()
+    (tmp_path / "runs" / plain / "model.safetensors").unlink()  # as of a run that was taken from tables
+    explorer = explorer_of_study(tmp_path, results, device=CPU)
+    assert explorer is not None
+    assert [model["label"] for model in explorer.data["models"]] == ["Full"]
     for weights in tmp_path.glob("runs/*/model.safetensors"):
         weights.unlink()
     assert explorer_of_study(tmp_path, results, device=CPU) is None

@@ -8,6 +8,7 @@ import pytest
 # Test modules are imported by path, so the study beside them has to be put where it can be found.
 sys.path.insert(0, str(Path(__file__).parent))
 
+from study_records import as_results
 from tiny_study import tiny_study
 
 from nearsight.augment.threads import one_thread
@@ -32,3 +33,15 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def folder(finished: Path, tmp_path: Path) -> Path:
     """A copy of it."""
     return Path(shutil.copytree(finished, tmp_path / "study"))
+
+
+@pytest.fixture(scope="session")
+def tables_of_tiny(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What would be committed of it; not to be changed."""
+    return as_results(finished, tmp_path_factory.mktemp("committed") / "tiny")
+
+
+@pytest.fixture
+def tables(tables_of_tiny: Path, tmp_path: Path) -> Path:
+    """A copy of that."""
+    return Path(shutil.copytree(tables_of_tiny, tmp_path / "tables"))

@@ -173,3 +173,16 @@ def test_a_manifest_cannot_name_a_file_elsewhere(finished: Path, location: Locat
 def test_places_that_are_none(url: str, words: str) -> None:
     with pytest.raises(InputError, match=words):
         fetch_study(Location(url))
+
+
+def test_runs_out_of_tables_are_published_at_once_and_fetched_as_any(
+    tables_of_tiny: Path, location: Location, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They have no weights, and none are missed."""
+    here, elsewhere = Recorder(), Recorder()
+    run_study(tiny_study(), scratch_folder(location.url), location=location, reuse=[tables_of_tiny], listener=here)
+    assert location.published() == set(RUNS)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "elsewhere"))
+    folder = run_study(tiny_study(), scratch_folder(location.url), location=location, listener=elsewhere)
+    assert all(folder.is_done(run) for run in RUNS)
+    assert here.epochs == elsewhere.epochs == []

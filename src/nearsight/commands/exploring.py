@@ -50,16 +50,22 @@ def explorer_of_runs(
 def explorer_of_study(
     folder: Path, results: StudyResults, *, data_dir: Path | None = None, device: torch.device
 ) -> Explorer | None:
-    """Of a study: the first run with no factor on, and the first with all of them on (S1: Baseline | Modern)."""
+    """Of a study: the first run with no factor on, and the first with all of them on (S1: Baseline | Modern).
+
+    Runs that were taken from tables have no weights to look into: the next one is shown, and where there is none, the
+    other condition alone.
+    """
     try:
         conditions = reversed(base_and_full(with_attention(results)))
     except InputError:  # neither has a run yet
         return None
     rows = results.runs.sort_values("seed", kind="stable")
-    runs = {label: str(rows.loc[rows["condition"] == label, "run"].iloc[0]) for label in conditions}
-    return explorer_of_runs(
-        {label: folder / "runs" / run for label, run in runs.items()}, data_dir=data_dir, device=device
-    )
+    runs: dict[str, Path] = {}
+    for label in conditions:
+        paths = [folder / "runs" / str(run) for run in rows.loc[rows["condition"] == label, "run"]]
+        if (shown := next((path for path in paths if RunFolder(path).model.exists()), None)) is not None:
+            runs[label] = shown
+    return explorer_of_runs(runs, data_dir=data_dir, device=device) if runs else None
 
 
 def _as_seen(images: Images, images_BCHW: Tensor) -> NDArray[np.uint8]:

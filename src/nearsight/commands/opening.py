@@ -34,6 +34,7 @@ def open_run(text: str, *, checkpoint: Path | None, image_size: int | None = Non
     for option, value in (("--checkpoint", checkpoint), ("--image-size", image_size)):
         if value is not None:
             raise InputError(f"{option} does not go with {text}: a run has its own weights and image size")
+    folder.check_weights()
     model = load_model(folder.model)
     folder.read_provenance()  # without it a run is not complete
     return folder, model

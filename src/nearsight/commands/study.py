@@ -55,7 +55,8 @@ class RunOptions(Common):
     out: str | None = None
     """Folder of the study; runs/NAME by default. Or a place for its results that fsspec reaches: s3://BUCKET/PATH, …"""
     reuse: tuple[Path, ...] = ()
-    """Folders of other studies: their finished runs are taken where they are of the same config."""
+    """Folders of other studies: their finished runs are taken where they are of the same config. Of folders of results,
+    as results/NAME, they are taken from the tables and have no weights."""
     stack_by: StackBy = "seed"
     """What trains together: the conditions of one seed, one seed after the other, or all. It changes no number."""
     cells_per_stack: int | None = None

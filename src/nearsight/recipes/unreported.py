@@ -48,7 +48,7 @@ def ablation_fitted_cifar100(*, seeds: int = 3) -> Study:
 
     Without CutMix these are the runs of ablation-cifar100, which need not be run again.
 
-    Run     nearsight study run ablation-fitted-cifar100 --reuse runs/ablation-cifar100
+    Run     nearsight study run ablation-fitted-cifar100 --reuse results/ablation-cifar100
     Cost    24 cells of at most 600 epochs of 40,000 images (576 M; half of them are reused); needs a GPU
     Result  not run yet
     """

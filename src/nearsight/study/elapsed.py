@@ -1,7 +1,7 @@
 """How long a study took by the clock: the time in which at least one of its runs was at work.
 
 Stacks train their runs together and processes share a device, so the seconds of runs and epochs cannot be added up. The
-runs' events say what happened when.
+runs' events say what happened when; of runs that were taken from tables nobody knows.
 """
 
 import json
@@ -23,7 +23,7 @@ def elapsed_seconds(runs: Iterable[RunFolder]) -> float:
 def _spans(run: RunFolder) -> Iterator[tuple[float, float]]:
     """When the run was at work, in seconds since 1970. One that was killed was so until its last event at least."""
     try:
-        lines = (run.path / "events.jsonl").read_text(encoding="utf-8").splitlines()
+        lines = run.events.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError):
         return
     starts = [number for number, line in enumerate(lines) if '"event": "started"' in line]

@@ -5,11 +5,12 @@ runs/<hash>/     a run folder per cell
 locks/           who is at which cell
 runs.csv         a row per complete run; with heads.csv and history.csv, which come when all is done, this is all that
                  tables and figures need: the run folders can go
-provenance.json  code, libraries, machines and time of all runs
+provenance.json  code, libraries and machines of all runs, and time of those that were not taken from tables
 """
 
+from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,7 +27,7 @@ from nearsight.study.repair import result_problem
 from nearsight.study.results import SCHEMA, StudyResults, read_description, read_rows
 from nearsight.study.settings import flat_settings
 from nearsight.train import RunConfig, RunFolder
-from nearsight.train.provenance import joined
+from nearsight.train.provenance import CERTIFIED, TAKEN_FROM, joined
 
 State = Literal["done", "running", "started", "missing", "damaged"]
 
@@ -146,14 +147,18 @@ class StudyFolder:
         results.write_tables(self.path)
         runs = [self.run_folder(run) for run in results.runs["run"]]
         certificates = [run.read_provenance() for run in runs]
-        told = joined(certificates, ("commit", "versions", "hardware", "data_fingerprint"))
-        images, seconds = results.images_trained, elapsed_seconds(runs)
+        origins = [certificate.get(TAKEN_FROM) for certificate in certificates]
+        taken = Counter(study for study in origins if study is not None)
+        told = {**joined(certificates, CERTIFIED), "runs": len(runs), **({TAKEN_FROM: dict(taken)} if taken else {})}
+        # How long runs took that came from tables is not known, so what follows is of the others.
+        timed = replace(results, runs=results.runs[[study is None for study in origins]])
+        images, seconds = timed.images_trained, elapsed_seconds(runs)
         counted = {
             "images": images,
             "elapsed_seconds": seconds,
             "images_per_second": images / seconds if seconds else 0.0,
         }
-        write_json(self.path / "provenance.json", {**told, "runs": len(certificates), **counted})
+        write_json(self.path / "provenance.json", {**told, **counted})
         return results
 
 

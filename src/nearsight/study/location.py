@@ -23,6 +23,7 @@ from nearsight.data.locations import user_cache_folder
 from nearsight.errors import InputError
 from nearsight.files import canonical_hash, replacing
 from nearsight.train import RunFolder
+from nearsight.train.provenance import TAKEN_FROM
 
 SCHEMA = 1
 """Version of the manifest; raised whenever an older reader would go wrong."""
@@ -68,7 +69,7 @@ class Location:
 
     def publish(self, folder: RunFolder) -> None:
         """Put a complete run there, in place of what there may be of it."""
-        if not folder.model.exists():
+        if not folder.model.exists() and TAKEN_FROM not in folder.read_provenance():
             raise InputError(f"{folder.path} cannot be published: its weights are not here; remove it to do it again")
         names = sorted(path.name for path in folder.path.iterdir() if _is_published(path))
         manifest = {"schema": SCHEMA, "files": {name: _sums(folder.path / name) for name in names}}

@@ -1,39 +1,67 @@
 """Runs that another study has already done: a run is what its config says, whichever study asks for it."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from nearsight.errors import InputError
 from nearsight.study.folder import StudyFolder
+from nearsight.study.tabled_runs import tabled_runs
 from nearsight.train import RunFolder
 from nearsight.train.checksums import copy_complete
 
 
-def reusable_runs(runs: Iterable[str], paths: Sequence[Path]) -> dict[str, RunFolder]:
-    """Run → where it is done, of those that one of these studies has."""
+class ReusableRun(Protocol):
+    """A run that is done elsewhere."""
+
+    def put(self, target: RunFolder) -> None:
+        """Make it a complete run folder, in place of what there may be of it; for whoever holds its lock."""
+
+
+@dataclass(frozen=True)
+class WholeRun:
+    """A run whose folder is there."""
+
+    source: RunFolder
+
+    def put(self, target: RunFolder) -> None:
+        """Without its checkpoint, which a run needs that is not done."""
+        target.checkpoint.unlink(missing_ok=True)
+        copy_complete(self.source.path, target.path, without=(self.source.checkpoint.name,))
+
+
+def reusable_runs(runs: Iterable[str], paths: Sequence[Path]) -> dict[str, ReusableRun]:
+    """Run → where it is done, of those that one of these studies has, in its run folders or in its tables."""
     for path in paths:
-        if not (path / "runs").is_dir():
+        if not _has_folders(path) and not all((path / name).is_file() for name in ("study.json", "runs.csv")):
             raise InputError(f"{path} has no runs to reuse: it is not the folder of a study, or its runs are elsewhere")
-    others = [StudyFolder(path) for path in paths]
-    found = ((run, next((other for other in others if other.is_done(run)), None)) for run in runs)
-    return {run: other.run_folder(run) for run, other in found if other is not None}
+    wanted, found = list(runs), dict[str, ReusableRun]()
+    # Tables have no weights, so a run is taken from them if no folder of it is named.
+    for path in sorted(paths, key=_has_folders, reverse=True):
+        left = [run for run in wanted if run not in found]
+        found |= _whole_runs(StudyFolder(path), left) if _has_folders(path) else tabled_runs(path, left)
+    return found
 
 
-def reuse_runs(found: dict[str, RunFolder], folder: StudyFolder) -> None:
-    """Copy whole runs into a study's folder, except for what somebody is at."""
+def _has_folders(path: Path) -> bool:
+    return (path / "runs").is_dir()
+
+
+def _whole_runs(study: StudyFolder, runs: Iterable[str]) -> dict[str, WholeRun]:
+    return {run: WholeRun(study.run_folder(run)) for run in runs if study.is_done(run)}
+
+
+def reuse_runs(found: Mapping[str, ReusableRun], folder: StudyFolder) -> None:
+    """Put whole runs into a study's folder, except for what somebody is at."""
     locks = folder.locks()
     for run, source in found.items():
         if folder.is_done(run) or not locks.take(run):
             continue
         try:
-            _copy(source, folder.run_folder(run))
+            if not folder.is_done(run):  # since the last look
+                source.put(folder.run_folder(run))
         except BaseException:
             locks.release(run)
             raise
         locks.clear(run)
-
-
-def _copy(source: RunFolder, target: RunFolder) -> None:
-    """Without its checkpoint, which a run needs that is not done."""
-    target.checkpoint.unlink(missing_ok=True)
-    copy_complete(source.path, target.path, without=(source.checkpoint.name,))

@@ -99,6 +99,12 @@ def read_row(folder: RunFolder) -> dict[str, Any]:
     return {name: math.nan if value is None else value for name, value in row.items()}
 
 
+def named_as_told(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The reverse of `read_row`: columns under the names that they have in a run folder's JSON."""
+    named = {_NAMED_OTHERWISE.get(name, name): value for name, value in row.items()}
+    return {name: None if math.isnan(value) else value for name, value in named.items()}
+
+
 def read_columns(path: Path, columns: Sequence[str], text: Sequence[str] = ()) -> Columns:
     """The columns of a CSV file, compressed or not, digit for digit. Those of text stay text: a hash may look like a
     number, and a level may be called "none". Those of later versions may be missing."""

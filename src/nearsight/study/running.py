@@ -48,7 +48,8 @@ def run_study(
         executor: who does the cells, if not this process (`nearsight.study.executors`).
         location: where finished runs are published; `path` is then the folder to work in
             (`nearsight.study.location.scratch_folder`), and what is published already is not done again.
-        reuse: folders of other studies, whose finished runs are taken where they are of the same config.
+        reuse: folders of other studies, whose finished runs are taken where they are of the same config; of folders of
+            results, which have no weights, from the tables.
     """
     check_at_least("checkpoint_every", checkpoint_every, 1)
     if cells_per_stack is not None:
@@ -66,6 +67,8 @@ def run_study(
     executor.check()
     folder.claim(study)
     reuse_runs(reusable, folder)
+    if location is not None and reusable:
+        _exchange(reusable, folder, location, listener)
     missing = [cell for cell in missing if not folder.is_done(cell.run)]
     listener.planned(study.cells, missing)
     work = Work(

@@ -30,6 +30,7 @@ from nearsight.tensorfile import load_tensors, save_tensors
 from nearsight.train.checksums import CHECKSUMS, PROVENANCE, certify, changing, check_sums, check_there, way_out
 from nearsight.train.claiming import CONFIG, check_owner, check_still_there, claim
 from nearsight.train.config import SCHEMA, RunConfig
+from nearsight.train.provenance import TAKEN_FROM
 
 HEADS_COLUMNS = ("epoch", "layer", "layer_name", "head", "mad", "mad_std", "entropy", "entropy_std", "num_images")
 LAYERS_COLUMNS = ("layer", "layer_name", "locality_score", "patch_cls_similarity", "num_images")
@@ -98,6 +99,10 @@ class RunFolder:
         return self.path / "layers.csv"
 
     @property
+    def events(self) -> Path:
+        return self.path / "events.jsonl"
+
+    @property
     def is_complete(self) -> bool:
         return (self.path / PROVENANCE).is_file()
 
@@ -142,6 +147,14 @@ class RunFolder:
     def check_there(self, *names: str) -> None:
         """Refuse a complete run that has lost a file it was finished with: one of these names, or any."""
         check_there(self.path, *names)
+
+    def check_weights(self) -> None:
+        """Refuse a run that never had weights here; of others, whoever reads them says what is wrong with them."""
+        if self.is_complete and not self.model.exists() and (study := self.read_provenance().get(TAKEN_FROM)):
+            raise InputError(
+                f"{self.path} has no weights: the run was taken from the tables of study {study!r}, which have none; "
+                "move it away, and the study's command without --reuse trains it"
+            )
 
     def read_provenance(self) -> dict[str, Any]:
         return self._read(PROVENANCE)
@@ -203,7 +216,7 @@ class RunFolder:
     def log(self, event: str, **details: Any) -> None:
         """Append to events.jsonl."""
         stamp = datetime.now().astimezone().isoformat(timespec="milliseconds")
-        append_line(self.path / "events.jsonl", json.dumps({"time": stamp, "event": event, **details}))
+        append_line(self.events, json.dumps({"time": stamp, "event": event, **details}))
 
 
 def write_heads(path: Path, frame: pd.DataFrame, epoch: int, *, others: pd.DataFrame | None = None) -> None:

@@ -14,6 +14,10 @@ from nearsight.version import __version__
 
 COMMIT = "NEARSIGHT_COMMIT"
 """Environment variable that names the commit where there is no checkout to ask, as in a container."""
+CERTIFIED = ("commit", "versions", "hardware", "data_fingerprint")
+"""What a run was made by and of, as its provenance.json says it and that of a study, joined over its runs."""
+TAKEN_FROM = "taken_from"
+"""In provenance.json of a run: the study from whose tables it was taken, since it was not trained where it is."""
 _LIBRARIES = ("torch", "torchvision", "timm", "numpy", "safetensors")
 
 
@@ -23,13 +27,18 @@ def provenance(device: torch.device) -> dict[str, Any]:
 
 
 def joined(certificates: Iterable[Mapping[str, Any]], names: Iterable[str]) -> dict[str, list[Any]]:
-    """Name → every value that it has among these certificates, once; None where one does not tell."""
+    """Name → every value that it has among these certificates, once; None where one does not tell.
+
+    A run that was taken from tables may say several, one of which is its own.
+    """
     held = list(certificates)
     found: dict[str, list[Any]] = {name: [] for name in names}
     for name, values in found.items():
         for certificate in held:
-            if certificate.get(name) not in values:
-                values.append(certificate.get(name))
+            told = certificate.get(name)
+            for value in told if isinstance(told, list) else [told]:
+                if value not in values:
+                    values.append(value)
     return found
 
 

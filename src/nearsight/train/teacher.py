@@ -35,6 +35,7 @@ class Teacher:
                 raise InputError(
                     f"teacher {name} was pretrained without labels and has no classes; take a labelled run"
                 )
+            folder.check_weights()
             spec = dataset_spec(folder.read_config().data.name)
             model, mean, std = load_model(folder.model), spec.mean, spec.std
         else:

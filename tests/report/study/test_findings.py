@@ -54,6 +54,17 @@ def test_the_page_has_what_the_results_say(results: Path) -> None:
     assert "What moves the smallest distance" in text
 
 
+def test_the_page_says_which_runs_are_of_other_studies(tmp_path: Path) -> None:
+    commit(mixing.mixing_cifar100(), tmp_path)
+    path = tmp_path / "mixing-cifar100" / "provenance.json"
+    told = {**json.loads(path.read_text()), "taken_from": {"ablation-cifar100": 6}}
+    path.write_text(json.dumps(told))
+    some = "26 runs, 2 seeds per condition, 6 of them from ablation-cifar100, 78 M images in 10 minutes on A GPU.*"
+    assert some in findings_markdown(tmp_path, tmp_path / "findings.md")
+    path.write_text(json.dumps({**told, "taken_from": {"ablation-cifar100": 26}, "images": 0, "elapsed_seconds": 0.0}))
+    assert "26 of them from ablation-cifar100.*" in findings_markdown(tmp_path, tmp_path / "findings.md")
+
+
 def test_studies_without_results_are_left_out(results: Path) -> None:
     text = findings_markdown(results, results / "findings.md")
     assert text.count("\n## ") == 3

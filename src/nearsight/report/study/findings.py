@@ -127,7 +127,10 @@ def _cost(path: Path) -> str:
         machines = ", ".join(dict.fromkeys(each.get("gpu", each["device"]) for each in told["hardware"]))
         # Results of earlier versions say the seconds of their epochs, of a stack's once.
         seconds = told["elapsed_seconds"] if "elapsed_seconds" in told else told["device_seconds"]
-        return f", {told['images'] / 1e6:.0f} M images in {seconds / 60:.0f} minutes on {machines}"
+        # Which runs came from the tables of other studies, whose time is told there.
+        taken = "".join(f", {number} of them from {study}" for study, number in told.get("taken_from", {}).items())
+        cost = f", {told['images'] / 1e6:.0f} M images in {seconds / 60:.0f} minutes on {machines}"
+        return taken + (cost if told["images"] else "")
     except FileNotFoundError:
         return ""
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
