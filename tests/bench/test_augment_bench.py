@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from nearsight.bench import augment, loader
+from nearsight.commands import bench as command
 from nearsight.errors import InputError
 
 
@@ -75,8 +76,10 @@ def test_pictures_are_not_noise():
 
 
 def test_command(monkeypatch, capsys, rows):
-    monkeypatch.setattr(augment, "bench_augment", lambda **given: rows)
-    augment.main(["--device", "cpu"])
+    given = {}
+    monkeypatch.setattr(augment, "bench_augment", lambda **options: given.update(options) or rows)
+    assert command.main(["augment", "--device", "cpu", "--num-cells", "1", "2"]) == 0
+    assert given == {"device": "cpu", "num_images": 10_000, "batch_size": 128, "seconds": 5.0, "num_cells": (1, 2)}
     printed = capsys.readouterr().out.splitlines()
     assert len(printed) == 1 + len(rows)
     assert printed[0].split() == ["what", "K", "B", "images/s", "ratio", "extra", "MB"]

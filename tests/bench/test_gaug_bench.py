@@ -75,7 +75,9 @@ def test_what_does_not_fit_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"batch_sizes": ()}, "batch_sizes is empty"),
         ({"num_steps": 0}, "num_steps is 0"),
         ({"model": "vit_tny_patch16_224"}, "did you mean 'vit_tiny_patch16_224'"),
+        ({"model": "vit_tiny_patch16_224.augreg"}, "did you mean vit_tiny_patch16_224.augreg_in21k?"),
         ({"model": "resnet18"}, "LocAt cannot be added to ResNet"),
+        ({"model": "eva02_tiny_patch14_224"}, "eva02_tiny_patch14_224 has no classifier to train"),
     ],
 )
 def test_mistakes(options: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,5 +113,3 @@ def test_command(
     assert len(printed) == 2 + len(rows)
     assert command.main(["gaug", "--device", "cpu", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)[0]["way"] == "plain"
-    bench.main(["--device", "cpu"])
-    assert "nearsight" in capsys.readouterr().out

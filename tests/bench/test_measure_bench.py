@@ -61,6 +61,7 @@ def test_times_are_medians_per_batch(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"batch_sizes": (1, 2)}, "num_tokens has 1 numbers and batch_sizes 2"),
         ({"num_batches": 0}, "num_batches is 0, but must be at least 1"),
         ({"model": "vit_tini"}, "'vit_tini' is not a model timm knows"),
+        ({"model": "vit_tiny_patch16_224.mine"}, "timm knows vit_tiny_patch16_224, but not its tag 'mine'"),
         ({"model": "vit_base_patch32_224"}, "vit_base_patch32_224 is not a ViT of timm's with CLS, patches of 16"),
         ({"model": "deit_tiny_distilled_patch16_224"}, "is not a ViT of timm's with CLS"),
         ({"model": "swin_tiny_patch4_window7_224"}, "is not a ViT of timm's with CLS"),
@@ -113,9 +114,8 @@ def test_command(
     assert command.main(["measure", "--device", "cpu"]) == 0
     printed = capsys.readouterr().out.splitlines()
     assert len(printed) == 2 + len(rows)
+    assert printed[0] == "vit_tiny_patch16_224, float32, cpu"
     assert command.main(["measure", "--device", "cpu", "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)[0]
     assert shown["num_tokens"] == 5
     assert shown["extra_bytes"] is None
-    bench.main(["--device", "cpu"])
-    assert "vit_tiny_patch16_224, float32, cpu" in capsys.readouterr().out

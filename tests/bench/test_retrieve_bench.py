@@ -3,7 +3,8 @@
 import pytest
 
 from nearsight.bench import retrieve
-from nearsight.bench.retrieve import bench_retrieve, main, table
+from nearsight.bench.retrieve import bench_retrieve, table
+from nearsight.commands import bench as command
 from nearsight.errors import InputError
 
 
@@ -21,9 +22,10 @@ def test_ways_agree_and_ratios_are_consistent():
     assert len(table(rows).splitlines()) == 2 + len(rows)
 
 
-def test_it_runs_as_a_module(capsys):
-    main(["--device", "cpu", "--memory-size", "500", "--num-channels", "8", "--num-queries", "4", "--num-turns", "1"])
-    assert "nearsight" in capsys.readouterr().out
+def test_command(capsys):
+    sizes = ["--memory-size", "500", "--num-channels", "8", "--num-queries", "4", "--num-turns", "1"]
+    assert command.main(["retrieve", "--device", "cpu", *sizes]) == 0
+    assert capsys.readouterr().out.startswith("4 queries, 500 vectors of 8 channels, k = 30, cpu\n")
 
 
 @pytest.mark.parametrize(

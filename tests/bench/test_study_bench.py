@@ -1,11 +1,15 @@
 """The study benchmark: simulated runs pass for real ones, and the table says what was measured."""
 
+import dataclasses
+import json
 from pathlib import Path
 
 import pytest
 
+from nearsight.bench import study as bench
 from nearsight.bench.simulated_runs import NUM_EPOCHS, SimulatedTraining
 from nearsight.bench.study import STEPS, StudyRow, bench_study, simulated_study, table
+from nearsight.commands import bench as command
 from nearsight.errors import InputError
 from nearsight.study import StudyResults
 from nearsight.study.run_tables import read_run
@@ -59,8 +63,9 @@ def test_every_step_is_measured_and_nothing_stays(tmp_path: Path, monkeypatch: p
         bench_study(num_cells=(2,), folder=tmp_path / "nowhere")
 
 
-def test_the_table_has_a_line_per_size_in_each_part() -> None:
-    rows = [
+@pytest.fixture
+def rows() -> list[StudyRow]:
+    return [
         StudyRow(
             num_cells=size,
             num_conditions=8,
@@ -73,7 +78,23 @@ def test_the_table_has_a_line_per_size_in_each_part() -> None:
         for size in (100, 1000)
         for step in STEPS
     ]
+
+
+def test_the_table_has_a_line_per_size_in_each_part(rows: list[StudyRow]) -> None:
     lines = table(rows).splitlines()
     assert sum(line.split()[:2] == ["1,000", "8"] for line in lines) == 4
     assert sum("1.25" in line for line in lines) == 2
     assert sum(line.endswith("-") for line in lines) == 2
+
+
+def test_command(
+    rows: list[StudyRow], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = {}
+    monkeypatch.setattr(bench, "bench_study", lambda **options: given.update(options) or rows)
+    options = ["--num-cells", "100", "1000", "--study", "mixing-cifar100", "--folder", str(tmp_path)]
+    assert command.main(["study", *options]) == 0
+    assert given == {"num_cells": (100, 1000), "study": "mixing-cifar100", "folder": tmp_path}
+    assert capsys.readouterr().out == table(rows) + "\n"
+    assert command.main(["study", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == [dataclasses.asdict(row) for row in rows]

@@ -69,6 +69,13 @@ def complaint(arguments: list[str], capsys: pytest.CaptureFixture[str], code: in
         (["train", "compact-shapes", "--device", "meta"], "not one nearsight computes on"),
         (["measure", "vit_smal_patch16_224"], "did you mean 'vit_small_patch16_224'?"),
         (["measure", "no/such/run"], "no/such/run is not a folder"),
+        (["measure", "compact_vit", "--address", "local"], "--address is for --engine ray, not for local"),
+        (["bench", "measure", "--model", "vit_smal_patch16_224"], "did you mean 'vit_small_patch16_224'?"),
+        (
+            ["bench", "measure", "--model", "test_vit.r16_in1k"],
+            "not its tag 'r16_in1k'; did you mean test_vit.r160_in1k?",
+        ),
+        (["bench", "gaug", "--model", "locat_compact_vit.mine"], "not its tag 'mine'; known tags: none"),
         (["measure", "compact_vit", "--num-images", "-1"], "--num-images is -1"),
         (["measure"], "model"),
         (["demo", "--epochs", "0"], "max_epochs is 0"),

@@ -86,6 +86,8 @@ class TestTimm:
             ("vit_smal_patch16_224", {}, "did you mean 'vit_small_patch16_224'?"),
             ("vit_tiny_patch16_224.augreg_in2k", {}, "did you mean vit_tiny_patch16_224.augreg_in21k?"),
             ("test_vit.zzz", {}, "not its tag 'zzz'; known tags: r160_in1k"),
+            ("test_vit.zzz", {"pretrained": True}, "not its tag 'zzz'; known tags: r160_in1k"),
+            ("locat_compact_vit.zzz", {}, "not its tag 'zzz'; known tags: none"),
             ("compact_vit", {"pretrained": True}, "no published weights for compact_vit; leave out --pretrained"),
             ("vit_base_patch16_gap_224", {"pretrained": True}, "no published weights"),
             ("nest_tiny", {"image_size": 100}, "timm cannot build nest_tiny for images of 100 pixels: First level"),

@@ -12,10 +12,9 @@ H200 to 2.5 M images/s; launches of 4 µs bound a batch of 3,072 to 0.9 M, a cap
 Compiled, temporaries stay in registers. What must move is the picture between gathers and histograms (some 20 reads or
 writes of 3 kB), histograms and tables (four of 1 to 3 kB), and 12 kB out: about 100 kB per image.
 
-    python -m nearsight.bench.augment --device cuda
+    nearsight bench augment --device cuda
 """
 
-import argparse
 import os
 import time
 from collections.abc import Callable, Generator, Sequence
@@ -220,25 +219,3 @@ def table(rows: Sequence[AugmentRow]) -> str:
             f"{row.what:<26}{row.num_cells:>4}{row.batch_size:>6}{row.images_per_second:>12,.0f}{row.ratio:>8.1f}{extra:>10}"
         )
     return "\n".join(lines)
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description="Modern CIFAR augmentations: nearsight against torchvision")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--num-images", type=int, default=10_000)
-    parser.add_argument("--batch-size", type=int, default=128)
-    parser.add_argument("--seconds", type=float, default=5.0)
-    parser.add_argument("--num-cells", type=int, nargs="*", default=None)
-    given = parser.parse_args(arguments)
-    rows = bench_augment(
-        device=given.device,
-        num_images=given.num_images,
-        batch_size=given.batch_size,
-        seconds=given.seconds,
-        num_cells=given.num_cells,
-    )
-    print(table(rows))
-
-
-if __name__ == "__main__":
-    main()

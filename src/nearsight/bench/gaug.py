@@ -11,10 +11,9 @@ backward by two kernels, one for queries and one for keys, computes the weights 
 plain attention if both were bound by matrix units. The bias adds one multiply-add in each of three passes and two for
 its own gradients, beside four to six operations per pair that are there anyway.
 
-    python -m nearsight.bench.gaug --device cuda
+    nearsight bench gaug --device cuda
 """
 
-import argparse
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -27,7 +26,7 @@ from torch import Tensor
 
 from nearsight.bench.memory import PeakMemory
 from nearsight.bench.sizes import check_sizes, grid_of
-from nearsight.errors import check_at_least
+from nearsight.errors import InputError, check_at_least
 from nearsight.locat import Grid, add_locat
 from nearsight.locat.attend import attend
 from nearsight.locat.bias import bias_between_tokens
@@ -109,7 +108,9 @@ def _check(num_tokens: Sequence[int], batch_sizes: Sequence[int], num_steps: int
     check_at_least("num_steps", num_steps, 1)
     if model is not None:
         with torch.device("meta"):
-            add_locat(create_model(model))
+            local: Any = add_locat(create_model(model))
+        if local.num_classes == 0:
+            raise InputError(f"{model} has no classifier to train; take vit_base_patch16_224, say")
 
 
 def _attention_ways(grid: Grid, batch_size: int, num_heads: int, head_size: int, device: str) -> dict[str, Step]:
@@ -237,23 +238,3 @@ def table(rows: Sequence[GaugRow]) -> str:
     ]
     title = f"forward and backward on {rows[0].device}; models: a whole training step"
     return "\n".join([title, cells("work", "tokens", "B", "way", "dtype", "ms", "ratio", "extra MB"), *lines])
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description="attention with the Gaussian bias against plain and dense")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--num-tokens", type=int, nargs="*", default=None)
-    parser.add_argument("--batch-sizes", type=int, nargs="*", default=None)
-    parser.add_argument("--num-steps", type=int, default=None)
-    given = parser.parse_args(arguments)
-    rows = bench_gaug(
-        device=given.device,
-        num_tokens=given.num_tokens,
-        batch_sizes=given.batch_sizes,
-        num_steps=given.num_steps,
-    )
-    print(table(rows))
-
-
-if __name__ == "__main__":
-    main()

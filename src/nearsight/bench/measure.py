@@ -10,10 +10,9 @@ distance. For ViT-B/16 that is 1.8 % of the forward's multiplications at 197 tok
 (2·N²·768 of 24·N·768² + 4·N²·768 per layer); the rest is element-wise work of the size of the softmax that attention
 itself does.
 
-    python -m nearsight.bench.measure --device cuda
+    nearsight bench measure --device cuda
 """
 
-import argparse
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -240,25 +239,3 @@ def table(rows: Sequence[MeasureRow]) -> str:
         for row in rows
     ]
     return "\n".join([f"{rows[0].model}, {rows[0].dtype}, {rows[0].device}", cells(*titles), *lines])
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description="nearsight.measure against the plain forward and against kept maps")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--model", default="vit_base_patch16_224")
-    parser.add_argument("--num-tokens", type=int, nargs="*", default=[197, 1025, 4097])
-    parser.add_argument("--batch-sizes", type=int, nargs="*", default=None)
-    parser.add_argument("--num-batches", type=int, default=None)
-    given = parser.parse_args(arguments)
-    rows = bench_measure(
-        device=given.device,
-        model=given.model,
-        num_tokens=given.num_tokens,
-        batch_sizes=given.batch_sizes,
-        num_batches=given.num_batches,
-    )
-    print(table(rows))
-
-
-if __name__ == "__main__":
-    main()

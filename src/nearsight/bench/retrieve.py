@@ -8,10 +8,9 @@ What to expect. A product takes 2·C operations for each similarity (1,536 for 7
 takes one comparison: a search should be as fast as the products but for the memory traffic of one more pass. FAISS
 keeps a heap for each query instead. `results/bench-retrieve/` and docs/probe.md have what was measured.
 
-    python -m nearsight.bench.retrieve --memory-size 1000000 --num-queries 1024
+    nearsight bench retrieve --memory-size 1000000 --num-queries 1024
 """
 
-import argparse
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -163,19 +162,3 @@ def table(rows: Sequence[RetrieveRow]) -> str:
             f"{extra:>10}{agrees:>9}"
         )
     return "\n".join(lines)
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description="Exact retrieval: nearsight against FAISS's flat index")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--memory-size", type=int, default=None)
-    parser.add_argument("--num-channels", type=int, default=768)
-    parser.add_argument("--num-queries", type=int, default=None)
-    parser.add_argument("--k", type=int, default=DEFAULT_K)
-    parser.add_argument("--num-turns", type=int, default=3)
-    given = parser.parse_args(arguments)
-    print(table(bench_retrieve(**vars(given))))
-
-
-if __name__ == "__main__":
-    main()

@@ -15,10 +15,9 @@ are. Each step is what a command does:
 What to expect. Every step reads each run folder a fixed number of times, so cost grows with the number of cells and
 memory with the tables: a run's are some 20 KB. docs/scale.md has a table.
 
-    python -m nearsight.bench.study --num-cells 10 100 1000
+    nearsight bench study --num-cells 10 100 1000
 """
 
-import argparse
 import dataclasses
 import functools
 import gc
@@ -41,8 +40,6 @@ from nearsight.study.executors import Work
 from nearsight.study.runner import Runner
 from nearsight.train import DataConfig, Stop
 
-DEFAULT_STUDY = "ablation-cifar100"
-DEFAULT_CELLS = (10, 100, 1000)
 STEPS = ("plan", "run", "resume", "show", "tables", "report", "page")
 _SHARE_MISSING = 10
 """One cell in so many is missing when the study is resumed."""
@@ -83,8 +80,8 @@ class SimulatedExecutor:
 
 def bench_study(
     *,
-    num_cells: Sequence[int] = DEFAULT_CELLS,
-    study: str = DEFAULT_STUDY,
+    num_cells: Sequence[int] = (10, 100, 1000),
+    study: str = "ablation-cifar100",
     folder: Path | None = None,
 ) -> list[StudyRow]:
     """Rows for each number of cells and each step.
@@ -197,16 +194,3 @@ def table(rows: Sequence[StudyRow]) -> str:
             lines.append(f"{size:>9,}{conditions:>12}{cells}")
         lines.append("")
     return "\n".join(lines[:-1])
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description="What a study of many runs costs beside their training")
-    parser.add_argument("--num-cells", type=int, nargs="+", default=list(DEFAULT_CELLS))
-    parser.add_argument("--study", default=DEFAULT_STUDY)
-    parser.add_argument("--folder", type=Path, default=None)
-    given = parser.parse_args(arguments)
-    print(table(bench_study(**vars(given))))
-
-
-if __name__ == "__main__":
-    main()

@@ -18,16 +18,14 @@ OMP_NUM_THREADS=1 avoids that.
 What to expect on an H200. The model takes 0.33 GFLOP forward and 1.00 forward and backward; with an image held out for
 every four that train, the floor is 1.08 GFLOP per training image, which bounds it to 912 k images/s.
 
-    python -m nearsight.bench.train --device cuda
+    nearsight bench train --device cuda
 """
 
-import argparse
 import contextlib
 import dataclasses
 import functools
 import gc
 import itertools
-import json
 import os
 import statistics
 import time
@@ -300,21 +298,3 @@ def _line(row: TrainRow) -> str:
         f"{row.what:<28}{row.num_cells:>4}{row.images_per_second:>11,.0f}{row.ratio:>8.2f}{share:>10}{extra:>10}"
         f"{row.epoch_seconds:>10.3f}{slowest:>21}"
     )
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description="Training by the Modern protocol: nearsight against the ordinary loop")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--num-cells", type=int, nargs="*", default=None)
-    parser.add_argument("--num-images", type=int, default=None)
-    parser.add_argument("--seconds", type=float, default=5.0)
-    parser.add_argument("--json", action="store_true")
-    given = parser.parse_args(arguments)
-    rows = bench_train(
-        device=given.device, num_cells=given.num_cells, num_images=given.num_images, seconds=given.seconds
-    )
-    print(json.dumps([dataclasses.asdict(row) for row in rows]) if given.json else table(rows))
-
-
-if __name__ == "__main__":
-    main()

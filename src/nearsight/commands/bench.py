@@ -57,6 +57,8 @@ class AugmentOptions(BenchOptions):
     """Images per batch and cell."""
     seconds: float = 5.0
     """How long each row of the table is measured."""
+    num_cells: tuple[int, ...] | None = None
+    """Models whose batches are augmented at once; each makes rows of the table; 1 24 on a GPU and 1 elsewhere."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,12 +6,12 @@ import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from nearsight.commands.batching import find_batch_size, within_memory
+from nearsight.commands.engines import DEFAULT_ADDRESS, Engine, check_engine
 from nearsight.commands.further import check_what, in_the_table, look_further, summary
 from nearsight.commands.measured import Measured, as_json, as_text, write_all
 from nearsight.commands.measuring_shards import Prepared, ShardMeasuring, Watch, check_sharding, shards_of
@@ -55,11 +55,11 @@ class MeasureOptions(Request):
     """Divide each model's images into so many shards. Those that are done are kept: what was killed goes on there."""
     shard: int | None = None
     """Measure this shard alone (from 0) and write no report, as one of many jobs; without it, what is missing."""
-    engine: Literal["local", "processes", "ray"] = "local"
+    engine: Engine = "local"
     """Who measures the shards: this process, several of this machine, or a Ray cluster."""
     workers: int | None = None
     """Of the engine processes: how many; by default one per GPU, or on a CPU one per core, with one thread."""
-    address: str = "auto"
+    address: str = DEFAULT_ADDRESS
     """Of the engine ray: auto (the cluster that runs here), local (a new one of this machine), or HOST:PORT."""
 
 
@@ -72,6 +72,7 @@ def main(arguments: Sequence[str]) -> int:
         check_kind(out, MEASURED)
     device = options.torch_device
     what = check_what(options.what, len(options.models))
+    check_engine(options.engine, workers=options.workers, address=options.address)
     check_sharding(options.shards, options.shard, options.engine, options.workers, what)
     if options.engine == "ray":
         check_device(options.device)

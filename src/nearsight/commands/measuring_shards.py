@@ -56,7 +56,7 @@ def check_sharding(
 ) -> None:
     """Options that contradict each other, before anything is opened."""
     if shards is None:
-        asked = {"--shard": shard is not None, "--engine": engine != "local", "--workers": workers is not None}
+        asked = {"--shard": shard is not None, "--engine": engine != "local"}
         for option in (option for option, given in asked.items() if given):
             raise InputError(f"{option} is for images in shards; say with --shards how many")
         return
@@ -67,8 +67,6 @@ def check_sharding(
         raise InputError("--shard is one job, for one process; leave --engine away")
     if workers is not None:
         check_at_least("--workers", workers, 1)
-        if engine != "processes":
-            raise InputError("--workers is for --engine processes")
     for name in (name for name in what if name not in in_the_table(what)):
         raise InputError(f"--what {name} is not divided into shards; leave it out, or ask for it without --shards")
 

@@ -5,12 +5,13 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import torch
 import tyro
 
 from nearsight.commands import study_simulation
+from nearsight.commands.engines import DEFAULT_ADDRESS, Engine, check_engine
 from nearsight.commands.options import Common, parse
 from nearsight.commands.signals import stoppable
 from nearsight.commands.study_progress import StudyProgress
@@ -25,7 +26,6 @@ from nearsight.study.location import Location, is_url, scratch_folder
 from nearsight.study.running import StackBy, fetch_study
 from nearsight.train import Stop
 
-Engine = Literal["local", "processes", "ray"]
 _OF_TRAININGS = ("reuse", "stack_by", "cells_per_stack", "engine", "workers", "address", "checkpoint_every")
 """Options that say nothing to a simulation."""
 _NAME = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="NAME")]
@@ -65,7 +65,7 @@ class RunOptions(Common):
     """Who does the cells: this process, several of this machine (one per GPU), or a Ray cluster."""
     workers: int | None = None
     """Of the engine processes: how many; by default one per GPU, or on a CPU one per core."""
-    address: str = "auto"
+    address: str = DEFAULT_ADDRESS
     """Of the engine ray: auto (the cluster that runs here), local (a new one of this machine), or HOST:PORT."""
     checkpoint_every: int = 1
     """Epochs between checkpoints; a kill costs those since the last, SIGINT and SIGTERM none. It changes no number."""
@@ -138,10 +138,7 @@ def _check_for_simulation(options: RunOptions, name: str) -> None:
 
 
 def _executor(options: RunOptions) -> Executor:
-    if options.workers is not None and options.engine != "processes":
-        raise InputError(f"--workers is for --engine processes, not for {options.engine}")
-    if options.address != RunOptions.address and options.engine != "ray":
-        raise InputError(f"--address is for --engine ray, not for {options.engine}")
+    check_engine(options.engine, workers=options.workers, address=options.address)
     if options.engine == "processes":
         return ProcessesExecutor(device=options.torch_device, workers=options.workers)
     if options.engine == "ray":

@@ -23,13 +23,28 @@ _OF_RESNETS = ("channels",)
 
 
 def create_model(name: str, **kwargs: Any) -> nn.Module:
-    """`timm.create_model`, which knows this package's models too, with an error that names the nearest model."""
-    if not timm.is_model(name.split(".")[0]):
+    """`timm.create_model`, which knows this package's models too, with an error that names the nearest model or tag."""
+    check_model_name(name)
+    model: nn.Module = timm.create_model(name, **kwargs)
+    return model
+
+
+def check_model_name(name: str) -> None:
+    """Refuse a model that timm does not know, and of one that it knows a tag that it does not."""
+    architecture, _, tag = name.partition(".")
+    if not timm.is_model(architecture):
         near = difflib.get_close_matches(name, timm.list_models(), n=1)
         hint = f"; did you mean {near[0]!r}?" if near else "; timm.list_models() shows those it knows"
         raise InputError(f"{name!r} is not a model timm knows{hint}")
-    model: nn.Module = timm.create_model(name, **kwargs)
-    return model
+    if not tag:
+        return
+    try:
+        timm.get_pretrained_cfg(name, allow_unregistered=False)
+    except RuntimeError:
+        tags = [full.partition(".")[2] for full in timm.list_pretrained(f"{architecture}.*")]
+        near = difflib.get_close_matches(tag, tags, n=1, cutoff=0.4)
+        known = f"did you mean {architecture}.{near[0]}?" if near else f"known tags: {', '.join(tags) or 'none'}"
+        raise InputError(f"timm knows {architecture}, but not its tag {tag!r}; {known}") from None
 
 
 @dataclass(frozen=True, kw_only=True)

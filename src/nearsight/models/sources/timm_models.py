@@ -8,35 +8,28 @@ from timm.data import resolve_data_config
 from torch import nn
 
 from nearsight.errors import InputError
-from nearsight.models.factory import create_model
+from nearsight.models.factory import check_model_name, create_model
 from nearsight.models.sources.base import downloading, one_line
 
 PREFIXES = ("hf-hub:", "hf_hub:", "local-dir:")
 
 
 def load_timm(name: str, *, pretrained: bool, image_size: int | None) -> tuple[nn.Module, dict[str, Any]]:
-    if not name.startswith(PREFIXES):
-        _check_name(name, pretrained=pretrained)
+    if pretrained and not name.startswith(PREFIXES):
+        _check_published(name)
     model = downloading(name, lambda: _build(name, pretrained=pretrained, image_size=image_size))
     wanted = {} if image_size is None else {"input_size": (3, image_size, image_size)}
     return model, resolve_data_config(wanted, model=model)
 
 
-def _check_name(name: str, *, pretrained: bool) -> None:
-    """A known tag of a known model, with weights if they are wanted; an unknown model is `create_model`'s to refuse."""
-    architecture, _, tag = name.partition(".")
-    if not timm.is_model(architecture):
-        return
+def _check_published(name: str) -> None:
+    """Refuse a model without published weights; a name or tag that is wrong is told first."""
+    check_model_name(name)
     try:
         config = timm.get_pretrained_cfg(name)
-    except RuntimeError:  # no such tag, or a model that has none at all
-        if tag:
-            tags = [full.partition(".")[2] for full in timm.list_pretrained(f"{architecture}.*")]
-            near = difflib.get_close_matches(tag, tags, n=1, cutoff=0.4)
-            known = f"did you mean {architecture}.{near[0]}?" if near else f"known tags: {', '.join(tags) or 'none'}"
-            raise InputError(f"timm knows {architecture}, but not its tag {tag!r}; {known}") from None
+    except RuntimeError:  # a model that has none at all
         config = None
-    if pretrained and (config is None or not config.has_weights):
+    if config is None or not config.has_weights:
         near = difflib.get_close_matches(name, timm.list_pretrained(), n=1)
         hint = f", or measure one that has them, such as {near[0]}" if near else ""
         raise InputError(
