@@ -23,7 +23,7 @@ from nearsight.study.statistics import (
     separation,
     sorted_heads,
 )
-from nearsight.study.statistics.dissociation import ALIKE, SAME_ACCURACY, SAME_LOCALITY, TOGETHER
+from nearsight.study.statistics.dissociation import ALIKE, SAME_ACCURACY, SAME_LOCALITY, TOGETHER, UNSURE
 
 OFF_ON = ("off", "on")
 
@@ -370,6 +370,21 @@ def test_pairs_of_conditions_are_told_apart_by_what_differs():
         ((runs["condition"] == "base") & (runs["seed"] == 0)) | ((runs["condition"] == "cut") & (runs["seed"] == 1))
     ]
     assert dissociations(other_seeds).empty
+
+
+def test_a_pair_differs_only_where_the_seeds_agree_that_it_does():
+    values = {("base", 0): (0.50, 0.30), ("base", 1): (0.50, 0.30), ("cut", 0): (0.50, 0.02), ("cut", 1): (0.50, 0.26)}
+    runs = pd.DataFrame(
+        [
+            {"condition": name, "seed": seed, "test_acc": acc, "min_mad": mad}
+            for (name, seed), (acc, mad) in values.items()
+        ]
+    )
+    (row,) = dissociations(runs).to_dict("records")
+    assert abs(row["min_mad_difference"]) > 0.05 and row["min_mad_low"] < 0 < row["min_mad_high"]
+    assert row["kind"] == UNSURE
+    assert dissociations(runs[runs["seed"] == 0])["kind"].tolist() == [SAME_ACCURACY]  # one seed has no interval
+    assert dissociations(runs.assign(min_mad=np.nan))["kind"].tolist() == [UNSURE]  # a model without attention
 
 
 def test_correlations_are_scipys_over_all_runs_and_within_levels():

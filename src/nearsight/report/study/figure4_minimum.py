@@ -29,7 +29,7 @@ from nearsight.study.statistics import MeanInterval, mean_interval
 
 LABEL_LIMIT = 44
 MOST_LEVELS = 4
-# Of a row's height: ours above its middle, the paper's below, so that neither hides the other.
+# Of a row's height: ours above its middle and the paper's, where there is one, below, so that neither hides the other.
 ABOVE, BELOW = -0.13, 0.22
 HOLLOW: dict[str, Any] = {"markerfacecolor": "none", "markeredgecolor": INK, "markeredgewidth": 0.9, "markersize": 6}
 
@@ -45,8 +45,9 @@ def minimum(results: StudyResults) -> Drawing:
         figure = Figure(figsize=(7.2, 1.5 + 0.42 * len(labels)), layout="constrained")
         axes = figure.subplots()
         _draw_gap(axes, results)
+        above = ABOVE if paper else 0.0
         for place, label in enumerate(labels):
-            _draw_ours(axes, place + ABOVE, label, means[label], values[label], styles[label])
+            _draw_ours(axes, place + above, label, means[label], values[label], styles[label])
             if label in paper:
                 look = {**HOLLOW, "marker": styles[label].marker, "linestyle": "none"}
                 axes.plot(paper[label], place + BELOW, **look, gid=f"paper-{label}")

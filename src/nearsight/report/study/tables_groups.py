@@ -99,7 +99,8 @@ def dissociation_tables(results: StudyResults) -> list[Table]:
 def _pairs_table(results: StudyResults, pairs: pd.DataFrame) -> Table:
     shown = [
         {
-            "conditions": f"{row['first']}, {row['second']}",
+            "first": row["first"],
+            "second": row["second"],
             "seeds": str(row["n"]),
             "accuracy, points": _difference(row, "test_acc", 100, 2),
             "min MAD": _difference(row, "min_mad"),
@@ -116,7 +117,8 @@ def _pairs_table(results: StudyResults, pairs: pd.DataFrame) -> Table:
         notes=(
             "Differences are second minus first, taken within seeds, with half the 95 % interval. Close: a mean "
             f"difference of at most {ACCURACY_MARGIN:g} in test accuracy (a fraction), of at most {LOCALITY_MARGIN:g} "
-            "in min MAD. With few seeds that is no proof of equality: the intervals say how far they may be apart.",
+            "in min MAD. With few seeds that is no proof of equality: the intervals say how far they may be apart. "
+            "Different: more than that, and the interval excludes 0; with one seed there is none, and more is enough.",
             f"Pairs compared: {len(pairs)}; all of them are in the CSV file beside this one."
             + (f" Shown: the first {MOST_ROWS} of {len(shown)}." if len(shown) > MOST_ROWS else ""),
         ),

@@ -7,12 +7,13 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from nearsight.study.statistics.intervals import by_seed, difference_of
+from nearsight.study.statistics.intervals import MeanInterval, by_seed, difference_of
 
 SAME_ACCURACY = "close accuracy, different locality"
 SAME_LOCALITY = "close locality, different accuracy"
 TOGETHER = "both differ"
 ALIKE = "neither differs"
+UNSURE = "not sure"
 # In accuracy (a fraction) and in mean attention distance (a fraction of the grid's diagonal).
 ACCURACY_MARGIN = 0.01
 LOCALITY_MARGIN = 0.05
@@ -23,17 +24,23 @@ def dissociations(
 ) -> pd.DataFrame:
     """Every pair of conditions: how far they differ in test accuracy and in their smallest distance, and which differ.
 
-    Two conditions are close where their mean difference over the seeds they share is at most the margin. The ends of
-    its interval stand beside it (NaN with one seed): with few seeds "close" is not "shown to be equal".
+    Two conditions are close where their mean difference over the seeds they share is at most the margin, and they
+    differ where it is more and its interval excludes 0. The ends of the interval stand beside it (NaN with one seed,
+    which has to do without): with few seeds "close" is not "shown to be equal".
     """
     rows = []
+    kinds = {
+        ("close", "different"): SAME_ACCURACY,
+        ("different", "close"): SAME_LOCALITY,
+        ("different", "different"): TOGETHER,
+        ("close", "close"): ALIKE,
+    }
     accuracies, distances = by_seed(runs, "test_acc"), by_seed(runs, "min_mad")
     for first, second in combinations(dict.fromkeys(runs["condition"]), 2):
         accuracy, locality = (difference_of(values, second, first) for values in (accuracies, distances))
         if accuracy.n == 0:
             continue
-        close_accuracy, close_locality = abs(accuracy.mean) <= accuracy_margin, abs(locality.mean) <= locality_margin
-        kind = {(True, False): SAME_ACCURACY, (False, True): SAME_LOCALITY, (True, True): ALIKE}
+        found = (_distance(accuracy, accuracy_margin), _distance(locality, locality_margin))
         rows.append(
             {
                 "first": first,
@@ -45,10 +52,17 @@ def dissociations(
                 "min_mad_difference": locality.mean,
                 "min_mad_low": locality.low,
                 "min_mad_high": locality.high,
-                "kind": kind.get((close_accuracy, close_locality), TOGETHER),
+                "kind": kinds.get(found, UNSURE),
             }
         )
     return pd.DataFrame(rows)
+
+
+def _distance(difference: MeanInterval, margin: float) -> str:
+    if abs(difference.mean) <= margin:
+        return "close"
+    is_sure = difference.excludes_zero if difference.has_interval else np.isfinite(difference.mean)
+    return "different" if is_sure else "unsure"
 
 
 def correlations(runs: pd.DataFrame, factor: str, levels: Sequence[str]) -> pd.DataFrame:
