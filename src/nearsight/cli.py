@@ -1,22 +1,18 @@
 """The commands. Thin: parse, call, print. Results go to standard output, everything else to standard error."""
 
-import errno
 import importlib
-import io
 import sys
 from collections.abc import Sequence
 
 from nearsight.errors import InputError, unknown_name
 from nearsight.version import __version__
-from nearsight_command import COMMANDS, answered, reader_gone
+from nearsight_command import COMMANDS, answered, output_failed, reader_gone, show_what_can_be_shown
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; the exit code: 0 done, 1 failed, 2 bad input, 130 interrupted."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a terminal without our quotes and dashes shows something else
-            stream.reconfigure(errors="replace")
+    show_what_can_be_shown()
     try:
         _check_spelling(arguments)
         code = _dispatch(arguments)
@@ -29,11 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         return reader_gone()
     except OSError as error:
-        if error.filename is not None or error.errno not in (errno.ENOSPC, errno.EIO):
-            raise
-        # Files that cannot be written are named where they are written: this is the output itself.
-        reader_gone()
-        return _complain(f"the output cannot be written: {error.strerror}", 1)
+        return output_failed(error)
 
 
 def _check_spelling(arguments: Sequence[str]) -> None:

@@ -4,10 +4,15 @@ Not part of the package `nearsight`, because whoever imports that has torch and 
 its own. That takes seconds, which someone who only asks what there is should not have to wait.
 """
 
+import errno
+import io
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
+
+from nearsight_command.usages import USAGES
+from nearsight_command.usages import listed as listed
 
 COMMANDS = {
     "demo": "train a small ViT with and without CutMix and show what changes",
@@ -22,12 +27,6 @@ COMMANDS = {
 """Name → what it is for. Each is a module of `nearsight.commands`, imported only when it is called."""
 
 
-def listed(choices: Mapping[str, str]) -> str:
-    """For helps: a line for each name with what it is for, one below the other."""
-    width = max(map(len, choices))
-    return "\n".join(f"  {name:<{width}}  {about}" for name, about in choices.items())
-
-
 def help_text() -> str:
     """What `nearsight --help` prints."""
     return (
@@ -40,6 +39,7 @@ def help_text() -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; its exit code (see `nearsight.cli`)."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
+    show_what_can_be_shown()
     try:
         code = answered(arguments, _installed_version())
         if code is not None:
@@ -51,7 +51,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
     except BrokenPipeError:
         return reader_gone()
+    except OSError as error:
+        return output_failed(error)
     return run(arguments)
+
+
+def show_what_can_be_shown() -> None:
+    """A terminal without our quotes and dashes shows something else."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
 
 
 def reader_gone() -> int:
@@ -60,11 +69,24 @@ def reader_gone() -> int:
     return 1
 
 
+def output_failed(error: OSError) -> int:
+    """Say that our output cannot be written, if that is the error, and else raise it: the exit code."""
+    # Files that cannot be written are named where they are written: this is the output itself.
+    if error.filename is not None or error.errno not in (errno.ENOSPC, errno.EIO):
+        raise error
+    reader_gone()
+    print(f"nearsight: the output cannot be written: {error.strerror}", file=sys.stderr)
+    return 1
+
+
 def answered(arguments: Sequence[str], known_version: str | None) -> int | None:
     """Print help or the version, if that is what is asked for and known: the exit code, else None."""
     if not arguments or arguments[0] in ("-h", "--help"):
         print(help_text())
         return 0 if arguments else 2
+    if arguments[0] in USAGES and arguments[1:] in ([], ["-h"], ["--help"]):
+        print(USAGES[arguments[0]])
+        return 0 if arguments[1:] else 2
     if arguments[0] == "--version" and known_version is not None:
         print(known_version)
         return 0

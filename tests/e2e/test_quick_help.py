@@ -1,5 +1,7 @@
 """What the command answers at once, without torch."""
 
+import importlib
+import json
 import os
 import subprocess
 import sys
@@ -8,7 +10,11 @@ import pytest
 
 import nearsight_command
 from nearsight import cli
+from nearsight.commands.bench import BENCHES
+from nearsight.recipes import RUNS
+from nearsight.recipes.dino import PRETRAININGS
 from nearsight.version import __version__
+from nearsight_command import usages
 
 HEAVY = {"nearsight", "torch", "torchvision", "timm", "numpy", "pandas", "scipy", "matplotlib", "tyro"}
 ENTRY = """
@@ -18,6 +24,38 @@ code = main()
 print(*sys.modules, file=sys.stderr)
 sys.exit(code)
 """
+LATE = {"scipy", "matplotlib", "torchvision.transforms.v2", "transformers", "nearsight.report"}
+"""What is loaded by those who compute or draw with it, not by those who ask or make a mistake."""
+IN_TURN = """
+import contextlib, json, sys
+from nearsight_command import main
+for arguments in json.loads(sys.argv[1]):
+    with contextlib.redirect_stdout(sys.stderr), contextlib.suppress(SystemExit):
+        main(arguments)
+    print(json.dumps(list(sys.modules)))
+"""
+LIGHT = [
+    ["data", "list"],
+    ["data", "fetch", "no-such-set"],
+    ["bench", "train", "--help"],
+    ["train", "compact-shapes", "--help"],
+    ["train", "dino-shapes", "--help"],
+    ["train", "no-such-recipe"],
+    ["study", "list"],
+    ["study", "run", "--help"],
+    ["study", "run", "no-such-study"],
+    ["probe", "knn", "--help"],
+    ["probe", "linear", "--help"],
+    ["probe", "segment", "--help"],
+    ["probe", "retrieve", "--help"],
+    ["probe", "all", "--help"],
+    ["measure", "--help"],
+    ["measure", "--no-such-option"],
+    ["measure", "no-such-model"],
+    ["report", "--help"],
+    ["report", "--compare", "one"],
+    ["demo", "--help"],
+]
 
 
 @pytest.mark.parametrize(
@@ -27,6 +65,8 @@ sys.exit(code)
         (["-h"], 0, nearsight_command.help_text()),
         ([], 2, nearsight_command.help_text()),
         (["--version"], 0, __version__),
+        *(([command, "--help"], 0, usage) for command, usage in usages.USAGES.items()),
+        (["study"], 2, usages.USAGES["study"]),
     ],
 )
 def test_help_and_version_load_nothing_heavy(arguments: list[str], code: int, said: str) -> None:
@@ -35,11 +75,32 @@ def test_help_and_version_load_nothing_heavy(arguments: list[str], code: int, sa
     assert not HEAVY & set(done.stderr.split())
 
 
+def test_questions_and_mistakes_load_nothing_that_computes_or_draws() -> None:
+    command = [sys.executable, "-c", IN_TURN, json.dumps(LIGHT)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    for arguments, modules in zip(LIGHT, map(json.loads, done.stdout.splitlines()), strict=True):
+        assert not LATE & set(modules), arguments
+
+
+def test_what_is_told_of_recipes_and_benchmarks_is_their_own_text() -> None:
+    for told, there in ((usages.RECIPES, {**RUNS, **PRETRAININGS}), (usages.BENCHES, BENCHES)):
+        assert told == {name: (one.__doc__ or "").splitlines()[0] for name, one in there.items()}
+        assert list(told) == list(there)
+
+
+@pytest.mark.parametrize("command", usages.USAGES)
+def test_commands_print_the_same_usage_themselves(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    module = importlib.import_module(f"nearsight.commands.{command}")
+    for arguments, code in (([], 2), (["-h"], 0), (["--help"], 0)):
+        assert module.main(arguments) == code
+        assert capsys.readouterr().out == f"{usages.USAGES[command]}\n"
+
+
 def test_the_same_from_the_package_and_where_it_is_not_installed(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(nearsight_command, "_installed_version", lambda: None)
-    for arguments in (["--help"], [], ["--version"], ["stdy"], ["data", "list"]):
+    for arguments in (["--help"], [], ["--version"], ["stdy"], ["probe", "-h"], ["data", "list"]):
         code = nearsight_command.main(arguments)
         printed = capsys.readouterr()
         assert cli.main(arguments) == code
@@ -72,6 +133,18 @@ def test_an_interrupt_while_the_library_is_loaded(
     monkeypatch.setattr("builtins.__import__", interrupted)
     assert nearsight_command.main(["data", "list"]) == 130
     assert capsys.readouterr().err == "nearsight: interrupted\n"
+
+
+def test_quick_helps_on_outputs_that_cannot_take_them() -> None:
+    command = [sys.executable, "-c", ENTRY, "train", "--help"]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=True, env={**os.environ, "PYTHONIOENCODING": "ascii"}
+    )
+    assert done.stdout == usages.USAGES["train"].replace("…", "?") + "\n"
+    with open("/dev/full", "w", encoding="utf-8") as file:
+        done = subprocess.run(command, stdout=file, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("nearsight: the output cannot be written: No space left")
 
 
 @pytest.mark.parametrize(

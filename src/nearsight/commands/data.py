@@ -12,6 +12,7 @@ import tyro
 from nearsight.commands.options import parse
 from nearsight.data import check_dataset, data_folder, fetch_dataset, list_datasets
 from nearsight.errors import InputError, unknown_name
+from nearsight_command.usages import USAGES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +36,7 @@ class NameOptions(ListOptions):
 def main(arguments: Sequence[str]) -> int:
     actions = {"list": _list, "fetch": _fetch, "check": _check}
     if not arguments or arguments[0] in ("-h", "--help"):
-        print("usage: nearsight data {list,fetch,check} [NAME] [--data-dir DIR] [--json]")
+        print(USAGES["data"])
         return 0 if arguments else 2
     if arguments[0] not in actions:
         raise unknown_name("action", arguments[0], actions)

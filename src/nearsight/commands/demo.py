@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from nearsight.commands.exploring import explorer_of_runs
 from nearsight.commands.options import Common, parse
 from nearsight.commands.progress import TrainingProgress
 from nearsight.commands.signals import stoppable
@@ -16,8 +15,6 @@ from nearsight.lens import patch_grid
 from nearsight.metrics import uniform_attention_distance
 from nearsight.models import load_model
 from nearsight.recipes import demo_runs
-from nearsight.report import compare, layer_table, write_page
-from nearsight.report.runs import model_heads, write_figures
 from nearsight.train import Stop, train_run
 
 
@@ -45,6 +42,11 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _demonstrate(options: DemoOptions, command: str, stop: Stop) -> int:
+    # Here, because whatever draws figures takes half a second to load: help and mistakes do without.
+    from nearsight.commands.exploring import explorer_of_runs
+    from nearsight.report import compare, layer_table, write_page
+    from nearsight.report.runs import model_heads, write_figures
+
     configs = demo_runs(seed=options.seed, epochs=options.epochs, num_train=options.num_train)
     device = options.torch_device
     output_folder(options.out)

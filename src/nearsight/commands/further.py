@@ -12,10 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nearsight.commands.subjects import Subject
-from nearsight.errors import InputError, unknown_name
 from nearsight.files import output_folder, replacing
-from nearsight.lens import WHAT, HeadTable, attention_rollout, layer_similarity, position_gram
-from nearsight.lens.registry import MEASUREMENTS
+from nearsight.lens import HeadTable, attention_rollout, layer_similarity, position_gram
 from nearsight.report import position_maps, rollout_overlays, save_figure, similarity_heatmap
 from nearsight.report.figures.files import figure_files
 
@@ -27,22 +25,6 @@ EXTRA_TABLES = {
     "layer": ("extra-layers.csv", frozenset({"features"})),
 }
 """What a row is of, its file, and which names of --what ask for it."""
-
-
-def check_what(what: Sequence[str], num_models: int) -> tuple[str, ...]:
-    """The names that --what gives, separated by spaces or commas, each once."""
-    names = tuple(dict.fromkeys(name for text in what for name in text.replace(",", " ").split()))
-    for name in names:
-        if name not in WHAT:
-            raise unknown_name("measurement of --what", name, WHAT)
-    if "cka" in names and num_models > 2:
-        raise InputError(f"--what cka compares the layers of one model or of two, not of {num_models}")
-    return names
-
-
-def in_the_table(what: Sequence[str]) -> list[str]:
-    """Those that `nearsight.measure` takes."""
-    return [name for name in what if name in MEASUREMENTS]
 
 
 @dataclass(frozen=True)

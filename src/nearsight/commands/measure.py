@@ -6,26 +6,28 @@ import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from nearsight.commands.batching import find_batch_size, within_memory
 from nearsight.commands.engines import DEFAULT_ADDRESS, Engine, check_engine
-from nearsight.commands.further import check_what, in_the_table, look_further, summary
-from nearsight.commands.measured import Measured, as_json, as_text, write_all
 from nearsight.commands.measuring_shards import Prepared, ShardMeasuring, Watch, check_sharding, shards_of
 from nearsight.commands.options import parse
 from nearsight.commands.progress import MeasuringProgress
 from nearsight.commands.subjects import Request, Subject, folders_of, open_subjects, short_name
+from nearsight.commands.what import check_what, in_the_table
 from nearsight.errors import InputError, check_at_least, unknown_name
 from nearsight.files import check_output_folder
 from nearsight.kinds import MEASURED, check_kind
 from nearsight.lens import HeadTable, Shards, measure, patch_grid, position_gram
-from nearsight.report import ModelHeads
-from nearsight.report.runs import model_heads
 from nearsight.study.executors.ray_cluster import check_device, import_ray
 from nearsight.train.provenance import provenance
+
+if TYPE_CHECKING:
+    from nearsight.commands.measured import Measured
+    from nearsight.report import ModelHeads
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +80,10 @@ def main(arguments: Sequence[str]) -> int:
         check_device(options.device)
         import_ray()
     prepared = _prepare(options, device)
+    # Here, because whatever draws figures takes half a second to load: help and mistakes do without.
+    from nearsight.commands.further import look_further, summary
+    from nearsight.commands.measured import as_json, as_text, write_all
+
     subjects = [one.subject for one in prepared]
     folders = folders_of(options.models, out)
     if "positions" in what:
@@ -240,14 +246,19 @@ def _say_shard(divided: Sequence[Shards], shard: int, *, as_object: bool) -> Non
         print(*(f"Shard {shard} of {divided[0].num_shards}: {path}" for path in files), sep="\n")
 
 
-def _measured(one: Prepared, table: HeadTable, folder: Path, device: torch.device) -> Measured:
+def _measured(one: Prepared, table: HeadTable, folder: Path, device: torch.device) -> "Measured":
+    from nearsight.commands.measured import Measured
+
     numbers = [one.layers[name] for name in table.layer_names]
     heads = _heads(one.subject, table, numbers, device)
     return Measured(subject=one.subject, table=table, heads=heads, layers=numbers, folder=folder)
 
 
-def _heads(subject: Subject, table: HeadTable, numbers: Sequence[int], device: torch.device) -> ModelHeads:
+def _heads(subject: Subject, table: HeadTable, numbers: Sequence[int], device: torch.device) -> "ModelHeads":
     """A subject's heads for the report, with the numbers its layers have in the whole model."""
+    from nearsight.report import ModelHeads
+    from nearsight.report.runs import model_heads
+
     frame = table.to_frame()
     frame = frame.assign(layer=[numbers[place] for place in frame["layer"]], epoch=subject.epoch)
     grids = _grids(subject, table, numbers)

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from nearsight.commands.dividing import images_record, part_of
-from nearsight.commands.further import in_the_table
 from nearsight.commands.job_processes import run_in_processes
 from nearsight.commands.job_ray import run_on_ray
 from nearsight.commands.progress import BarOrLines, MeasuringProgress
 from nearsight.commands.subjects import Request, Subject
+from nearsight.commands.what import in_the_table
 from nearsight.errors import InputError, check_at_least
 from nearsight.lens import HeadTable, Shards
 from nearsight.models.sources import has_published_weights

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nearsight.commands.frozen import open_frozen
 from nearsight.commands.options import parse
@@ -19,11 +19,11 @@ from nearsight.files import check_output_folder, write_json
 from nearsight.kinds import PROBES, check_kind
 from nearsight.probe.frozen import FrozenModel
 from nearsight.probe.stored import StoredProbe
-from nearsight.report.page.folders import write_folder_page
-from nearsight.report.probes import ProbedModel, ProbeResults, write_probe_report
-from nearsight.report.probes.tables import models_table
 from nearsight.train import RunFolder, Stop
 from nearsight.train.provenance import joined
+
+if TYPE_CHECKING:
+    from nearsight.report.probes import ProbedModel, ProbeResults
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +52,10 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _probe_all(options: AllOptions, origins: Origins, out: Path, arguments: Sequence[str], stop: Stop) -> int:
+    # Here, because whatever draws figures takes half a second to load: help and mistakes do without.
+    from nearsight.report.page.folders import write_folder_page
+    from nearsight.report.probes import ProbeResults, write_probe_report
+
     began = time.perf_counter()
     dataset, dense = options.load_both()
     opened = open_frozen(
@@ -81,7 +85,9 @@ def _probe_all(options: AllOptions, origins: Origins, out: Path, arguments: Sequ
     return 0
 
 
-def _described(frozen: FrozenModel, origin: Origin) -> ProbedModel:
+def _described(frozen: FrozenModel, origin: Origin) -> "ProbedModel":
+    from nearsight.report.probes import ProbedModel
+
     trained = RunFolder(Path(origin.text)) if Path(origin.text).is_dir() else None
     return ProbedModel(
         model=frozen.label,
@@ -93,7 +99,9 @@ def _described(frozen: FrozenModel, origin: Origin) -> ProbedModel:
     )
 
 
-def _as_text(results: ProbeResults, out: Path) -> str:
+def _as_text(results: "ProbeResults", out: Path) -> str:
+    from nearsight.report.probes.tables import models_table
+
     table = models_table(results)
     notes = [f"Note: {note}" for note in table.notes]
     return "\n".join([table.title, table.shown.to_string(index=False), *notes, f"Tables, figures and page: {out}"])

@@ -10,7 +10,6 @@ import pandas as pd
 from nearsight.commands.options import parse
 from nearsight.commands.probing import Outcome
 from nearsight.commands.probing_classes import KnnRequest, knn_found, probed
-from nearsight.report.study.table import percent
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +24,8 @@ def main(arguments: Sequence[str]) -> int:
     began = time.perf_counter()
     options = parse(KnnOptions, arguments, prog="nearsight probe knn")
     options.check("knn")
+    from nearsight.report.study.table import percent  # here, because it takes half a second
+
     dataset = options.load()
     options.check_enough(dataset)
     frozen, out = options.opened("knn", dataset.name)

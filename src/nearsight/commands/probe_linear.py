@@ -12,7 +12,6 @@ from nearsight.commands.options import parse
 from nearsight.commands.probing import Outcome
 from nearsight.commands.probing_classes import ClassRequest, linear_found, probed
 from nearsight.probe.linear import LinearConfig
-from nearsight.report.study.table import percent
 
 _USUAL = LinearConfig()
 
@@ -43,6 +42,8 @@ def main(arguments: Sequence[str]) -> int:
     began = time.perf_counter()
     options = parse(LinearOptions, arguments, prog="nearsight probe linear")
     options.check("linear")
+    from nearsight.report.study.table import percent  # here, because it takes half a second
+
     config = LinearConfig(
         optimizer=options.optimizer,
         learning_rates=options.learning_rates,

@@ -13,7 +13,6 @@ from nearsight.commands.probing import Outcome, ProbeRequest
 from nearsight.commands.probing_dense import RetrieveSettings, first_images, retrieved
 from nearsight.data.segmentation import load_segmentation
 from nearsight.files import write_text
-from nearsight.report.study.table import percent
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +45,8 @@ def main(arguments: Sequence[str]) -> int:
     began = time.perf_counter()
     options = parse(RetrieveOptions, arguments, prog="nearsight probe retrieve")
     options.check("retrieve")
+    from nearsight.report.study.table import percent  # here, because it takes half a second
+
     settings = options.settings
     dataset = first_images(load_segmentation(options.data, options.data_dir), options.num_train, options.num_test)
     dataset.train.check_labelled("training")

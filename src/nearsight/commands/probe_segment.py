@@ -25,8 +25,6 @@ from nearsight.probe.segmentation.evaluation import Prediction
 from nearsight.probe.segmentation.folder import SegmentFolder, probe_record
 from nearsight.probe.segmentation.probing import probe_segmentation
 from nearsight.probe.sizes import size_step
-from nearsight.report import save_figure
-from nearsight.report.figures.segmentation import segmentation_pictures
 from nearsight.train import Stop
 
 _MOST_CLASSES_SHOWN = 30
@@ -136,6 +134,10 @@ def _probe_all(options: Any, dataset: SegmentationSet, out: Path, stop: Stop) ->
 
 def draw_predictions(dataset: SegmentationSet, label: str, folder: Path, predictions: Sequence[Prediction]) -> None:
     """Images, truth and predictions side by side, as folder/predictions.png and .svg."""
+    # Here, because whatever draws figures takes half a second to load: help and mistakes do without.
+    from nearsight.report import save_figure
+    from nearsight.report.figures.segmentation import segmentation_pictures
+
     pictures = [
         (one.image_CHW.permute(1, 2, 0).numpy(), one.truth_HW.numpy(), one.prediction_HW.cpu().numpy())
         for one in predictions

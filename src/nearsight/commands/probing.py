@@ -21,7 +21,6 @@ from nearsight.files import check_output_folder, output_folder, write_json
 from nearsight.kinds import check_kind
 from nearsight.probe import FeatureReader, FeatureSpec, reading, weights_hash
 from nearsight.probe.frozen import FrozenModel
-from nearsight.report.study.table import Table
 from nearsight.train.provenance import provenance
 
 
@@ -132,6 +131,8 @@ class Outcome:
 
     def write(self, out: Path, arguments: Sequence[str], device: torch.device, began: float, seed: int) -> list[Path]:
         """result.json, table.csv, table.md and, when all that is there, provenance.json."""
+        from nearsight.report.study.table import Table  # here, because it takes half a second
+
         output_folder(out)
         table = Table(name="table", title=self.title, numbers=self.numbers, shown=self.shown, notes=self.notes)
         result, certificate = out / "result.json", out / "provenance.json"

@@ -4,18 +4,18 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from nearsight.commands.exploring import explorer_of_runs, explorer_of_study
-from nearsight.commands.measured import EXPLORER
 from nearsight.commands.options import Common, parse
 from nearsight.commands.subjects import short_name
 from nearsight.errors import InputError
 from nearsight.files import check_output_folder, write_text
-from nearsight.report.explorer import Explorer
-from nearsight.report.page.folders import PAGE, Contents, read_folder, read_folders
+
+if TYPE_CHECKING:
+    from nearsight.report.explorer import Explorer
+    from nearsight.report.page.folders import Contents
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +39,9 @@ class ReportOptions(Common):
 def main(arguments: Sequence[str]) -> int:
     options = parse(ReportOptions, arguments, prog="nearsight report")
     _check(options)
+    # Here, because whatever draws figures takes half a second to load: help and mistakes do without.
+    from nearsight.report.page.folders import PAGE, read_folder, read_folders
+
     out = options.out or _default_folder(options)
     check_output_folder(out)
     contents = read_folders(options.compare) if options.compare else read_folder(options.folder[0])
@@ -76,8 +79,12 @@ def _default_folder(options: ReportOptions) -> Path:
     return Path("runs") / f"compare-{first}{end}"
 
 
-def _explorer(contents: Contents, options: ReportOptions) -> Explorer | None:
+def _explorer(contents: "Contents", options: ReportOptions) -> "Explorer | None":
     """Where the heads look, if the weights and images for it are here, or were looked at when they were measured."""
+    from nearsight.commands.exploring import explorer_of_runs, explorer_of_study
+    from nearsight.commands.measured import EXPLORER
+    from nearsight.report.explorer import Explorer
+
     if contents.study is not None:
         return explorer_of_study(
             options.folder[0], contents.study, data_dir=options.data_dir, device=options.torch_device

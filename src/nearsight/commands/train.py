@@ -23,7 +23,7 @@ from nearsight.recipes import RUNS
 from nearsight.recipes.dino import PRETRAININGS
 from nearsight.train import ASSUMED, PROTOCOLS, Protocol, RunConfig, RunFolder, Stop, train_run
 from nearsight.train.processes import TIMEOUT, Processes, together
-from nearsight_command import listed
+from nearsight_command.usages import USAGES
 
 _CHECKPOINT_HELP = (
     "Epochs between checkpoints; a kill costs those since the last one, SIGINT and SIGTERM cost none. "
@@ -34,7 +34,7 @@ _TIMEOUT_HELP = "Seconds that one of several processes (torchrun) waits for the 
 
 def main(arguments: Sequence[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
-        print(_help())
+        print(USAGES["train"])
         return 0 if arguments else 2
     name, *rest = arguments
     if name.startswith("-"):
@@ -105,19 +105,6 @@ def _say_how(protocol: Protocol, processes: Processes, label: str) -> None:
     elif protocol.lr_scaling == "none":
         return
     print(f"{label}: {batch}, peak learning rate {protocol.peak_lr:g}", file=sys.stderr, flush=True)
-
-
-def _help() -> str:
-    texts = {name: recipe.__doc__ for name, recipe in RUNS.items()}
-    texts |= {name: recipe.__doc__ for name, recipe in PRETRAININGS.items()}
-    recipes = listed({name: (text or "").splitlines()[0] for name, text in texts.items()})
-    return (
-        "usage: nearsight train RECIPE [--protocol NAME] [OPTIONS]\n\n"
-        f"{recipes}\n\n--protocol is for training with labels; dino-… recipes have one of their own.\n"
-        "nearsight train RECIPE --help shows every setting of a recipe with its default.\n"
-        "A run that was stopped (SIGINT, SIGTERM) or killed continues when the same command is given again.\n"
-        "Several GPUs: torchrun --nproc-per-node N -m nearsight train RECIPE …; the batch is that of all together."
-    )
 
 
 def _read_ahead(arguments: Sequence[str], option: str) -> str | None:

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torchvision.transforms.v2.functional import InterpolationMode, resize
 
 from nearsight.data.dataset import check_label_range
 from nearsight.data.pickled import read_pickled_arrays
@@ -130,6 +129,9 @@ def _read(paths: tuple[Path, ...], layout: Layout, image_size: int) -> Iterator[
 
 def _resized(images_nCHW: NDArray[np.uint8], image_size: int) -> NDArray[np.uint8]:
     """Bicubic, as Pillow does it: how CIFAR is shown to models made for larger pictures."""
+    # Here, because it takes a quarter of a second.
+    from torchvision.transforms.v2.functional import InterpolationMode, resize
+
     images, size = torch.from_numpy(images_nCHW.copy()), [image_size, image_size]
     # Enlarging has no use for antialiasing, but without it torch takes another cubic than Pillow.
     resized: NDArray[np.uint8] = resize(images, size, InterpolationMode.BICUBIC, antialias=True).numpy()

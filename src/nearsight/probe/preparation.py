@@ -8,8 +8,6 @@ from math import floor
 
 import torch
 from torch import Tensor
-from torchvision.transforms.v2 import InterpolationMode
-from torchvision.transforms.v2 import functional as transforms
 
 from nearsight.augment import grey_levels, normalize
 from nearsight.errors import InputError
@@ -34,13 +32,15 @@ class Preparation:
 
     def __call__(self, images_NCHW: Tensor, device: torch.device) -> Tensor:
         """Normalised float32 on the device, from uint8."""
+        from torchvision.transforms.v2.functional import center_crop  # here, because it takes a quarter of a second
+
         images = images_NCHW.to(device)
         if tuple(images.shape[-2:]) != self.size:
             # As timm does it: the short side is resized, and the centre is cut out.
             target = [floor(side / self.crop_pct) for side in self.size]
             square = target[0] == target[1]
             images = _resized(images, target[:1] if square else target)
-            images = transforms.center_crop(images, list(self.size))
+            images = center_crop(images, list(self.size))
         return self.normalized(images)
 
     def whole(self, image_CHW: Tensor, device: torch.device) -> Tensor:
@@ -53,5 +53,7 @@ class Preparation:
 
 
 def _resized(images: Tensor, size: list[int]) -> Tensor:
-    resized: Tensor = transforms.resize(images, size, interpolation=InterpolationMode.BICUBIC, antialias=True)
+    from torchvision.transforms.v2.functional import InterpolationMode, resize  # here for the same reason
+
+    resized: Tensor = resize(images, size, interpolation=InterpolationMode.BICUBIC, antialias=True)
     return resized

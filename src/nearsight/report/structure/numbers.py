@@ -5,7 +5,6 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from scipy import stats
 
 from nearsight.configuration import decode
 from nearsight.data.structured import PatchData
@@ -20,6 +19,8 @@ SMALL = "Small scale: few dimensions, samples and steps. This tests the path, no
 
 def share_interval(holds: Iterable[float]) -> MeanInterval:
     """How often something held, with Clopper and Pearson's interval: of seeds, ten of which are not a hundred."""
+    from scipy import stats  # here, because it takes most of a second
+
     values = [bool(value) for value in holds]
     if not values:
         return MeanInterval(n=0, mean=np.nan, std=np.nan, low=np.nan, high=np.nan)

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from scipy import stats
 
 from nearsight.errors import InputError
 from nearsight.report.study.table import mean_and_ends
@@ -56,6 +55,8 @@ class LeastSquares:
 
     def estimate(self, weights: Mapping[str, float]) -> Estimate:
         """A weighted sum of coefficients."""
+        from scipy import stats  # here, because it takes most of a second
+
         for name in weights:
             if name not in self.names:
                 raise InputError(f"no run tells of {name}")

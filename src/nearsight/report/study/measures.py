@@ -6,7 +6,6 @@ from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
 
 from nearsight.errors import InputError
 from nearsight.study.results import StudyResults
@@ -101,6 +100,8 @@ class Pair:
 
 def _rank_correlation(values: NDArray[np.float64]) -> float:
     """With the place in the row; 0 where all values are alike, or there is only one."""
+    from scipy import stats  # here, because it takes most of a second
+
     if len(values) < 2 or np.ptp(values) == 0:
         return 0.0
     return float(stats.spearmanr(np.arange(len(values)), values).statistic)

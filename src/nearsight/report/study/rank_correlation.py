@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import stats
 
 from nearsight.study.statistics.intervals import LEVEL
 
@@ -35,6 +34,8 @@ class RankCorrelation:
 
 
 def rank_correlation(first: ArrayLike, second: ArrayLike, level: float = LEVEL) -> RankCorrelation:
+    from scipy import stats  # here, because it takes most of a second
+
     one, other = (stats.rankdata(values) for values in (first, second))
     n = one.size
     # A value that is no number leaves all ranks without one.
@@ -63,6 +64,8 @@ def rank_correlation(first: ArrayLike, second: ArrayLike, level: float = LEVEL) 
 
 def _interval(value: float, n: int, level: float) -> tuple[float, float]:
     """None of a perfect order, or of fewer than four runs."""
+    from scipy import stats  # here, because it takes most of a second
+
     if n < 4 or abs(value) > 1 - 1e-12:
         return math.nan, math.nan
     half = float(stats.norm.ppf((1 + level) / 2)) * math.sqrt((1 + value**2 / 2) / (n - 3))

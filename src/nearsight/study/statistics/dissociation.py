@@ -5,7 +5,6 @@ from itertools import combinations
 
 import numpy as np
 import pandas as pd
-from scipy import stats
 
 from nearsight.study.statistics.intervals import MeanInterval, by_seed, difference_of
 
@@ -70,6 +69,8 @@ def correlations(runs: pd.DataFrame, factor: str, levels: Sequence[str]) -> pd.D
 
     A factor that moves both makes them correlate over all runs; what is left within a level is the link itself.
     """
+    from scipy import stats  # here, because it takes most of a second
+
     groups = {"all runs": runs} | {f"{factor}: {level}": runs[runs[factor] == level] for level in levels}
     rows = []
     for name, group in groups.items():

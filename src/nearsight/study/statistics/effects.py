@@ -7,7 +7,6 @@ from itertools import combinations
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from scipy import stats
 
 from nearsight.errors import InputError
 from nearsight.study.statistics.intervals import LEVEL
@@ -88,6 +87,8 @@ def _fit(
     level: float,
     notes: tuple[str, ...],
 ) -> Effects:
+    from scipy import stats  # here, because it takes most of a second
+
     coefficients = np.linalg.lstsq(design, values)[0]
     residual_df = len(values) - design.shape[1]
     effects, errors = 2 * coefficients, np.full(design.shape[1], np.nan)

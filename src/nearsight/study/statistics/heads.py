@@ -3,7 +3,6 @@
 import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
-from scipy.spatial.distance import cdist
 
 
 def layer_responses(heads: pd.DataFrame) -> pd.DataFrame:
@@ -29,6 +28,8 @@ def energy_distance(a: ArrayLike, b: ArrayLike) -> float:
 
     0 for equal clouds, and only for these (Székely and Rizzo, 2013). Rows are points, columns coordinates.
     """
+    from scipy.spatial.distance import cdist  # here, because it takes half a second
+
     first, second = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
     between, within_a, within_b = (cdist(x, y).mean() for x, y in ((first, second), (first, first), (second, second)))
     return float(2 * between - within_a - within_b)

@@ -5,7 +5,6 @@ from dataclasses import asdict, dataclass
 import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
-from scipy import stats
 
 LEVEL = 0.95
 
@@ -45,7 +44,11 @@ def mean_interval(values: ArrayLike, level: float = LEVEL) -> MeanInterval:
     n = numbers.size
     mean = float(numbers.mean()) if n else float("nan")
     std = float(numbers.std(ddof=1)) if n > 1 else float("nan")
-    half = float(stats.t.ppf((1 + level) / 2, n - 1)) * std / n**0.5 if n > 1 else float("nan")
+    half = float("nan")
+    if n > 1:
+        from scipy import stats  # here, because it takes most of a second
+
+        half = float(stats.t.ppf((1 + level) / 2, n - 1)) * std / n**0.5
     return MeanInterval(n=n, mean=mean, std=std, low=mean - half, high=mean + half)
 
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
-from scipy import stats
 
 from nearsight.errors import InputError
 from nearsight.report.study.least_squares import LeastSquares, condition_means, least_squares
@@ -63,6 +62,8 @@ class Spread:
 
     def interval(self, values: "pd.Series[float]", *, runs_in_each: int) -> MeanInterval:
         """Of the mean of values, one per seed, that are each a sum or difference of so many runs."""
+        from scipy import stats  # here, because it takes most of a second
+
         plain = mean_interval(values)
         if not self.df or not plain.n:
             return MeanInterval(n=plain.n, mean=plain.mean, std=plain.std, low=float("nan"), high=float("nan"))
