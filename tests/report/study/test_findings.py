@@ -1,6 +1,7 @@
 """The findings: every number comes from the results, and the page that is committed is the one they give."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -65,9 +66,29 @@ def test_the_page_says_which_runs_are_of_other_studies(tmp_path: Path) -> None:
     assert "26 of them from ablation-cifar100.*" in findings_markdown(tmp_path, tmp_path / "findings.md")
 
 
+def test_a_summary_leads_to_each_question(results: Path) -> None:
+    text = findings_markdown(results, results / "findings.md")
+    summary = text.split("## In short")[1].split("\n## ")[0]
+    headings = [line.removeprefix("## ") for line in text.splitlines() if line.startswith("## ")][1:]
+    links = re.findall(r"\| \[(.*?)\]\(#(.*?)\) \|", summary)
+    assert links == [(heading[3:], slug(heading)) for heading in headings]
+    studies = read_studies(results)
+    for judgement in judge_claims(studies["mixing-cifar100"]):
+        decides = judgement.claim.text.startswith(
+            ("Is it the cut", "Is it the other", "Is it the label:", "Is it the mix")
+        )
+        row = f"{judgement.claim.text} | mixing-cifar100 | {judgement.finding.ours} | **{judgement.finding.verdict}** |"
+        assert (row in summary) == decides
+
+
+def slug(heading: str) -> str:
+    """As GitHub makes it: lower case, words and hyphens kept, spaces become hyphens."""
+    return "".join(letter for letter in heading.lower() if letter.isalnum() or letter in " -_").replace(" ", "-")
+
+
 def test_studies_without_results_are_left_out(results: Path) -> None:
     text = findings_markdown(results, results / "findings.md")
-    assert text.count("\n## ") == 3
+    assert text.count("\n## ") == 3 + 1  # and the summary
     assert "emergence" not in text
     assert "not run" not in text
     assert "size-cifar100" not in text
@@ -119,6 +140,14 @@ def test_sections_ask_for_claims_and_figures_that_exist() -> None:
             texts = [claim.text for claim in PARTS[name].claims]
             for beginning in beginnings:
                 assert any(text.startswith(beginning) for text in texts), (name, beginning)
+        shown = [
+            claim.text
+            for name, beginnings in section.answers.items()
+            for claim in PARTS[name].claims
+            if claim.text.startswith(beginnings)
+        ]
+        for beginning in section.in_short:
+            assert any(text.startswith(beginning) for text in shown), (section.title, beginning)
         for study, name in section.figures:
             parts = PARTS[study]
             stem, kind = name.rsplit(".", 1)

@@ -270,8 +270,25 @@ def test_claims_without_their_runs_are_not_tested(make_study):
 def test_one_missing_seed_costs_one_seed(make_study):
     results = make_study(without=[("Modern", 2)])
     counts = {claim.claim.text: claim.finding.n for claim in judge_claims(results) if "Modern" in claim.claim.needs}
-    parted = {text for text in counts if text.startswith(("CutMix parts", "The effect"))}
-    assert {counts[text] for text in counts.keys() - parted} == {2}
+    assert set(counts.values()) == {2}
+
+
+def test_the_means_told_are_of_the_seeds_that_are_compared(make_study):
+    results = make_study(without=[("Modern", 1), ("Modern", 2)])
+    accuracy = results.runs.set_index(["condition", "seed"])["test_acc"]
+    before, after = accuracy["Baseline", 0], accuracy["Modern", 0]
+    assert accuracy["Baseline"].mean() != before  # else it would not show
+    (told,) = (
+        finding.ours for text, finding in found(results).items() if text.startswith("The Modern protocol raises")
+    )
+    assert told == f"{100 * before:.2f} to {100 * after:.2f} %: {100 * (after - before):+.2f} points"
+
+
+def test_where_no_seed_is_whole_it_is_said_what_lacks(make_study):
+    results = make_study(without=[("Modern", 0), ("Modern", 2), ("−CutMix", 1)])
+    (told,) = (finding for text, finding in found(results).items() if text.startswith("CutMix parts"))
+    assert told.verdict is UNTESTED
+    assert told.ours == "no seed has a run of each; lacking: Modern (seeds 0, 2); −CutMix (seed 1)"
 
 
 def test_protocol_studies_have_the_claims_the_paper_makes_of_their_data_set(make_study):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -45,9 +46,9 @@ def write_findings(results: Path, page: Path) -> tuple[Path, ...]:
 def findings_markdown(results: Path, page: Path) -> str:
     """The text of the page; `page` is where it will stand, for its links."""
     studies = read_studies(results)
-    lines = [TITLE, "", ABOUT, ""]
+    lines = [TITLE, "", ABOUT, "", "## In short", "", *_in_short(studies), ""]
     for number, section in enumerate(_sections(studies), start=1):
-        lines += [f"## {number}. {section.title}", "", f"**The claim.** {section.claim}", ""]
+        lines += [f"## {_heading(number, section)}", "", f"**The claim.** {section.claim}", ""]
         lines += _answers(section, studies)
         lines += [line for name, tell in section.words.items() if name in studies for line in (tell(studies[name]), "")]
         lines += _figures(section, studies, results, page)
@@ -70,7 +71,39 @@ def _sections(studies: Mapping[str, StudyResults]) -> list[Section]:
     return [section for section in SECTIONS if any(name in studies for name in section.hinges_on or section.answers)]
 
 
+def _heading(number: int, section: Section) -> str:
+    return f"{number}. {section.title}"
+
+
+def _anchor(heading: str) -> str:
+    """What Markdown viewers call a heading in links: its words without punctuation."""
+    return re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
+
+
+def _in_short(studies: Mapping[str, StudyResults]) -> list[str]:
+    """What decides each question, in a table: the question stands once, beside the first of its answers."""
+    rows = []
+    for number, section in enumerate(_sections(studies), start=1):
+        question = f"[{section.title}](#{_anchor(_heading(number, section))})"
+        for row in _answer_rows(section, studies):
+            if row["claim or question"].startswith(section.in_short):
+                rows.append({"question": question, **{name: row[name] for name in _OF_SUMMARY}})
+                question = ""
+    return markdown_rows(rows)
+
+
+_OF_SUMMARY = ("claim or question", "study", "ours", "verdict")
+
+
 def _answers(section: Section, studies: Mapping[str, StudyResults]) -> list[str]:
+    rows = _answer_rows(section, studies)
+    # A column that says the same in every row, or nothing, is not worth its place.
+    idle = {"study"} if len({row["study"] for row in rows}) == 1 else set()
+    idle |= set() if any(row["paper"] for row in rows) else {"paper"}
+    return [*markdown_rows([{name: cell for name, cell in row.items() if name not in idle} for row in rows]), ""]
+
+
+def _answer_rows(section: Section, studies: Mapping[str, StudyResults]) -> list[dict[str, str]]:
     rows = []
     for name, beginnings in section.answers.items():
         if name in studies:
@@ -80,15 +113,18 @@ def _answers(section: Section, studies: Mapping[str, StudyResults]) -> list[str]
                     "study": name,
                     "claim or question": judgement.claim.text,
                     "paper": judgement.claim.paper if of_paper and judgement.claim.source != OURS else "",
-                    "ours": judgement.finding.ours,
+                    "ours": judgement.finding.ours + _fewer_seeds(judgement, studies[name]),
                     "verdict": f"**{judgement.finding.verdict}**",
                 }
                 for judgement in _chosen(judge_claims(studies[name]), beginnings)
             ]
-    # A column that says the same in every row, or nothing, is not worth its place.
-    idle = {"study"} if len({row["study"] for row in rows}) == 1 else set()
-    idle |= set() if any(row["paper"] for row in rows) else {"paper"}
-    return [*markdown_rows([{name: cell for name, cell in row.items() if name not in idle} for row in rows]), ""]
+    return rows
+
+
+def _fewer_seeds(judgement: Judgement, study: StudyResults) -> str:
+    """How many seeds it rests on, where others of the study rest on more."""
+    n = judgement.finding.n
+    return f" ({seeds_in_words([n])})" if 0 < n < study.runs["seed"].nunique() else ""
 
 
 def _chosen(judgements: Iterable[Judgement], beginnings: tuple[str, ...]) -> list[Judgement]:

@@ -56,10 +56,20 @@ def missing_notes(results: StudyResults) -> list[str]:
             ", ".join(f"{name} {level}" for name, level in zip(results.factors, cell, strict=True)) for cell in cells
         ]
     notes = [f"No complete run yet: {'; '.join(absent)}."] if absent else []
-    seeds = set(runs["seed"])
-    lacking = {label: sorted(seeds - set(group["seed"])) for label, group in runs.groupby("condition", sort=False)}
-    words = [f"{label!s} (seed {', '.join(map(str, lacks))})" for label, lacks in lacking.items() if lacks]
-    return [*notes, f"Seeds that others have and these lack: {'; '.join(words)}."] if words else notes
+    lacking = seeds_lacking(results, list(dict.fromkeys(runs["condition"])))
+    return [*notes, f"Seeds that others have and these lack: {lacking}."] if lacking else notes
+
+
+def seeds_lacking(results: StudyResults, conditions: Iterable[str]) -> str:
+    """Which of these conditions lack which of the study's seeds: "Modern (seeds 0, 1); −CutMix (seed 1)"."""
+    seeds = set(results.runs["seed"])
+    of_condition = results.runs.groupby("condition")["seed"].agg(set)
+    words = []
+    for condition in conditions:
+        lacks = sorted(seeds - of_condition.get(condition, set()))
+        if lacks:
+            words.append(f"{condition} ({'seed' if len(lacks) == 1 else 'seeds'} {', '.join(map(str, lacks))})")
+    return "; ".join(words)
 
 
 def assumed_notes(results: StudyResults) -> list[str]:

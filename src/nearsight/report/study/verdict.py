@@ -1,12 +1,13 @@
 """Claim by claim: does it reproduce? The rules decide, and the file says them."""
 
+import dataclasses
 from dataclasses import dataclass
 
 from nearsight.errors import InputError
 from nearsight.report.study.claim import OURS, Claim
 from nearsight.report.study.judged import counted, judged_rows, not_tested, rules_in_words
 from nearsight.report.study.measures import shared_seeds
-from nearsight.report.study.notes import assumed_notes, missing_notes, scale_notes, seeds_in_words
+from nearsight.report.study.notes import assumed_notes, missing_notes, scale_notes, seeds_in_words, seeds_lacking
 from nearsight.report.study.questions import SHORT
 from nearsight.report.study.registry import parts_of
 from nearsight.report.study.rules import Finding, Verdict
@@ -29,12 +30,20 @@ def judge_claims(results: StudyResults) -> list[Judgement]:
 
 
 def judge_claim(claim: Claim, results: StudyResults) -> Finding:
-    """What the runs say about a claim; not tested where they lack a condition or a seed that it needs."""
+    """What the runs say about a claim; not tested where they lack a condition or a seed that it needs.
+
+    Seeds that lack one of the conditions it needs have no say, so that all its numbers are of the same ones.
+    """
     absent = [label for label in claim.needs if label not in set(results.runs["condition"])]
     if absent:
         return not_tested(f"no complete run of {', '.join(absent)}")
-    if claim.needs and not shared_seeds(results, *claim.needs):
-        return not_tested(f"no seed of which all have a run: {', '.join(claim.needs)}")
+    if claim.needs:
+        seeds = shared_seeds(results, *claim.needs)
+        if not seeds:
+            return not_tested(f"no seed has a run of each; lacking: {seeds_lacking(results, claim.needs)}")
+        if len(seeds) < results.runs["seed"].nunique():
+            runs = results.runs[results.runs["seed"].isin(seeds)]
+            results = dataclasses.replace(results, runs=runs)
     try:
         return claim.judge(results)
     except InputError as reason:
