@@ -184,6 +184,19 @@ def test_emergence_measures_every_epoch() -> None:
     assert configs["+CutMix"].protocol.without("cutmix") == configs["Baseline"].protocol
 
 
+def test_emergence_under_the_fitted_settings_trains_all_equally_long() -> None:
+    configs = {cell.condition: cell.config for cell in emergence.emergence_fitted_cifar100().cells if cell.seed == 0}
+    fitted = {cell.condition: cell.config for cell in unreported.ablation_fitted_cifar100().cells if cell.seed == 0}
+    assert list(configs) == ["Baseline", "−CutMix", "+CutMix", "Modern"]
+    for condition, config in configs.items():
+        protocol = config.protocol
+        assert protocol.max_epochs == protocol.patience == 300
+        assert protocol.max_epochs % config.measure_every == 0  # so that the last epoch is measured, too
+        of_paper = {name: getattr(fitted[condition].protocol, name) for name in ("max_epochs", "patience")}
+        assert dataclasses.replace(protocol, **of_paper) == fitted[condition].protocol
+        assert dataclasses.replace(config, measure_every=0, protocol=fitted[condition].protocol) == fitted[condition]
+
+
 def test_size_keeps_heads_and_steps_as_they_are() -> None:
     study = size.size_cifar100()
     for cell in study.cells:

@@ -9,7 +9,7 @@ import pytest
 from made_up_results import made_up
 from PIL import Image
 
-from nearsight.recipes.emergence import emergence_cifar100
+from nearsight.recipes.emergence import emergence_cifar100, emergence_fitted_cifar100
 from nearsight.report.study.animation import LAST_FRAME, save_animation
 from nearsight.report.study.emergence.course import LASTING, LOCAL, Course, courses, half_way
 from nearsight.report.study.emergence.figures import layers_by_epoch, layers_over_epochs, over_epochs
@@ -70,6 +70,22 @@ def test_a_first_local_head_of_some_runs_says_of_how_many() -> None:
     some = made_up(emergence_cifar100(), lambda _: {"early_mad": 0.5, "max_mad": 0.6}, epochs=EPOCHS, course=of_modern)
     given = [judgement.finding.verdict for judgement in judge_claims(some)]
     assert given[:2] == ["undecided", "epoch 5 to 6, L1, in 2 of 4 runs"]
+
+
+def test_no_condition_without_cutmix_is_left_out() -> None:
+    falls = {**FALLS, "−CutMix": 3}
+
+    def with_a_local_head(cell: Cell, epoch: int) -> dict[str, float]:
+        return {"min_mad": 0.1 if epoch >= falls[cell.condition] else 0.4, "val_acc": min(epoch / 4, 1.0) * 0.6}
+
+    made = made_up(
+        emergence_fitted_cifar100(),
+        lambda _: {"early_mad": 0.5, "max_mad": 0.6},
+        epochs=EPOCHS,
+        course=with_a_local_head,
+    )
+    (first, *_) = (judgement.finding for judgement in judge_claims(made))
+    assert (first.verdict, first.ours) == ("undecided", "4 of 4 runs with CutMix, 2 of 4 without")
 
 
 def run_of(mad: list[float]) -> Course:

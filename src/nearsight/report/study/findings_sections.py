@@ -20,6 +20,7 @@ _PARTS_OF_MODERN = (
 )
 _LONGER = ("Do runs that train longer",)
 # Those without CutMix are the same runs in both ablations.
+_EQUALLY_LONG = ("Do local heads appear with CutMix",)
 _LONGER_WITH_CUTMIX = ("Do runs that train longer have a more local head: those with CutMix",)
 
 
@@ -90,8 +91,13 @@ SECTIONS = (
         title="Does it take long training?",
         claim="S1 ends every run by early stopping and does not say when. In ours that moment differs widely from run "
         "to run, which asks for a look at what goes with it.",
-        answers={"ablation-cifar100": _LONGER, "ablation-fitted-cifar100": _LONGER_WITH_CUTMIX},
-        in_short=_LONGER,
+        answers={
+            "ablation-cifar100": _LONGER,
+            "ablation-fitted-cifar100": _LONGER_WITH_CUTMIX,
+            "emergence-fitted-cifar100": _EQUALLY_LONG,
+        },
+        in_short=(*_LONGER, *_EQUALLY_LONG),
+        hinges_on=("ablation-cifar100", "ablation-fitted-cifar100"),
         figures=(("ablation-cifar100", "training-length.png"), ("ablation-fitted-cifar100", "training-length.png")),
         change_our_mind="Runs of equal length, with and without CutMix, whose heads stay as they are after epoch 150: "
         "early stopping may pick the runs whose heads become local, rather than let them.",
@@ -133,9 +139,13 @@ SECTIONS = (
     Section(
         title="When do heads become local?",
         claim="S1 looks at trained models only, and asks at which epoch the pattern appears.",
-        answers={"emergence-cifar100": ALL},
+        answers={"emergence-cifar100": ALL, "emergence-fitted-cifar100": ALL},
         in_short=("When does the first local head appear", "Does accuracy lead"),
-        figures=(("emergence-cifar100", "emergence-course.png"), ("emergence-cifar100", "emergence-heads.gif")),
+        figures=tuple(
+            (study, name)
+            for study in ("emergence-cifar100", "emergence-fitted-cifar100")
+            for name in ("emergence-course.png", "emergence-heads.gif")
+        ),
         change_our_mind="Another schedule under which locality comes first, or seeds whose local heads do not last.",
     ),
     Section(

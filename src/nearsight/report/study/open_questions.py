@@ -14,6 +14,17 @@ from nearsight.report.study.unreported.effects import UNREPORTED_QUESTIONS, sett
 from nearsight.report.study.unreported.figures import settings_beside_the_paper, settings_effects
 from nearsight.report.study.unreported.fit import fit_table
 
+_EMERGENCE = StudyParts(
+    claims=EMERGENCE_QUESTIONS,
+    tables=(course_table,),
+    figures={
+        "emergence-course": over_epochs,
+        "emergence-layers": layers_over_epochs,
+        "emergence-layers-by-epoch": layers_by_epoch,
+    },
+    animations={"emergence-heads": heads_in_motion},
+)
+
 OPEN_QUESTIONS: Mapping[str, StudyParts] = {
     "unreported-cifar100": StudyParts(
         claims=UNREPORTED_QUESTIONS,
@@ -23,16 +34,8 @@ OPEN_QUESTIONS: Mapping[str, StudyParts] = {
     "mixing-cifar100": StudyParts(
         claims=MIXING_QUESTIONS, tables=(contrast_table,), figures={"mixing-contrasts": contrasts}
     ),
-    "emergence-cifar100": StudyParts(
-        claims=EMERGENCE_QUESTIONS,
-        tables=(course_table,),
-        figures={
-            "emergence-course": over_epochs,
-            "emergence-layers": layers_over_epochs,
-            "emergence-layers-by-epoch": layers_by_epoch,
-        },
-        animations={"emergence-heads": heads_in_motion},
-    ),
+    "emergence-cifar100": _EMERGENCE,
+    "emergence-fitted-cifar100": _EMERGENCE,
     "size-cifar100": StudyParts(
         claims=SIZE_QUESTIONS, tables=(size_table,), figures={"distance-by-size": distance_by_size}
     ),

@@ -1,4 +1,4 @@
-"""Figures of `emergence-cifar100`: distance and accuracy over the epochs, for the model, its layers and its heads."""
+"""Figures of emergence: distance and accuracy over the epochs, for the model, its layers and its heads."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""The course of `emergence-cifar100` as a table, and the answers it gives."""
+"""The course of the studies of emergence as a table, and the answers it gives."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ import pandas as pd
 from nearsight.errors import InputError
 from nearsight.report.study.claim import Claim
 from nearsight.report.study.emergence.course import GLOBAL_AGAIN, LASTING, LOCAL, Course, conditions_of, courses
-from nearsight.report.study.paper import BASELINE, MODERN, ONLY_CUTMIX
+from nearsight.report.study.paper import MODERN, ONLY_CUTMIX
 from nearsight.report.study.questions import NO, UNDECIDED, YES
 from nearsight.report.study.rules import Finding
 from nearsight.report.study.table import MISSING, Table, rounded, with_interval
@@ -74,6 +74,12 @@ def _of(results: StudyResults, *conditions: str) -> list[Course]:
     return found
 
 
+def _without_cutmix(results: StudyResults) -> list[str]:
+    return [
+        label for label in dict.fromkeys((*results.planned, *results.runs["condition"])) if label not in WITH_CUTMIX
+    ]
+
+
 def _range(values: Sequence[int]) -> str:
     low, high = min(values), max(values)
     return str(low) if low == high else f"{low} to {high}"
@@ -89,8 +95,8 @@ WHERE = (
     "these runs, where not all have one; never, where none has."
 )
 ONLY_WITH = (
-    "*In every run.* Yes: every run with CutMix has a local head at some time, and no run of Baseline has one. No: no "
-    "run with CutMix has one, or every run of Baseline does. Undecided: otherwise."
+    "*In every run.* Yes: every run with CutMix has a local head at some time, and no run without it has one. No: no "
+    "run with CutMix has one, or every run without it does. Undecided: otherwise."
 )
 LEADS = (
     "*Who leads.* The lag is the epoch at which the smallest distance is half way minus that of validation accuracy. "
@@ -104,10 +110,10 @@ TURNS = (
 
 
 def _judge_only_with(results: StudyResults) -> Finding:
-    with_it, base = _of(results, *WITH_CUTMIX), _of(results, BASELINE)
-    has, lacks = ([course.first_local() is not None for course in some] for some in (with_it, base))
-    words = f"{sum(has)} of {len(has)} runs with CutMix, {sum(lacks)} of {len(lacks)} of Baseline"
-    answer = YES if all(has) and not any(lacks) else NO if not any(has) or all(lacks) else UNDECIDED
+    with_it, others = _of(results, *WITH_CUTMIX), _of(results, *_without_cutmix(results))
+    has, others_have = ([course.first_local() is not None for course in some] for some in (with_it, others))
+    words = f"{sum(has)} of {len(has)} runs with CutMix, {sum(others_have)} of {len(others_have)} without"
+    answer = YES if all(has) and not any(others_have) else NO if not any(has) or all(others_have) else UNDECIDED
     return Finding(verdict=answer, ours=words, value=float(np.mean(has)), n=_num_seeds(with_it))
 
 
