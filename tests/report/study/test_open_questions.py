@@ -158,6 +158,19 @@ def test_contrasts_without_their_runs_are_left_out() -> None:
         contrast_table(made_up(only(mixing.mixing_cifar100(), "None"), of_mixing))
 
 
+def test_a_run_that_lacks_leaves_the_others_in_the_fit_and_the_answers_their_intervals() -> None:
+    whole = made_up(mixing.mixing_cifar100(), of_mixing)
+    lacking = (whole.runs["condition"] == "CutMix") & (whole.runs["seed"] == 1)
+    results = dataclasses.replace(whole, runs=whole.runs[~lacking])
+    table = contrast_table(results).numbers
+    tabled = table[table["response"] == "min_mad"].set_index("contrast")
+    for judgement in judge_claims(results):
+        row = tabled.loc[judgement.claim.source.removeprefix("min MAD; ")]
+        finding = judgement.finding
+        assert (finding.value, finding.low, finding.high) == pytest.approx((row["estimate"], row["low"], row["high"]))
+    assert answers(results) == answers(whole)
+
+
 # unreported-cifar100
 
 

@@ -26,5 +26,7 @@ class Claim:
     """The strict and the weak reading, where the rule is that of every seed."""
     needs: tuple[str, ...] = ()
     """Conditions without which it cannot be judged."""
+    across_seeds: bool = False
+    """One fit to all runs judges it, which takes out what each seed does: a seed that lacks a condition tells too."""
     judge: Callable[[StudyResults], Finding]
     """An `InputError` says why the runs there are cannot tell."""

@@ -165,6 +165,7 @@ def _claim(contrast: Contrast) -> Claim:
         source=f"min MAD; {contrast.in_words}",
         rule=PART_OF_WHOLE,
         needs=tuple(dict.fromkeys((*contrast.with_it, *contrast.without_it, CUTMIX, NONE))),
+        across_seeds=True,
         judge=partial(_judge, contrast),
     )
 
