@@ -24,6 +24,7 @@ from nearsight.study.statistics import (
     sorted_heads,
 )
 from nearsight.study.statistics.dissociation import ALIKE, SAME_ACCURACY, SAME_LOCALITY, TOGETHER, UNSURE
+from nearsight.study.statistics.effects import UNBALANCED
 
 OFF_ON = ("off", "on")
 
@@ -182,6 +183,38 @@ def test_two_runs_give_an_effect_without_interval():
     assert list(fitted.table["effect"]) == pytest.approx([3.0])
     assert fitted.table[["standard_error", "t", "p", "low", "high"]].isna().all(axis=None)
     assert any("without interval" in note for note in fitted.notes)
+
+
+def test_runs_that_agree_to_the_last_digit_have_neither_effect_nor_p_value():
+    # Bit for bit the same at both levels of b, which least squares returns with an effect of rounding.
+    near, far = 0.47257832892257917, 0.4726401406671147
+    runs = pd.DataFrame({"a": ["off", "on"] * 2, "b": ["off"] * 2 + ["on"] * 2, "y": [near, far] * 2})
+    factors = {"a": OFF_ON, "b": OFF_ON}
+    table = factorial_effects(runs, factors, "y").table.set_index("term")
+    assert table.loc["a", "effect"] == pytest.approx(far - near)
+    assert table.loc["b", "effect"] == 0
+    assert np.isnan(table.loc["b", "p"])
+    same = factorial_effects(runs.assign(y=0.15), factors, "y").table
+    assert (same["effect"] == 0).all()
+    assert same["p"].isna().all()
+
+
+def test_unequal_numbers_of_runs_are_said_where_effects_are_no_differences_of_plain_means():
+    runs, factors = factorial_runs(2, 3, effects={"a": 1.0, "b": 2.0})
+    assert factorial_effects(runs, factors, "y").notes == ()
+    lacking = runs.drop(index=runs[(runs["a"] == "on") & (runs["b"] == "on")].index[:2])
+    fitted = factorial_effects(lacking, factors, "y")
+    assert fitted.notes == (UNBALANCED,)
+    # With all terms every condition counts as much as the others, however many runs it has.
+    means = lacking.groupby(["a", "b"])["y"].mean()
+    effect = fitted.table.set_index("term").loc["a", "effect"]
+    assert effect == pytest.approx(means["on"].mean() - means["off"].mean())
+    plain = lacking.groupby("a")["y"].mean()
+    assert abs(effect - (plain["on"] - plain["off"])) > 0.1
+    # Of one factor they are just that.
+    alone = factorial_effects(lacking, {"a": OFF_ON}, "y")
+    assert alone.notes == ()
+    assert alone.table["effect"].item() == pytest.approx(plain["on"] - plain["off"])
 
 
 def test_aliased_terms_are_left_out_and_missing_conditions_do_not_bias_the_rest():

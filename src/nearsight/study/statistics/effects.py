@@ -12,7 +12,14 @@ from nearsight.errors import InputError
 from nearsight.study.statistics.intervals import LEVEL
 
 Term = tuple[str, ...]
+Array = NDArray[np.float64]
 COLUMNS = ("term", "order", "coefficient", "effect", "standard_error", "t", "p", "low", "high")
+# As a share of the largest value: far above what arithmetic leaves, far below what runs differ by.
+ROUNDING = 1e-12
+UNBALANCED = (
+    "conditions have unequal numbers of runs: the fit makes up for it, so that its effects are not the differences "
+    "between the plain means of the runs"
+)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -30,7 +37,7 @@ class Effects:
     residual_df: int
     """Runs left over to estimate the noise."""
     notes: tuple[str, ...]
-    """What was left out, and why."""
+    """What was left out, and why; and where effects are no plain differences of means."""
 
 
 def factorial_effects(
@@ -57,7 +64,7 @@ def factorial_effects(
     return _fit(response, values, [], np.ones((len(values), 1)), level, tuple(notes))
 
 
-def _coded(runs: pd.DataFrame, name: str, levels: Sequence[str]) -> NDArray[np.float64]:
+def _coded(runs: pd.DataFrame, name: str, levels: Sequence[str]) -> Array:
     if len(levels) != 2:
         raise InputError(f"factor {name!r} has {len(levels)} levels, but effects are coded for two")
     unknown = sorted(set(runs[name]) - set(levels))
@@ -66,7 +73,7 @@ def _coded(runs: pd.DataFrame, name: str, levels: Sequence[str]) -> NDArray[np.f
     return np.where(runs[name].to_numpy() == levels[1], 1.0, -1.0)
 
 
-def _problem(design: NDArray[np.float64], *, main_effects_only: bool) -> str | None:
+def _problem(design: Array, *, main_effects_only: bool) -> str | None:
     """Why this model cannot be fitted, in words; None where it can."""
     num_runs, num_parameters = design.shape
     if num_runs < num_parameters:
@@ -79,21 +86,48 @@ def _problem(design: NDArray[np.float64], *, main_effects_only: bool) -> str | N
     return None
 
 
+def _fit_without_rounding(design: Array, values: Array) -> tuple[Array, Array]:
+    """Coefficients and residuals of least squares; what rounding leaves of either counts as nothing.
+
+    Runs that agree to the last digit, as those of a factor that never acted, would else have an effect of 1e-17 with a
+    noise of 1e-18, and a p-value of their own.
+    """
+    coefficients = np.asarray(np.linalg.lstsq(design, values)[0], dtype=np.float64)
+    residuals: Array = values - design @ coefficients
+    rounding = ROUNDING * float(np.abs(values).max(initial=0.0))
+    coefficients[np.abs(coefficients) <= rounding] = 0.0
+    residuals[np.abs(residuals) <= rounding] = 0.0
+    return coefficients, residuals
+
+
+def _are_plain_differences(terms: Sequence[Term], design: Array) -> bool:
+    """Whether each factor's effect is the mean of the runs with it minus that of those without: then no other term
+    differs between the two groups."""
+    for place in (place for place, term in enumerate(terms, start=1) if len(term) == 1):
+        has = design[:, place] > 0
+        apart = design[has].mean(axis=0) - design[~has].mean(axis=0)
+        if np.abs(np.delete(apart, place)).max() > ROUNDING:
+            return False
+    return True
+
+
 def _fit(
     response: str,
-    values: NDArray[np.float64],
+    values: Array,
     terms: Sequence[Term],
-    design: NDArray[np.float64],
+    design: Array,
     level: float,
     notes: tuple[str, ...],
 ) -> Effects:
     from scipy import stats  # here, because it takes most of a second
 
-    coefficients = np.linalg.lstsq(design, values)[0]
+    if not _are_plain_differences(terms, design):
+        notes = (*notes, UNBALANCED)
+    coefficients, residuals = _fit_without_rounding(design, values)
     residual_df = len(values) - design.shape[1]
     effects, errors = 2 * coefficients, np.full(design.shape[1], np.nan)
     if residual_df > 0:
-        noise = float(np.sum((values - design @ coefficients) ** 2)) / residual_df
+        noise = float(np.sum(residuals**2)) / residual_df
         errors = 2 * np.sqrt(noise * np.diag(np.linalg.inv(design.T @ design)))
     else:
         notes = (*notes, "no run is left over to estimate the noise: estimates without interval")
