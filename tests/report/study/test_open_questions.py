@@ -223,6 +223,13 @@ def test_the_distance_to_the_paper_is_the_one_that_is_said() -> None:
     assert len(fit_table(results).shown) == 17
 
 
+def test_one_setting_has_no_others_beside_it() -> None:
+    results = made_up(only(unreported.unreported_cifar100(), "Baseline", "+CutMix p=1"), of_unreported)
+    (nearest, *_) = judge_claims(results)
+    distance = fits(results)["distance"].item()
+    assert nearest.finding.ours == f"distance {distance:.2f}; no other has runs yet"
+
+
 def test_the_best_setting_becomes_an_ablation() -> None:
     results = made_up(unreported.unreported_cifar100(), of_unreported)
     levels = best_fitting_levels(results)

@@ -173,7 +173,8 @@ def _judge_reached(results: StudyResults) -> Finding:
 def _judge_nearest(results: StudyResults) -> Finding:
     table = fits(results)
     distances = table["distance"]
-    words = f"distance {rounded(distances.iloc[0], 2)}; the others {rounded(distances.iloc[1:].min(), 2)} and more"
+    others = f"the others {rounded(distances.iloc[1], 2)} and more" if len(table) > 1 else "no other has runs yet"
+    words = f"distance {rounded(distances.iloc[0], 2)}; {others}"
     answer = levels_in_words(best_fitting_levels(results))
     return Finding(verdict=answer, ours=words, value=float(distances.iloc[0]), n=_num_seeds(results))
 
