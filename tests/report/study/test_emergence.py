@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from made_up_results import made_up
 from PIL import Image
+from scipy import stats
 
 from nearsight.recipes.emergence import emergence_cifar100, emergence_fitted_cifar100
 from nearsight.report.study.animation import LAST_FRAME, save_animation
@@ -15,7 +16,7 @@ from nearsight.report.study.emergence.course import LASTING, LOCAL, Course, cour
 from nearsight.report.study.emergence.figures import layers_by_epoch, layers_over_epochs, over_epochs
 from nearsight.report.study.emergence.film import MOST_FRAMES, chosen, heads_in_motion
 from nearsight.report.study.emergence.tables import course_table
-from nearsight.report.study.verdict import judge_claims
+from nearsight.report.study.verdict import judge_claims, verdict_markdown
 from nearsight.study import Cell, StudyResults
 
 EPOCHS = 20
@@ -60,6 +61,12 @@ def test_the_answers(results: StudyResults) -> None:
         before = 0.4 - 0.001 * (fall - 1)
         lags.append(fall - 1 + (before - 0.25) / (before - 0.1) - 2)
     assert given[2].value == pytest.approx(np.mean(lags))
+    interval = stats.ttest_1samp(lags, 0).confidence_interval(0.95)
+    assert (given[2].low, given[2].high) == pytest.approx((interval.low, interval.high))
+    # No table has this interval, so the verdict says itself whose mean it is.
+    told = verdict_markdown(results, judge_claims(results))
+    assert "the mean over all runs with CutMix (Student's t)" in told
+    assert "the tables say how" not in told
 
 
 def test_a_first_local_head_of_some_runs_says_of_how_many() -> None:

@@ -103,6 +103,10 @@ LEADS = (
     "Accuracy leads: the lag is above 1 epoch in every run with CutMix. Locality leads: below −1 in every one. "
     "Undecided: otherwise, as where a run's heads do not become more local at all."
 )
+LAG_INTERVAL = (
+    "± is half the 95 % interval of the mean over all runs with CutMix (Student's t), which takes the runs of both "
+    "conditions for draws of one kind."
+)
 TURNS = (
     "*Turning back.* Yes: some head of some run was local, and later, for "
     f"{LASTING} measurements in a row, at {rounded(GLOBAL_AGAIN)} or more. No: none did. Undecided: none was local."
