@@ -78,6 +78,15 @@ def test_table_1_has_the_gain_within_seeds(make_study):
     assert shown["data set"] == "CIFAR-10"
 
 
+def test_a_gain_that_is_not_the_difference_of_the_means_beside_it_says_why(make_study):
+    def told(*without):
+        return tables_of(make_study("protocol-cifar10", without=without))["gain"].notes
+
+    assert "The gain is taken within seeds." in told()
+    assert any("over the 1 seed that both have" in note for note in told(("Modern", 0), ("Modern", 1)))
+    assert any("none in common" in note for note in told(("Modern", 0), ("Baseline", 1), ("Baseline", 2)))
+
+
 def test_effects_are_differences_of_means_in_the_full_design(study, tables):
     numbers = tables["effects"].numbers.set_index(["response", "term"])
     for response in ("test_acc", "min_mad", "min_entropy"):

@@ -5,7 +5,7 @@ from dataclasses import asdict
 import pandas as pd
 
 from nearsight.report.study.conditions import ordered_conditions, roles
-from nearsight.report.study.notes import missing_notes
+from nearsight.report.study.notes import missing_notes, seeds_in_words
 from nearsight.report.study.paper import PUBLISHED, PublishedCondition
 from nearsight.report.study.shares import SHARES, known_shares, share_notes
 from nearsight.report.study.table import MISSING, Table, percent, rounded, span, with_interval
@@ -118,7 +118,7 @@ def gain_table(results: StudyResults) -> Table | None:
         if label in paper:
             row[f"paper_{label}"] = paper[label]
             shown[f"paper's {label}"] = rounded(100 * paper[label], 2, signed=signed)
-    notes = [INTERVALS, "The gain is taken within seeds."]
+    notes = [INTERVALS, _whose_gain(ours["gain"], ours[found.base], ours[found.full])]
     if paper:
         notes.append("The paper's numbers (S1 Table 1) are of one seed.")
     return Table(
@@ -128,3 +128,13 @@ def gain_table(results: StudyResults) -> Table | None:
         shown=pd.DataFrame([shown]),
         notes=tuple(notes),
     )
+
+
+def _whose_gain(gain: MeanInterval, *means: MeanInterval) -> str:
+    """Where the two lack each other's seeds, the gain is not the difference of the means beside it."""
+    if all(mean.n == gain.n for mean in means):
+        return "The gain is taken within seeds."
+    if gain.n == 0:
+        return "The gain is taken within seeds, and they have none in common."
+    seeds = seeds_in_words([gain.n])
+    return f"The gain is taken within seeds, over the {seeds} that both have; the means are over all that each has."
