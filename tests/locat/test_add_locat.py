@@ -229,6 +229,16 @@ def test_traced_and_vmapped() -> None:
     torch.testing.assert_close(found, torch.stack(expected), rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.parametrize("family", ["vit", "rope", "swin"])
+def test_exported_for_batches_of_any_size(family: str) -> None:
+    model = local_model(family).eval()
+    any_size = {"x": {0: torch.export.Dim("images")}}
+    program = torch.export.export(model, (images_for(family),), dynamic_shapes=any_size).module()
+    for num in (1, 5):
+        batch = images_for(family, num=num)
+        torch.testing.assert_close(program(batch), model(batch))
+
+
 @pytest.mark.parametrize("family", ["vit", "registers", "rope", "swin"])
 def test_intermediate_features(family: str) -> None:
     model, batch = local_model(family).eval(), images_for(family)

@@ -178,7 +178,7 @@ class LocalWindowAttention(_Local, WindowAttention):  # type: ignore[misc]
         gaussians = self.gaug(heads[0], heads[1], x, grid, self.scale)
         bias = self._get_rel_pos_bias()
         if mask is not None:  # [windows, N, N], while x has the windows of all images
-            bias = (bias + mask.unsqueeze(1)).repeat(len(x) // len(mask), 1, 1, 1)
+            bias = (bias + mask.unsqueeze(1)).repeat(x.shape[0] // mask.shape[0], 1, 1, 1)
         attended_BNC = _attend(
             heads, self.gaug, gaussians, grid, scale=self.scale, mask=bias, dropout_p=self._dropout_p
         )

@@ -44,7 +44,10 @@ def gaussian_attention(
     `mask` is added to the logits, or where it is False no attention is paid; it expands to [B, H, N, N].
     """
     num_tokens = grid.num_tokens
-    bytes_per_query = query_BHNd.shape[:2].numel() * num_tokens * precision_BHP2.dtype.itemsize
+    batch_size, num_heads = query_BHNd.shape[:2]
+    if torch.compiler.is_exporting():  # a program for batches of any size has the tiles that one image needs
+        batch_size = 1
+    bytes_per_query = batch_size * num_heads * num_tokens * precision_BHP2.dtype.itemsize
     num_queries = max(1, (tile_bytes or TILE_BYTES) // max(1, bytes_per_query))
     if tile_bytes is None and query_BHNd.device.type == "cpu" and not torch.is_grad_enabled():
         num_queries = min(num_queries, max(FEWEST_QUERIES, CACHED_TILE_BYTES // max(1, bytes_per_query)))
