@@ -216,6 +216,45 @@ def test_weights_of_ones_own(tmp_path: Path) -> None:
     assert torch.equal(again(images), model(images))
 
 
+@pytest.mark.parametrize("local", ["", "locat_"])
+@pytest.mark.parametrize(
+    ("backbone", "other"),
+    [
+        ("vit_tiny_patch16_224", {"img_size": 96}),
+        ("vit_tiny_patch16_224", {"patch_size": 8}),
+        ("vit_tiny_patch16_reg4_224", {"img_size": 96}),
+        ("vit_tiny_patch16_rope_mixed_224", {"patch_size": 8}),
+        ("swin_tiny_patch4_window7_224", {"img_size": 64, "window_size": (4, 4)}),
+        ("jumbo_vit_tiny_patch16_224", {"img_size": 96}),
+        ("compact_vit", {"img_size": 96}),
+    ],
+)
+def test_weights_of_ones_own_at_another_size(local: str, backbone: str, other: dict[str, Any], tmp_path: Path) -> None:
+    swin = {"img_size": 56, "embed_dim": 12, "depths": (2, 1), "num_heads": (2, 4)}
+    vit = {"img_size": 64, "embed_dim": 24, "depth": 1, "num_heads": 2}
+    options = {**(swin if "swin" in backbone else vit), "num_classes": 7}
+    model = timm.create_model(local + backbone, **options).eval()
+    save_for_hf(model, str(tmp_path), model_args=options)
+    learned_on = (7, 7) if "swin" in backbone else model.patch_embed.grid_size
+    others = {**other, "initial_grid": learned_on} if local else other
+    again = timm.create_model(f"local-dir:{tmp_path}", pretrained=True, **others).eval()
+    # What timm does to a model that is there already is the same resampling.
+    model.set_input_size(**other)
+    images = torch.randn(1, 3, *again.patch_embed.img_size)
+    torch.testing.assert_close(again.forward_features(images), model.forward_features(images), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("classifier", [True, False])
+def test_weights_of_a_swin_of_ones_own_stay_as_they_are(classifier: bool, tmp_path: Path) -> None:
+    options = {"img_size": 64, "window_size": 4, "embed_dim": 12, "depths": (1, 1, 1), "num_heads": (1, 2, 3)}
+    options["num_classes"] = 7 if classifier else 0
+    model = timm.create_model("locat_swin_tiny_patch4_window7_224", **options).eval()
+    save_for_hf(model, str(tmp_path), model_args=options)
+    again = timm.create_model(f"local-dir:{tmp_path}", pretrained=True, **options).eval()
+    images = torch.randn(1, 3, 64, 64)
+    assert torch.equal(again(images), model(images))
+
+
 def test_there_are_no_published_weights() -> None:
     with pytest.raises(InputError, match=r"add_locat\(timm\.create_model\('vit_base_patch16_224', pretrained=True\)\)"):
         timm.create_model("locat_vit_base_patch16_224", pretrained=True)

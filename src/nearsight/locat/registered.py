@@ -14,6 +14,7 @@ from torch import nn
 
 from nearsight.errors import InputError
 from nearsight.locat.attach import add_locat
+from nearsight.locat.fitting import fitted
 
 BACKBONES = (
     "vit_tiny_patch16_224",
@@ -49,7 +50,12 @@ def _register(backbone: str) -> None:
         # As many maps as the backbone gives.
         features = {"out_indices": (0, 1, 2, 3) if "swin" in backbone else 3, "feature_cls": "getter"}
         built: nn.Module = build_model_with_cfg(
-            lambda **settings: _build(backbone, settings), name, pretrained=pretrained, feature_cfg=features, **kwargs
+            lambda **settings: _build(backbone, settings),
+            name,
+            pretrained=pretrained,
+            pretrained_filter_fn=fitted,
+            feature_cfg=features,
+            **kwargs,
         )
         return built
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import timm
-from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
+from timm.models import build_model_with_cfg, eva, generate_default_cfgs, register_model, vision_transformer
 from torch import nn
 
 _REGISTERS = {"reg_tokens": 4, "no_embed_class": True}
@@ -30,8 +30,16 @@ def _register(name: str, base: str, settings: Mapping[str, Any]) -> None:
         return model
 
     def backbone(pretrained: bool = False, **kwargs: Any) -> nn.Module:
+        family = eva if "rope" in name else vision_transformer
         features = {"out_indices": 3, "feature_cls": "getter"}
-        model: nn.Module = build_model_with_cfg(build, name, pretrained, feature_cfg=features, **kwargs)
+        model: nn.Module = build_model_with_cfg(
+            build,
+            name,
+            pretrained,
+            pretrained_filter_fn=family.checkpoint_filter_fn,
+            feature_cfg=features,
+            **kwargs,
+        )
         return model
 
     backbone.__name__ = backbone.__qualname__ = name

@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 import torch
 from timm.layers import to_2tuple
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
-from timm.models.vision_transformer import VisionTransformer
+from timm.models.vision_transformer import VisionTransformer, checkpoint_filter_fn
 from torch import nn
 
 from nearsight.errors import InputError, check_at_least, unknown_name
@@ -106,6 +106,7 @@ def compact_vit(pretrained: bool = False, **kwargs: Any) -> VisionTransformer:
         CompactViT,
         "compact_vit",
         pretrained,
+        pretrained_filter_fn=checkpoint_filter_fn,
         feature_cfg={"out_indices": 3, "feature_cls": "getter"},
         **{**COMPACT_SETTINGS, **kwargs},
     )

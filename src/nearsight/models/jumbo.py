@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from timm.layers import DropPath, Mlp
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
-from timm.models.vision_transformer import Block, LayerScale
+from timm.models.vision_transformer import Block, LayerScale, checkpoint_filter_fn
 from torch import Tensor, nn
 
 from nearsight.errors import InputError, check_at_least
@@ -189,7 +189,9 @@ default_cfgs = generate_default_cfgs(
 
 def _build(name: str, pretrained: bool, settings: dict[str, Any]) -> JumboViT:
     features = {"out_indices": 3, "feature_cls": "getter"}
-    model: JumboViT = build_model_with_cfg(JumboViT, name, pretrained, feature_cfg=features, **settings)
+    model: JumboViT = build_model_with_cfg(
+        JumboViT, name, pretrained, pretrained_filter_fn=checkpoint_filter_fn, feature_cfg=features, **settings
+    )
     return model
 
 
