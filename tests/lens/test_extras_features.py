@@ -127,6 +127,22 @@ def test_a_layer_whose_block_returns_nothing_has_no_numbers() -> None:
     assert np.isnan(table.extra["locality_score"]).all()
 
 
+def test_tokens_in_an_order_of_the_images_own_have_no_numbers() -> None:
+    class Sorting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attn = ChannelsFirst(8)
+
+        def forward(self, grid: Tensor) -> Tensor:
+            tokens = self.attn(grid)[1].flatten(2)
+            return tokens.gather(2, tokens.norm(dim=1, keepdim=True).argsort().expand_as(tokens))
+
+    model = nn.Sequential(nn.Conv2d(3, 8, 8, 8), Sorting())
+    table = measure(model, images(size=(24, 32)), what=["features"])
+    assert table.layer_names == ("1.attn",)
+    assert np.isnan(table.extra["locality_score"]).all()
+
+
 def test_maps_with_channels_first_in_a_tuple() -> None:
     class Block(nn.Module):
         def __init__(self) -> None:

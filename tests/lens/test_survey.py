@@ -226,7 +226,15 @@ NOT_SPATIAL: dict[str, Callable[[Tensor], Tensor]] = {
     "another image": lambda images: attend(tokens(images).flip(0), tokens(images)),
     "fit no grid": lambda images: attend(tokens(images)[:, :13], tokens(images)[:, :13]),
     "lie at only": lambda images: attend(tokens(images).repeat(1, 2, 1), tokens(images)),
+    "elsewhere in one image": lambda images: attend(_largest_first(images), _largest_first(images)),
+    "elsewhere in one image than in another": lambda images: attend(tokens(images), _largest_first(images)[:, :16]),
 }
+
+
+def _largest_first(images: Tensor) -> Tensor:
+    """In an order of the image's own, as models have it that drop tokens, or let each query choose its keys."""
+    x = tokens(images)
+    return x.gather(1, x.norm(dim=-1).argsort(descending=True).unsqueeze(-1).expand_as(x))
 
 
 def _quarters(images: Tensor) -> Tensor:

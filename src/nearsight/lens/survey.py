@@ -14,7 +14,7 @@ from nearsight.lens.capture import OPAQUE, AttentionTap, Call
 from nearsight.lens.geometry import Geometry, NotSpatialError, locate
 from nearsight.lens.layout import LayoutError
 from nearsight.lens.places import PADDING, constant_along
-from nearsight.lens.trace import PlaceTrace, Trace
+from nearsight.lens.trace import PlaceTrace, Trace, traced_pair
 from nearsight.locat.refine import REFINEMENTS
 
 
@@ -47,7 +47,7 @@ class Survey:
 
 def survey(model: nn.Module, image: Tensor) -> Survey:
     """Survey a model (in eval mode) for images like this one, [3, H, W]."""
-    images = torch.stack([image, image])
+    images = traced_pair(image)
     surveyor = _Surveyor(model, images)
     try:
         return surveyor.run(images)

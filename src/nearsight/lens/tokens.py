@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from nearsight.lens.geometry import Geometry
 from nearsight.lens.places import PADDING, Places, constant_along
-from nearsight.lens.trace import PlaceTrace
+from nearsight.lens.trace import PlaceTrace, traced_pair
 
 _CLASS_TOKEN = re.compile(r"(^|.*[._])(cls|class)(_[^.]*)?")
 
@@ -106,7 +106,7 @@ def map_tokens(model: nn.Module, image: Tensor, names: Sequence[str]) -> dict[st
 
     Left out are modules whose outputs do not hold a grid of patches, or that run more than once.
     """
-    images = torch.stack([image, image])
+    images = traced_pair(image)
     trace = PlaceTrace(images)
     has_cls = has_class_token(model)
     found: dict[str, TokenMap] = {}
@@ -130,7 +130,9 @@ def _mapped(places: Places, numbers: Tensor, tensor: int, has_cls: bool) -> Toke
     axes = _axes(places, numbers)
     if axes is None:
         return None
-    first = numbers.movedim(axes, (0, -1))[0, ..., 0].flatten()
+    first, second = numbers.movedim(axes, (0, -1))[..., 0].flatten(1)
+    if not torch.equal(*(places.cells(image).nan_to_num(-1.0) for image in (first, second))):
+        return None  # its tokens lie elsewhere in one image than in another
     is_patch = (places.image_of(first) >= 0) & ~places.covers_image(first)
     centres = places.cells(first[is_patch])
     rows, row = centres[:, 0].unique(return_inverse=True)

@@ -59,6 +59,15 @@ SoftmaxListener = Callable[[int, Trace, int], None]
 KeysFirstListener = Callable[[int], None]
 
 
+def traced_pair(image: Tensor) -> Tensor:
+    """An image [3, H, W] and the same turned by 180°, as a batch for a forward that is traced.
+
+    Two, so that what belongs to which image shows; and unlike each other, so that a model which puts its tokens in
+    another order for another image, or drops some, is found out.
+    """
+    return torch.stack([image, image.flip(-2, -1)])
+
+
 class PlaceTrace(TorchDispatchMode):
     """While active, knows the place of every element of every tensor that comes from the images."""
 
