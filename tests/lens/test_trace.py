@@ -10,6 +10,7 @@ from torch import Tensor
 from nearsight.lens.trace import PlaceTrace
 
 SIDE = 8
+ORDER = torch.tensor([3, 0, 6, 1, 7, 2, 5, 4])
 
 
 def follow(program: Callable[[Tensor], Tensor], side: int = SIDE) -> tuple[PlaceTrace, Tensor]:
@@ -48,6 +49,12 @@ MOVES: dict[str, Callable[[Tensor], Tensor]] = {
     "unfold": lambda x: x.unfold(2, 4, 2).unfold(3, 4, 2),
     "index": lambda x: x[:, :, torch.tensor([3, 1, 1])],
     "gather": lambda x: x.gather(3, torch.tensor([2, 0]).expand(2, 3, SIDE, 2)),
+    "computed index": lambda x: x.gather(3, (x > 99).long()),
+    "computed mask": lambda x: x[x < 99].view(2, 3, -1),
+    "scatter": lambda x: torch.zeros_like(x).scatter(2, ORDER[:, None].expand_as(x), x),
+    "scatter in place": lambda x: torch.zeros_like(x).scatter_(3, ORDER.expand_as(x), x),
+    "index copy": lambda x: torch.zeros_like(x).index_copy(3, ORDER, x),
+    "masked scatter": lambda x: torch.zeros_like(x).masked_scatter(torch.ones(SIDE, SIDE).bool(), x.flip(2)),
     "pixel unshuffle": lambda x: F.pixel_unshuffle(x, 2),
     "im2col": lambda x: F.unfold(x, 4, stride=4),
     "repeat": lambda x: x.repeat(1, 2, 1, 1),
@@ -241,9 +248,26 @@ def test_the_smaller_region_wins_and_images_stay_apart() -> None:
     assert trace.places.centres(whole).isnan().all()
 
 
-def test_what_mixes_along_an_axis_is_not_taken_for_what_stays() -> None:
-    trace, output = follow(lambda x: torch.fft.fft2(x).real)
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda x: torch.fft.fft2(x).real,
+        lambda x: F.grid_sample(x, torch.rand(2, SIDE, SIDE, 2), align_corners=False),
+        lambda x: torch.zeros_like(x).scatter_add(3, ORDER.expand_as(x), x),
+        lambda x: torch.zeros_like(x).index_add_(3, ORDER, x),
+        lambda x: torch.zeros_like(x).index_put_((torch.tensor([1, 0]),), x, accumulate=True),
+        torch.zeros_like,
+    ],
+    ids=["fourier", "sampling", "scatter", "index", "accumulation", "zeros"],
+)
+def test_what_mixes_along_an_axis_is_not_taken_for_what_stays(program: Callable[[Tensor], Tensor]) -> None:
+    trace, output = follow(program)
     assert trace.of(output) is None
+
+
+def test_what_is_added_to_some_tokens_does_not_move_them() -> None:
+    found = centres(lambda x: x.index_add(3, ORDER, torch.flip(x, [3])))
+    torch.testing.assert_close(found[0, 0], pixel_grid())
 
 
 def test_sorting_by_a_models_own_order_is_followed() -> None:

@@ -28,6 +28,18 @@ RENAMED: dict[str, Callable[..., Tensor]] = {
     "_reshape_alias": lambda ids, size, stride: ids.reshape(size),
     "im2col": lambda ids, *settings: torch.ops.aten.im2col(ids.double(), *settings).long(),
 }
+# These put data into part of a tensor: by name, which argument the data are. In place, a name ends with an underscore.
+PLACING = {
+    "copy": 1, "slice_scatter": 1, "select_scatter": 1, "index_put": 2, "_index_put_impl": 2, "masked_scatter": 2,
+    "scatter": 3, "index_copy": 3,
+}  # fmt: skip
+# So do these, but what comes to one place is added up.
+ADDING = {"scatter_add", "scatter_reduce", "index_add", "index_reduce"}
+# New tensors that are made like another one: nothing in them comes from there.
+MAKING = {
+    "zeros_like", "ones_like", "full_like", "empty_like", "rand_like", "randn_like", "randint_like", "new_zeros",
+    "new_ones", "new_full", "new_empty", "new_empty_strided",
+}  # fmt: skip
 JOINING = {
     "sum", "mean", "amax", "amin", "max", "min", "var", "std", "var_mean", "std_mean", "linalg_vector_norm", "norm",
     "logsumexp", "prod", "median", "argmax", "argmin", "any", "all",
@@ -43,7 +55,10 @@ RESAMPLING = {
 _POOLING = {"avg_pool2d", "avg_pool3d", "max_pool2d_with_indices", "max_pool3d_with_indices"}
 SOFTMAX = {"_softmax", "_safe_softmax"}
 # Same shape, other places: what comes out is not where it went in.
-MIXING = {"_fft_c2c", "_fft_r2c", "_fft_c2r", "cumsum", "cumprod", "linalg_solve_ex", "linalg_inv_ex"}
+MIXING = {
+    "_fft_c2c", "_fft_r2c", "_fft_c2r", "cumsum", "cumprod", "linalg_solve_ex", "linalg_inv_ex", "grid_sampler_2d",
+    "grid_sampler_3d",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)

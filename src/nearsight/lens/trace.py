@@ -19,11 +19,14 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
 from nearsight.lens.operations import (
+    ADDING,
     CONVOLUTIONS,
     HIDING,
     JOINING,
+    MAKING,
     MIXING,
     MOVES,
+    PLACING,
     PRODUCTS,
     RENAMED,
     RESAMPLING,
@@ -120,13 +123,20 @@ class PlaceTrace(TorchDispatchMode):
         elif name == "constant_pad_nd":
             trace = self._traces[args[0]]
             self._keep(output, trace.moved(lambda ids: torch.constant_pad_nd(ids, args[1], PADDING)))
-        elif name in ("copy_", "index_put_", "_index_put_impl_"):
-            self._write(func, args)
+        elif (plain := name.rstrip("_")) in ADDING or (plain in PLACING and _adds(args, kwargs)):
+            self._add(name, args[0], output)
+        elif plain in PLACING and isinstance(args[PLACING[plain]], Tensor):
+            if name.endswith("_"):
+                self._write(func, args)
+            else:
+                self._move(func, args, kwargs, output)
         elif name in ("sort", "topk"):
             given = dict(zip(("self", "dim") if name == "sort" else ("self", "k", "dim"), args, strict=False))
             axis = {"dim": -1, **given, **kwargs}["dim"]
             self._keep(output[0], self._traces[args[0]].moved(lambda ids: ids.gather(axis, output[1].cpu())))
-        elif name not in MIXING:
+        elif name in MIXING:
+            self.lost.append(name)
+        elif name not in MAKING:
             self._element_by_element(name, args, kwargs, output)
 
     def _keep(self, output: Any, trace: Trace | None) -> None:
@@ -142,7 +152,7 @@ class PlaceTrace(TorchDispatchMode):
         traces = [self._traces[leaf] for leaf in inputs]
 
         def moved(part: Callable[[Tensor], Tensor]) -> list[Tensor]:
-            swapped = [self._swapped(argument, part) for argument in args]
+            swapped = [self._swapped(argument, part, may_index=place > 0) for place, argument in enumerate(args)]
             result = RENAMED[name](*swapped, **kwargs) if name in RENAMED else func(*swapped, **kwargs)
             return [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
 
@@ -158,13 +168,14 @@ class PlaceTrace(TorchDispatchMode):
             ids = {part: values[number] for part, values in parts.items()}
             self._keep(leaf, Trace(**ids, softmax=softmax, heads_mixed=mixed))
 
-    def _swapped(self, argument: Any, part: Callable[[Tensor], Tensor]) -> Any:
-        """An argument of a moving operation with tensors replaced by places; an index goes to where places are."""
+    def _swapped(self, argument: Any, part: Callable[[Tensor], Tensor], *, may_index: bool) -> Any:
+        """An argument of a moving operation with tensors replaced by places; an index, which may have been computed
+        from the images, goes to where places are."""
         if isinstance(argument, list | tuple):
-            return type(argument)(self._swapped(item, part) for item in argument)
+            return type(argument)(self._swapped(item, part, may_index=may_index) for item in argument)
         if not isinstance(argument, Tensor):
             return argument
-        is_index = argument not in self._traces and not argument.is_floating_point()
+        is_index = may_index and not (argument.is_floating_point() or argument.is_complex())
         return argument.cpu() if is_index else part(argument)
 
     def _ids(self, tensor: Tensor, part: str) -> Tensor:
@@ -183,10 +194,13 @@ class PlaceTrace(TorchDispatchMode):
         sources = [leaf for leaf in tree_leaves(args[1:]) if isinstance(leaf, Tensor) and leaf in self._traces]
         parts = {part for part in PARTS for trace in (old, *map(self.of, sources)) if getattr(trace, part) is not None}
 
+        may_index = func.overloadpacket is not torch.ops.aten.copy_
+
         def written(part: str) -> tuple[Tensor, Tensor]:
             ids = self._ids(base, part).contiguous().clone()
             window = ids.as_strided(target.shape, target.stride(), target.storage_offset() - base.storage_offset())
-            func(window, *(self._swapped(argument, lambda tensor: self._ids(tensor, part)) for argument in args[1:]))
+            to_places = partial(self._swapped, part=partial(self._ids, part=part), may_index=may_index)
+            func(window, *map(to_places, args[1:]))
             return ids, window.clone()
 
         ids = {part: written(part) for part in parts}
@@ -195,6 +209,12 @@ class PlaceTrace(TorchDispatchMode):
         self._traces[base] = replace(old, **wholes)
         if base is not target:
             self._traces[target] = replace(old, **windows)
+
+    def _add(self, name: str, target: Tensor, output: Any) -> None:
+        """Data added to part of a tensor do not move what is there, as in any sum; where nothing is, they are lost."""
+        if (trace := self.of(target)) is None:
+            self.lost.append(name)
+        self._keep(output, trace)
 
     # Operations that combine data
 
@@ -336,6 +356,11 @@ class PlaceTrace(TorchDispatchMode):
 
         looked_at, hidden = (None if (ids := first(part)) is None else ids.expand(shape) for part in PARTS[1:])
         return Trace(own, looked_at, first("softmax"), any(trace.heads_mixed for trace in fitting), hidden)
+
+
+def _adds(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether what puts data into a tensor is told to add them up: scatter(reduce=…), index_put(accumulate=True)."""
+    return "reduce" in kwargs or (len(args) > 3 and args[3] is True)
 
 
 def _is_axes(argument: Any) -> bool:
