@@ -211,6 +211,22 @@ def test_a_defect_of_the_lens_is_not_said_to_be_the_models(monkeypatch: pytest.M
         measure(vit(), images())
 
 
+def test_memory_that_does_not_suffice_is_not_said_to_be_the_models_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    def too_large(*_: object) -> None:
+        raise torch.OutOfMemoryError("4 GiB")
+
+    monkeypatch.setattr("nearsight.lens.running.survey", too_large)
+    with pytest.raises(torch.OutOfMemoryError):
+        measure(vit(), images())
+
+
+@pytest.mark.parametrize("model", ["vit_small_patch16_224", None, vit], ids=["name", "nothing", "function"])
+def test_what_is_no_model_is_named(model: object) -> None:
+    for look in (measure, attention_maps, attention_rollout, layer_similarity):
+        with pytest.raises(InputError, match=r"a model is a torch\.nn\.Module, not "):
+            look(model, images())
+
+
 def test_a_precision_that_does_not_exist() -> None:
     with pytest.raises(InputError, match="precision is one of float32, float64, not 'float16'"):
         measure(vit(), images(), precision="float16")

@@ -51,13 +51,12 @@ def check_vit_adapter(model: nn.Module, image_size: int | tuple[int, int]) -> Ad
         InputError: if the model has no spatial attention, or does not take such images.
     """
     height, width = (image_size, image_size) if isinstance(image_size, int) else image_size
-    parameter = next(model.parameters(), torch.zeros(()))
-    generator = torch.Generator().manual_seed(0)
-    images = torch.randn(3, 3, height, width, generator=generator).to(parameter.device, parameter.dtype)
+    images = torch.randn(3, 3, height, width, generator=torch.Generator().manual_seed(0))
     _check_state(model, images)  # also raises InputError for what cannot be measured at all
     passed = ["the model and every random generator are left as they were"]
     failures = []
     with running(model) as run:
+        images = run.brought(images)
         found = survey(run.model, images[0])
         for check in (_check_outputs, _check_batches, _check_queries, _check_weights, _check_places):
             try:

@@ -1,7 +1,7 @@
 """Running somebody's model to look into it, and leaving it as it was."""
 
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -59,12 +59,17 @@ def running(model: nn.Module, device: torch.device | str | None = None) -> Itera
     Its mode and device and the state of the random generators are afterwards as they were.
     """
     model = getattr(model, "_orig_mod", model)  # a compiled model: what it was compiled from
-    parameter = next(model.parameters(), None)
-    home = torch.device("cpu") if parameter is None else parameter.device
+    if not isinstance(model, nn.Module):
+        raise InputError(f"a model is a torch.nn.Module, not {str(model)[:80]!r}; timm.create_model(name) makes one")
+    # Some models have whole numbers among their parameters, which say nothing about images.
+    parameter = next((one for one in model.parameters() if one.is_floating_point()), torch.zeros(()))
+    home = parameter.device
     target = home if device is None else torch.device(device)
-    with without_gradients(), _uncompiled(), _left_as_found(model, home):
-        model.to(target).eval()
-        yield Running(model, target, torch.float32 if parameter is None else parameter.dtype)
+    # Where nobody asks for it, no model is moved: one may lie on several devices, and quantised ones refuse it.
+    moving = nullcontext() if device is None else _moved(model, home, target)
+    with without_gradients(), _uncompiled(), _left_as_found(model), moving:
+        model.eval()
+        yield Running(model, target, parameter.dtype)
 
 
 def _uncompiled() -> AbstractContextManager[None]:
@@ -78,20 +83,41 @@ def _uncompiled() -> AbstractContextManager[None]:
 
 
 @contextmanager
-def _left_as_found(model: nn.Module, home: torch.device) -> Iterator[None]:
-    """Restore each module's training mode, the model's device and every random generator."""
+def _moved(model: nn.Module, home: torch.device, target: torch.device) -> Iterator[None]:
+    try:
+        model.to(target)
+        yield
+    finally:
+        with torch.inference_mode(False):  # what made the images may have left it on
+            model.to(home)
+
+
+@contextmanager
+def _left_as_found(model: nn.Module) -> Iterator[None]:
+    """Restore each module's training mode and every random generator."""
     modes = {module: module.training for module in model.modules()}
     python_state, numpy_state = random.getstate(), np.random.get_state()
     try:
         with torch.random.fork_rng():
             yield
     finally:
-        with torch.inference_mode(False):  # what made the images may have left it on
-            model.to(home)
+        with without_gradients():
+            _set_modes(model, modes)
         for module, training in modes.items():
             module.training = training
         random.setstate(python_state)
         np.random.set_state(numpy_state)
+
+
+def _set_modes(module: nn.Module, modes: Mapping[nn.Module, bool]) -> None:
+    """By the modules' own `train`, as it was their own `eval`: these may do more than set a flag, such as take LoRA's
+    weights out of the others and add them again."""
+    wanted = modes[module]
+    if any(modes[part] != wanted for part in module.modules()):
+        for child in module.children():
+            _set_modes(child, modes)
+    elif module.training != wanted:
+        module.train(wanted)
 
 
 def batches(images: Tensor | Iterable[Tensor], batch_size: int) -> Iterator[Tensor]:
@@ -125,6 +151,8 @@ def surveyed(model: nn.Module, image: Tensor) -> Survey:
     name, (height, width) = type(model).__name__, image.shape[-2:]
     try:
         found = survey(model, image)
+    except torch.OutOfMemoryError:
+        raise  # not the model's fault: the caller may have a way out
     except Exception as error:
         reason, hint = " ".join(str(error).split())[:200] or type(error).__name__, ""
         if not isinstance(error, AssertionError | RuntimeError | ValueError):

@@ -1,0 +1,92 @@
+"""Models that do more than most when they are moved or change their mode are left as they were found, too."""
+
+from typing import Any, Self
+
+import numpy as np
+import pytest
+import timm
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from nearsight import check_vit_adapter, measure
+
+
+def vit() -> nn.Module:
+    torch.manual_seed(0)
+    return timm.create_model("compact_vit", depth=2, embed_dim=48, num_heads=4)
+
+
+def images() -> Tensor:
+    return torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+
+
+class LowRank(nn.Linear):
+    """LoRA as loralib has it: for inference, what was learned is added to the frozen weights."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(size, size)
+        self.weight.requires_grad = False
+        self.down, self.up = nn.Parameter(torch.randn(2, size)), nn.Parameter(torch.randn(size, 2))
+        self.is_merged = False
+
+    def train(self, mode: bool = True) -> Self:
+        super().train(mode)
+        if self.is_merged == mode:
+            self.weight.data += (self.up @ self.down) * (-1 if mode else 1)
+            self.is_merged = not mode
+        return self
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        output = super().forward(tokens)
+        return output if self.is_merged else output + F.linear(F.linear(tokens, self.down), self.up)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_weights_that_are_merged_for_inference_are_taken_apart_again(frozen: bool) -> None:
+    model = vit()
+    learning = model.blocks[0].attn.proj = LowRank(48)
+    model.train()
+    if frozen:
+        model.blocks[1].eval()
+    modes = [module.training for module in model.modules()]
+    weight = learning.weight.detach().clone()
+    measure(model, images())
+    assert [module.training for module in model.modules()] == modes
+    assert not learning.is_merged
+    torch.testing.assert_close(learning.weight, weight)
+    model(images()).sum().backward()
+    assert learning.up.grad is not None
+
+
+class Immovable(nn.Module):
+    """As quantised models of transformers are, and those whose layers lie on several devices."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = vit()
+
+    def to(self, *_: Any, **__: Any) -> Self:
+        raise ValueError("`.to` is not supported for 4-bit models")
+
+    def forward(self, batch: Tensor) -> Tensor:
+        return self.model(batch)
+
+
+def test_a_model_is_not_moved_unless_it_is_asked_for() -> None:
+    np.testing.assert_array_equal(measure(Immovable(), images()).mad, measure(vit(), images()).mad)
+
+
+def test_a_first_parameter_of_whole_numbers() -> None:
+    class Indexed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.order = nn.Parameter(torch.arange(4), requires_grad=False)
+            self.model = vit().double()
+
+        def forward(self, batch: Tensor) -> Tensor:
+            return self.model(batch)
+
+    model = Indexed()
+    np.testing.assert_array_equal(measure(model, images()).mad, measure(model.model, images()).mad)
+    assert check_vit_adapter(model, 32).layers
