@@ -322,3 +322,36 @@ def test_what_overrides_torchs_forward_is_seen_by_what_it_calls(case: str) -> No
             assert one is None or torch.equal(one, other)
     assert [type(part) for part in module.modules()] == kinds
     assert [*module.__dict__] == shadows
+
+
+class OwnAttention(nn.Module):
+    """Takes what an encoder layer gives its attention, and leaves the work to a part of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.batch_first = False  # an encoder layer asks before it takes its fast path
+        self.inner = nn.Module()
+        self.inner.forward = lambda x: F.scaled_dot_product_attention(x, x, x)
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, **_settings: object) -> tuple[Tensor, None]:
+        return self.inner(query), None
+
+
+def test_an_encoder_layer_with_somebody_elses_attention() -> None:
+    layer = nn.TransformerEncoderLayer(16, 4, 32, batch_first=True).eval()
+    layer.self_attn = OwnAttention()  # type: ignore[assignment]
+    tokens = torch.randn(2, 6, 16)
+    with torch.no_grad():
+        plain = layer(tokens)
+    for calling in (None, {"": layer, "self_attn.inner": layer.self_attn.inner}):  # in a survey, and after it
+        seen: list[tuple[Call, Attention]] = []
+        with (
+            AttentionTap(layer, lambda call, candidates, seen=seen: seen.append((call, candidates[0]())), calling),
+            torch.no_grad(),
+        ):
+            watched = layer(tokens)
+        assert torch.equal(watched, plain)
+        ((call, attention),) = [one for one in seen if isinstance(one[1], FusedAttention)]
+        assert call.layer_name == "self_attn.inner"
+        assert torch.equal(attention.query, tokens)
+    assert "forward" not in layer.__dict__

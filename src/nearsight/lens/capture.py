@@ -98,7 +98,10 @@ class AttentionTap(TorchFunctionMode):
             if isinstance(module, nn.MultiheadAttention):
                 self._watch(module, nn.MultiheadAttention, self._multihead)
             elif isinstance(module, nn.TransformerEncoderLayer):
-                self._watch(module, nn.TransformerEncoderLayer, self._encoder_layer)
+                if isinstance(getattr(module, "self_attn", None), nn.MultiheadAttention):
+                    self._watch(module, nn.TransformerEncoderLayer, self._encoder_layer)
+                else:  # somebody put another attention there
+                    self._wrap(module, self._own_forward)
             elif not self._follows_all:
                 self._undo.callback(module.register_forward_pre_hook(self._entering).remove)
                 self._undo.callback(module.register_forward_hook(self._leaving, always_call=True).remove)
