@@ -367,3 +367,21 @@ def test_what_comes_out_of_keys_first_attention_lies_at_the_queries() -> None:
     for site in (first, second):
         torch.testing.assert_close(site.geometry.query_places_WN2[0], 2 * raster(4, 4) + 0.5)
         torch.testing.assert_close(site.geometry.key_places_WM2[0], raster(8, 8))
+
+
+def test_finding_many_attentions_takes_no_longer_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attention in chunks of queries is many in one module."""
+    comparisons: list[None] = []
+    equal = torch.equal
+    monkeypatch.setattr(torch, "equal", lambda *tensors: comparisons.append(None) or equal(*tensors))
+
+    def compared(num_chunks: int) -> int:
+        comparisons.clear()
+        found = look(
+            lambda images: torch.cat([attend(part, tokens(images)) for part in tokens(images).chunk(num_chunks, dim=1)])
+        )
+        names = [site.name for site in found.sites.values()]
+        assert names == ["", *(f"#{number}" for number in range(2, num_chunks + 1))]
+        return len(comparisons)
+
+    assert compared(32) < 3 * compared(16)

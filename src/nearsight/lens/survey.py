@@ -3,6 +3,7 @@
 Done once per model and image size; measuring then knows which calls to look at and how.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -72,7 +73,9 @@ class _Surveyor:
         self._used: set[tuple[int, int, torch.Size]] = set()
         """The parts of a softmax that have: its number, where they begin in memory, their shape."""
         self._last_explicit: tuple[Call, ExplicitAttention, Trace] | None = None
-        self._located: list[tuple[Tensor, Tensor, Geometry]] = []
+        self._times: Counter[str] = Counter()
+        """How many attentions each layer has had."""
+        self._located: dict[tuple[object, ...], Geometry] = {}
 
     def forget(self) -> None:
         """Trace and tap call back here: else all of it would stay in memory until the next garbage collection."""
@@ -146,14 +149,14 @@ class _Surveyor:
         assert trace.looked_at is not None
         swapped = replace(trace, own=trace.looked_at, looked_at=trace.own)
         self._found.pop()
+        self._times[call.layer_name] -= 1
         self._note(call, lambda: self._explicit(attention, swapped))
         self._last_explicit = None
 
     def _note(self, call: Call, examine: Callable[[], Site]) -> None:
-        name, times = call.layer_name, 1
-        while any(name == other for _, other, _ in self._found):
-            times += 1
-            name = f"{call.layer_name}#{times}"
+        self._times[call.layer_name] += 1
+        times = self._times[call.layer_name]
+        name = call.layer_name if times == 1 else f"{call.layer_name}#{times}"
         try:
             if isinstance(self._modules[call.layer_name], REFINEMENTS):
                 raise NotSpatialError("tokens that refine each other without any weights (PRR), which is no layer")
@@ -174,12 +177,10 @@ class _Surveyor:
 
     def _locate(self, query_LN: Tensor, key_LM: Tensor) -> Geometry:
         """Most layers of a model have their tokens where another one has."""
-        for query, key, geometry in self._located:
-            if torch.equal(query, query_LN) and torch.equal(key, key_LM):
-                return geometry
-        geometry = locate(self._trace.places, query_LN, key_LM)
-        self._located.append((query_LN, key_LM, geometry))
-        return geometry
+        known = _content(query_LN), _content(key_LM)
+        if known not in self._located:
+            self._located[known] = locate(self._trace.places, query_LN, key_LM)
+        return self._located[known]
 
     def _explicit(self, attention: ExplicitAttention, trace: Trace) -> Site:
         if trace.heads_mixed:
@@ -195,6 +196,14 @@ class _Surveyor:
             hidden = trace.hidden.movedim((query_axis, key_axis), (-2, -1))
             hidden_WHNM = geometry.layout.arrange(hidden)[0].bool()
         return Site("", geometry, attention.operand, (query_axis, key_axis), hidden_WHNM)
+
+
+def _content(numbers: Tensor) -> tuple[object, ...]:
+    """Equal for tensors of the same numbers."""
+    once = numbers
+    for axis, (size, stride) in enumerate(zip(numbers.shape, numbers.stride(), strict=True)):
+        once = once.narrow(axis, 0, 1) if size and stride == 0 else once  # one number, repeated: heads, mostly
+    return numbers.shape, once.shape, once.numpy().tobytes()
 
 
 def _token_axes(own: Tensor, looked_at: Tensor) -> tuple[int, int]:
