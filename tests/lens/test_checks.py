@@ -50,6 +50,15 @@ def test_windows_and_an_image_that_is_not_square() -> None:
     assert report.layers[1] == "layers.0.blocks.1.attn: 7×14 patches, 2 windows, 49 keys that are patches"
 
 
+def test_windows_that_are_mostly_padding() -> None:
+    torch.manual_seed(0)
+    settings = {"img_size": (28, 40), "depths": (1,), "num_heads": (3,), "num_classes": 0}
+    swin = timm.create_model("swin_tiny_patch4_window7_224", **settings)
+    swin.layers[0].blocks[0].attn.fused_attn = False
+    report = check_vit_adapter(swin, (28, 40))
+    assert report.layers[0].startswith("layers.0.blocks.0.attn: 7×10 patches, 2 windows")
+
+
 def test_tokens_in_another_order_than_believed_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     class Disordered(Tokens):
         def order(self, tokens: Tensor) -> Tensor:

@@ -199,6 +199,7 @@ def _changes_of_keys(model: nn.Module, images: Tensor, call: Call, site: Site) -
     """How much the keys of an attention differ from those of the first image: [images − 1, windows · keys]."""
     seen: list[Tensor] = []
     arrange = site.geometry.layout.arrange
+    no_patch_WN = site.geometry.query_places_WN2[..., 0].isnan()
 
     def look(other: Call, candidates: Sequence[Callable[[], Attention]]) -> None:
         if other != call:
@@ -211,9 +212,12 @@ def _changes_of_keys(model: nn.Module, images: Tensor, call: Call, site: Site) -
             weights = arrange(attention.weights.movedim(site.axes, (-2, -1))).double()
             logs = weights.clamp(min=torch.finfo(torch.float32).tiny).log()
             # Less its mean, since a softmax lowers all other keys of a query when one of them rises; and the median
-            # over queries, since the queries that lie in the changed part change towards every key.
+            # over queries, since the queries that lie in the changed part change towards every key. Over patches alone:
+            # padding, which most of a window may be, asks for nothing.
             logs = logs - logs.mean(-1, keepdim=True)
-            seen.append((logs[1:] - logs[:1]).abs().median(dim=-2).values.sum(2))
+            change = (logs[1:] - logs[:1]).abs()
+            change = change.masked_fill(no_patch_WN[:, None, :, None].to(change.device), torch.nan)
+            seen.append(change.nanmedian(dim=-2).values.nan_to_num(0.0).sum(2))
 
     with AttentionTap(model, look):
         model(images)
