@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._dynamo import eval_frame
+from torch.nn.attention.flex_attention import flex_attention
 from torch.overrides import TorchFunctionMode
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -200,6 +201,17 @@ def test_a_model_that_needs_more_than_images() -> None:
 
     with pytest.raises(InputError, match=r"WithText fails on images of 32×32 pixels: .*that takes images alone"):
         measure(WithText(), images())
+
+
+@pytest.mark.filterwarnings("ignore:.*flex_attention")
+def test_attention_that_cannot_be_looked_into_is_named() -> None:
+    class Flexible(nn.Module):
+        def forward(self, batch: Tensor) -> Tensor:
+            tokens = batch.flatten(2).transpose(1, 2)[:, None, :128].repeat(1, 1, 1, 6)[..., :16]
+            return flex_attention(tokens, tokens, tokens)
+
+    with pytest.raises(InputError, match=r"Flexible uses flex_attention, which cannot .*; let it use scaled_dot"):
+        measure(Flexible(), images(2))
 
 
 def test_a_defect_of_the_lens_is_not_said_to_be_the_models(monkeypatch: pytest.MonkeyPatch) -> None:

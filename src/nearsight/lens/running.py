@@ -1,6 +1,7 @@
 """Running somebody's model to look into it, and leaving it as it was."""
 
 import random
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ from torch import Tensor, nn
 from nearsight.errors import InputError
 from nearsight.lens.survey import Survey, survey
 
+_HIGHER_ORDER = re.compile(r"HigherOrderOperator (\w+)")
+"""In what torch says of an operator that a dispatch mode does not see the parts of."""
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
@@ -154,6 +157,11 @@ def surveyed(model: nn.Module, image: Tensor) -> Survey:
     except torch.OutOfMemoryError:
         raise  # not the model's fault: the caller may have a way out
     except Exception as error:
+        if isinstance(error, NotImplementedError) and (operator := _HIGHER_ORDER.search(str(error))):
+            raise InputError(
+                f"{name} uses {operator[1]}, which cannot be looked into; let it use scaled_dot_product_attention "
+                "(in transformers: attn_implementation='sdpa')"
+            ) from error
         reason, hint = " ".join(str(error).split())[:200] or type(error).__name__, ""
         if not isinstance(error, AssertionError | RuntimeError | ValueError):
             if _runs(model, image):
