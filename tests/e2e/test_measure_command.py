@@ -23,6 +23,9 @@ from nearsight.models import load_source
 from nearsight.report import read_heads
 
 OWN_MODELS = """
+import torch
+import torch.nn.functional as F
+
 from nearsight.models import create_model
 
 def two_layers():
@@ -30,6 +33,14 @@ def two_layers():
 
 def three_layers():
     return create_model("compact_vit", depth=3, embed_dim=32, num_heads=4, patch_size=8)
+
+class Unlearned(torch.nn.Module):
+    def forward(self, images):
+        tokens = F.avg_pool2d(images, 8).flatten(2).transpose(1, 2)[:, None]
+        return F.scaled_dot_product_attention(tokens, tokens, tokens)
+
+def without_parameters():
+    return Unlearned()
 
 def without_attention():
     model = create_model("test_resnet")
@@ -81,6 +92,11 @@ def files(folder: Path) -> set[str]:
     return {
         str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file() and "pycache" not in str(path)
     }
+
+
+def test_a_model_without_parameters(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["measure", "own_models_of_e2e:without_parameters", "--image-size", "32", *FEW, "--out", "out"]) == 0
+    assert "Page: " in capsys.readouterr().out
 
 
 def test_models_of_different_shapes_side_by_side(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

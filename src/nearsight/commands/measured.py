@@ -133,7 +133,7 @@ def _remove(files: Sequence[Path]) -> None:
 def _explorer(measured: Sequence[Measured]) -> Explorer | None:
     """Where the heads look on some of the images; None where that cannot be shown."""
     subjects = [one.subject for one in measured]
-    device = next(subjects[0].model.parameters()).device
+    device = next(subjects[0].model.parameters(), torch.zeros(())).device
     try:
         return explorer_of(subjects, [one.heads for one in measured], device)
     except (InputError, torch.OutOfMemoryError):  # the tables are what was asked for, and they are there
