@@ -90,3 +90,23 @@ def test_a_first_parameter_of_whole_numbers() -> None:
     model = Indexed()
     np.testing.assert_array_equal(measure(model, images()).mad, measure(model.model, images()).mad)
     assert check_vit_adapter(model, 32).layers
+
+
+class Late(nn.Module):
+    """Makes a part of itself whenever it runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.vit = vit()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.late = nn.Identity()
+        made: Tensor = self.late(self.vit(x))
+        return made
+
+
+def test_modules_that_a_forward_makes_are_no_obstacle() -> None:
+    model = Late().train()
+    measure(model, images())
+    assert model.training
+    assert model.vit.training

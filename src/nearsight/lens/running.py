@@ -115,8 +115,8 @@ def _left_as_found(model: nn.Module) -> Iterator[None]:
 def _set_modes(module: nn.Module, modes: Mapping[nn.Module, bool]) -> None:
     """By the modules' own `train`, as it was their own `eval`: these may do more than set a flag, such as take LoRA's
     weights out of the others and add them again."""
-    wanted = modes[module]
-    if any(modes[part] != wanted for part in module.modules()):
+    wanted = modes.get(module, module.training)  # a forward may make modules that were not there before
+    if any(modes.get(part, wanted) != wanted for part in module.modules()):
         for child in module.children():
             _set_modes(child, modes)
     elif module.training != wanted:
