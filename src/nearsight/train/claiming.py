@@ -1,14 +1,20 @@
 """Whose a folder is: config.json says it, and whoever finds another identity there keeps away."""
 
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from nearsight.data import Dataset
 from nearsight.errors import InputError
-from nearsight.files import check_output_folder, output_folder, remove_remains, write_json
+from nearsight.files import check_output_folder, output_folder, read_object, remove_remains, write_json
 from nearsight.kinds import RUN, check_kind
 
 CONFIG = RUN
+OWN_IMAGES = "image-folder"
+"""The data set whose name, and so an identity, does not say which images they are."""
+_FINGERPRINT = "data_fingerprint"
+"""What config.json says of such images beside the settings."""
 
 
 def check_owner(folder: Path, identity: str, held: Callable[[], str | None], others: str = "another run") -> None:
@@ -37,6 +43,36 @@ def claim(folder: Path, described: dict[str, Any]) -> None:
     remove_remains(folder)
     if not (folder / CONFIG).exists():
         write_json(folder / CONFIG, described)
+
+
+def told_of_images(dataset: Dataset | None) -> dict[str, str]:
+    """What is to stand in config.json beside the settings, so that `check_images` can tell one's own images apart."""
+    return {_FINGERPRINT: dataset.fingerprint} if dataset is not None and dataset.name == OWN_IMAGES else {}
+
+
+def check_images(folder: Path, dataset: Dataset | None) -> None:
+    """Refuse a folder whose run is on other images; None: not known, as in a folder that does not say on which."""
+    path = folder / CONFIG
+    told = read_object(path, missing=str(folder)).get(_FINGERPRINT) if path.exists() else None
+    if dataset is not None and told not in (None, dataset.fingerprint):
+        raise InputError(
+            f"{folder} holds a run on other images than those in the data folder now: choose another --out, or give "
+            "the run the images it began with (--data-dir)"
+        )
+
+
+def check_finished(folder: Path, name: str, load: Callable[[], Dataset]) -> None:
+    """`check_images` of a run that is complete, for which no images are loaded otherwise.
+
+    Args:
+        name: of its data set.
+        load: loads the images that are given now. Images that cannot be loaded are no others.
+    """
+    if name == OWN_IMAGES:
+        dataset = None
+        with contextlib.suppress(InputError):
+            dataset = load()
+        check_images(folder, dataset)
 
 
 def check_still_there(folder: Path) -> None:

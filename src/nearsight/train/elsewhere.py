@@ -6,6 +6,7 @@ from typing import Any
 import pandas as pd
 from torch import Tensor
 
+from nearsight.data import Dataset
 from nearsight.train.config import RunConfig
 from nearsight.train.folder import Progress, RunFolder
 
@@ -22,7 +23,7 @@ class FolderElsewhere(RunFolder):
     def is_complete(self) -> bool:
         return self.is_finished
 
-    def claim(self, config: RunConfig) -> None: ...
+    def claim(self, config: RunConfig, dataset: Dataset | None = None) -> None: ...
 
     def write_checkpoint(self, progress: Progress, tensors: dict[str, Tensor], config: RunConfig) -> None: ...
 

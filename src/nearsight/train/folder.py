@@ -24,11 +24,12 @@ import torch
 from torch import Tensor
 
 from nearsight.configuration import decode
+from nearsight.data import Dataset
 from nearsight.errors import InputError
 from nearsight.files import append_line, read_object, write_text
 from nearsight.tensorfile import load_tensors, save_tensors
 from nearsight.train.checksums import CHECKSUMS, PROVENANCE, certify, changing, check_sums, check_there, way_out
-from nearsight.train.claiming import CONFIG, check_owner, check_still_there, claim
+from nearsight.train.claiming import CONFIG, check_images, check_owner, check_still_there, claim, told_of_images
 from nearsight.train.config import SCHEMA, RunConfig
 from nearsight.train.provenance import TAKEN_FROM
 
@@ -110,10 +111,11 @@ class RunFolder:
         """Refuse a folder that is another run's, or that no run can be written to; nothing is changed."""
         check_owner(self.path, config.identity, self.held)
 
-    def claim(self, config: RunConfig) -> None:
-        """Make the folder this run's, or find that it already is."""
+    def claim(self, config: RunConfig, dataset: Dataset | None = None) -> None:
+        """Make the folder this run's, on these images if they are known, or find that it already is."""
         self.check(config)
-        claim(self.path, config.to_json())
+        check_images(self.path, dataset)
+        claim(self.path, config.to_json() | told_of_images(dataset))
         if not self.is_complete:  # sums of an end that is now made again
             (self.path / CHECKSUMS).unlink(missing_ok=True)
 

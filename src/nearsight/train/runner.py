@@ -1,6 +1,7 @@
 """Runs from start to finish: train, validate, checkpoint, stop, test once, measure, write. Killed at any moment, a run
 continues from its last checkpoint and gives the numbers it would have given."""
 
+import functools
 import gc
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ import torch
 from nearsight.data import Dataset, load_dataset
 from nearsight.errors import InputError, check_at_least
 from nearsight.train.cell import Cell
+from nearsight.train.claiming import check_finished
 from nearsight.train.config import DataConfig, RunConfig
 from nearsight.train.elsewhere import FolderElsewhere
 from nearsight.train.failing import TrainingError
@@ -81,7 +83,7 @@ def train_runs(
         raise InputError("two runs share a folder; give each its own")
     failed: list[TrainingError] = []
     loaded: tuple[DataConfig, Dataset] | None = None
-    for positions in processes.from_first(lambda: _plan(configs, folders, device)):
+    for positions in processes.from_first(lambda: _plan(configs, folders, device, data_dir)):
         chosen, into = zip(*((configs[position], folders[position]) for position in positions), strict=True)
         if loaded is None or loaded[0] != chosen[0].data:
             loaded = chosen[0].data, load_data(chosen[0].data, data_dir)
@@ -92,10 +94,14 @@ def train_runs(
     _raise_together(failed)
 
 
-def _plan(configs: Sequence[RunConfig], folders: Sequence[RunFolder], device: torch.device) -> list[list[int]]:
+def _plan(
+    configs: Sequence[RunConfig], folders: Sequence[RunFolder], device: torch.device, data_dir: Path | None
+) -> list[list[int]]:
     """Positions of the runs that are not complete, stack by stack."""
     for config, folder in zip(configs, folders, strict=True):
         folder.check(config)
+        if folder.is_complete:
+            check_finished(folder.path, config.data.name, functools.partial(load_data, config.data, data_dir))
     missing = [position for position, folder in enumerate(folders) if not folder.is_complete]
     stacks = plan_stacks([configs[position] for position in missing], device)
     return [[missing[place] for place in stack] for stack in stacks]

@@ -89,7 +89,7 @@ class Trainer:
 
         def claim() -> list[Progress]:
             for position, cell in enumerate(self._cells):
-                cell.folder.claim(cell.config)
+                cell.folder.claim(cell.config, self._dataset)
                 cell.resume(stack, position)
             return [cell.progress for cell in self._cells]
 

@@ -18,10 +18,11 @@ import pandas as pd
 from torch import Tensor
 
 from nearsight.configuration import decode
+from nearsight.data import Dataset
 from nearsight.errors import InputError
 from nearsight.files import write_text
 from nearsight.tensorfile import load_tensors, save_tensors
-from nearsight.train.claiming import CONFIG, check_owner, check_still_there, claim
+from nearsight.train.claiming import CONFIG, check_images, check_owner, check_still_there, claim, told_of_images
 from nearsight.train.config import SCHEMA
 from nearsight.train.dino.config import DinoConfig
 from nearsight.train.folder import RunFolder
@@ -55,10 +56,11 @@ class DinoFolder:
         """Refuse a folder that is another run's, or that no run can be written to; nothing is changed."""
         check_owner(self.path, config.identity, self._held)
 
-    def claim(self, config: DinoConfig) -> None:
-        """Make the folder this run's, or find that it already is."""
+    def claim(self, config: DinoConfig, dataset: Dataset | None = None) -> None:
+        """Make the folder this run's, on these images if they are known, or find that it already is."""
         self.check(config)
-        claim(self.path, config.to_json())
+        check_images(self.path, dataset)
+        claim(self.path, config.to_json() | told_of_images(dataset))
 
     def _held(self) -> str | None:
         found = self.run.held()

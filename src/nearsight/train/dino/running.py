@@ -13,6 +13,7 @@ from nearsight.data import Dataset, load_dataset
 from nearsight.errors import InputError, check_at_least
 from nearsight.files import write_json
 from nearsight.models import save_model
+from nearsight.train.claiming import check_finished
 from nearsight.train.dino.config import DinoConfig
 from nearsight.train.dino.folder import DinoFolder, DinoRow
 from nearsight.train.dino.training import DinoTraining
@@ -62,13 +63,17 @@ def pretrain(
     check_at_least("checkpoint_every", checkpoint_every, 1)
     folder = DinoFolder(path)
 
+    def load() -> Dataset:
+        return load_dataset(**asdict(config.data), data_dir=data_dir)
+
     def is_complete() -> bool:
         folder.check(config)
+        if folder.run.is_complete:
+            check_finished(path, config.data.name, load)
         return folder.run.is_complete
 
     if not Processes.joined().from_first(is_complete):
-        dataset = load_dataset(**asdict(config.data), data_dir=data_dir)
-        run = _Run(config, folder, dataset, torch.device(device), listener or DinoListener(), stop or Stop())
+        run = _Run(config, folder, load(), torch.device(device), listener or DinoListener(), stop or Stop())
         run.train(checkpoint_every)
     return folder
 
@@ -117,7 +122,7 @@ class _Run:
         """Go where the checkpoint says the run was, which only the first process has to see."""
 
         def claimed() -> tuple[tuple[DinoRow, ...], dict[str, Tensor]] | None:
-            self._folder.claim(self._config)
+            self._folder.claim(self._config, self._dataset)
             return self._folder.read_checkpoint(self._config)
 
         stored = self._processes.from_first(claimed)
