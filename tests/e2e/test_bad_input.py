@@ -62,6 +62,14 @@ def complaint(arguments: list[str], capsys: pytest.CaptureFixture[str], code: in
             ["train", "compact-shapes", "--protocol.cutmix.p", "1.5"],
             "cutmix.p is 1.5, but a probability lies in [0, 1]",
         ),
+        (
+            ["train", "compact-shapes", "--protocol", "baseline", "--protocol.cutmix.alpha", "0.3"],
+            "cutmix.alpha is 0.3, but cutmix is never applied; say how often with --protocol.cutmix.p",
+        ),
+        (
+            ["train", "compact-shapes", "--protocol.timm-randaugment.num-ops", "3"],
+            "timm_randaugment is never applied; say how often with --protocol.timm-randaugment.p",
+        ),
         (["train", "compact-shapes", "--protocol.max-epochs", "-3"], "max_epochs is -3, but must be at least 1"),
         (["train", "compact-shapes", "--precision", "fp8"], "fp8"),
         (["train", "compact-shapes", "--device", "cuda:99"], "device 'cuda:99' is not there"),

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 import torch
 import tyro
 
-from nearsight.augment import AUGMENTATIONS
+from nearsight.augment import AUGMENTATIONS, Augmentation
 from nearsight.commands import dino
 from nearsight.commands.options import Common, parse
 from nearsight.commands.progress import TrainingProgress, most_local_head
@@ -187,4 +187,16 @@ def _protocol(options: Any) -> Protocol:
         augmentation = getattr(options, name)
         if augmentation.p > 0:
             protocol = protocol.with_(augmentation)
+        else:
+            _check_unchanged(augmentation, getattr(type(options), name))
     return protocol
+
+
+def _check_unchanged(off: Augmentation, default: Augmentation) -> None:
+    """Refuse settings of an augmentation that is off: who gives them believes that it is applied."""
+    for field in dataclasses.fields(off):
+        if field.name != "p" and getattr(off, field.name) != getattr(default, field.name):
+            raise InputError(
+                f"{off.name}.{field.name} is {getattr(off, field.name)}, but {off.name} is never applied; say how "
+                f"often with --protocol.{off.name.replace('_', '-')}.p"
+            )
