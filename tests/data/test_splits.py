@@ -52,7 +52,7 @@ def test_a_split_is_a_partition_in_proportion(labels: list[int], fraction: float
     labels_N = torch.tensor(labels)
     num_held_out = round(len(labels) * fraction)
     if not 0 < num_held_out < len(labels):
-        with pytest.raises(InputError, match="empty"):
+        with pytest.raises(InputError, match="one part would be empty; take more of them, or hold out another share"):
             stratified_split(labels_N, fraction, seed)
         return
     train, held_out = stratified_split(labels_N, fraction, seed)

@@ -331,7 +331,7 @@ def test_cells_that_do_not_share_shapes_cannot_be_stacked(dataset: Dataset) -> N
     with pytest.raises(InputError, match="differ in model shape"):
         Stack.start([config(), wider], dataset, CPU)
     big = dataclasses.replace(config().protocol, batch_size=500)
-    with pytest.raises(InputError, match="do not fill one batch of 500"):
+    with pytest.raises(InputError, match="do not fill one batch of 500; take more of them, or a smaller batch"):
         Stack.start([config(protocol=big)], dataset, CPU)
     with pytest.raises(InputError, match="the run is for cifar10, but the data are shapes"):
         Stack.start([config(data=DataConfig(name="cifar10"))], dataset, CPU)

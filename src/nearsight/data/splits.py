@@ -49,7 +49,10 @@ def stratified_split(labels_N: Tensor, fraction: float, seed: int) -> tuple[Tens
         raise InputError(f"the held-out fraction is {fraction}, but must lie between 0 and 1")
     num_held_out = round(len(labels_N) * fraction)
     if not 0 < num_held_out < len(labels_N):
-        raise InputError(f"{len(labels_N)} images cannot be split with {fraction} held out; one part would be empty")
+        raise InputError(
+            f"{len(labels_N)} images cannot be split with {fraction} held out: one part would be empty; take more of "
+            "them, or hold out another share"
+        )
     return _choose_per_class(labels_N.cpu(), num_held_out, "stratified split", seed)
 
 

@@ -130,7 +130,10 @@ class Stack:
         data = configs[0].data
         training_N, validation_N = stratified_split(dataset.train.labels_N, data.validation_fraction, data.split_seed)
         if len(training_N) < protocols[0].batch_size:
-            raise InputError(f"{len(training_N)} training images do not fill one batch of {protocols[0].batch_size}")
+            raise InputError(
+                f"{len(training_N)} training images do not fill one batch of {protocols[0].batch_size}; take more of "
+                "them, or a smaller batch"
+            )
         if processes.num > 1:
             check_shareable(configs[0], processes, has_statistics=bool(statistics), num_validation=len(validation_N))
             pipeline = Share(processes, protocols[0].batch_size).pipeline(pipeline)

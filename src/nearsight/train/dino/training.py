@@ -57,7 +57,10 @@ class DinoTraining:
         protocol = config.protocol
         num_images = len(dataset.train)
         if num_images < protocol.batch_size:
-            raise InputError(f"{num_images} training images do not fill one batch of {protocol.batch_size}")
+            raise InputError(
+                f"{num_images} training images do not fill one batch of {protocol.batch_size}; take more of them, or a "
+                "smaller batch"
+            )
         self._processes.check(protocol.batch_size)
         self.steps_per_epoch = num_images // protocol.batch_size
         self.schedules = Schedules.of(protocol, self.steps_per_epoch)
