@@ -65,9 +65,9 @@ class PositionalAttention(Attention):  # type: ignore[misc]  # timm carries no t
         self, both_1NC: Tensor, value_BNC: Tensor, attn_mask: Tensor | None, is_causal: bool
     ) -> Tensor:
         """By the map of each image, though all are alike: what looks into attention finds it where it always is."""
-        # A zero of each token rather than `expand`, since it says which token a position belongs to: whoever follows
+        # Each token times 0 rather than `expand`, since it says which token a position belongs to: whoever follows
         # where on the image things come from can see where attention goes.
-        query_BNHd, key_BNHd = self._queries_and_keys(both_1NC + torch.zeros_like(value_BNC[..., :1]))
+        query_BNHd, key_BNHd = self._queries_and_keys(both_1NC + value_BNC[..., :1] * 0)
         attended_BHNd = F.scaled_dot_product_attention(
             query_BNHd.transpose(1, 2),
             key_BNHd.transpose(1, 2),
