@@ -97,7 +97,8 @@ def _come_together(results: StudyResults) -> Finding:
 
 def _own_region(results: StudyResults) -> Finding:
     counts = [pair.heads_below_the_base for pair in _pairs(results)]
-    words = f"{_in_words([both for _, both in counts], 1)} such heads a seed"
+    nearer, both = (_in_words([count[place] for count in counts], 1) for place in (0, 1))
+    words = f"heads a seed below all of Baseline's: {both} in both, {nearer} in distance"
     return judge_every_seed([both > 0 for _, both in counts], [nearer > 0 for nearer, _ in counts], words)
 
 

@@ -122,9 +122,10 @@ def _answer_rows(section: Section, studies: Mapping[str, StudyResults]) -> list[
 
 
 def _fewer_seeds(judgement: Judgement, study: StudyResults) -> str:
-    """How many seeds it rests on, where others of the study rest on more."""
-    n = judgement.finding.n
-    return f" ({seeds_in_words([n])})" if 0 < n < study.runs["seed"].nunique() else ""
+    """How many seeds it rests on, where others of the study rest on more and it does not say so itself."""
+    n, words = judgement.finding.n, seeds_in_words([judgement.finding.n])
+    is_worth_saying = 0 < n < study.runs["seed"].nunique() and not judgement.finding.ours.endswith(words)
+    return f" ({words})" if is_worth_saying else ""
 
 
 def _chosen(judgements: Iterable[Judgement], beginnings: tuple[str, ...]) -> list[Judgement]:
