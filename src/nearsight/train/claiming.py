@@ -37,20 +37,22 @@ def check_owner(folder: Path, identity: str, held: Callable[[], str | None], oth
     check_kind(folder, RUN)
 
 
-def claim(folder: Path, described: dict[str, Any]) -> None:
-    """Make a folder, which was checked, that of whom config.json is to describe, or find that it already is."""
+def claim(folder: Path, described: dict[str, Any], dataset: Dataset | None = None) -> None:
+    """Make a folder, which was checked, that of whom config.json is to describe, or find that it already is; of a run
+    on one's own images, on these."""
+    _check_images(folder, dataset)
     output_folder(folder)
     remove_remains(folder)
     if not (folder / CONFIG).exists():
-        write_json(folder / CONFIG, described)
+        write_json(folder / CONFIG, described | _told_of_images(dataset))
 
 
-def told_of_images(dataset: Dataset | None) -> dict[str, str]:
-    """What is to stand in config.json beside the settings, so that `check_images` can tell one's own images apart."""
+def _told_of_images(dataset: Dataset | None) -> dict[str, str]:
+    """What is to stand in config.json beside the settings, so that `_check_images` can tell one's own images apart."""
     return {_FINGERPRINT: dataset.fingerprint} if dataset is not None and dataset.name == OWN_IMAGES else {}
 
 
-def check_images(folder: Path, dataset: Dataset | None) -> None:
+def _check_images(folder: Path, dataset: Dataset | None) -> None:
     """Refuse a folder whose run is on other images; None: not known, as in a folder that does not say on which."""
     path = folder / CONFIG
     told = read_object(path, missing=str(folder)).get(_FINGERPRINT) if path.exists() else None
@@ -62,7 +64,7 @@ def check_images(folder: Path, dataset: Dataset | None) -> None:
 
 
 def check_finished(folder: Path, name: str, load: Callable[[], Dataset]) -> None:
-    """`check_images` of a run that is complete, for which no images are loaded otherwise.
+    """`_check_images` of a run that is complete, for which no images are loaded otherwise.
 
     Args:
         name: of its data set.
@@ -72,7 +74,7 @@ def check_finished(folder: Path, name: str, load: Callable[[], Dataset]) -> None
         dataset = None
         with contextlib.suppress(InputError):
             dataset = load()
-        check_images(folder, dataset)
+        _check_images(folder, dataset)
 
 
 def check_still_there(folder: Path) -> None:

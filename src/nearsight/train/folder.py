@@ -29,7 +29,7 @@ from nearsight.errors import InputError
 from nearsight.files import append_line, read_object, write_text
 from nearsight.tensorfile import load_tensors, save_tensors
 from nearsight.train.checksums import CHECKSUMS, PROVENANCE, certify, changing, check_sums, check_there, way_out
-from nearsight.train.claiming import CONFIG, check_images, check_owner, check_still_there, claim, told_of_images
+from nearsight.train.claiming import CONFIG, check_owner, check_still_there, claim
 from nearsight.train.config import SCHEMA, RunConfig
 from nearsight.train.provenance import TAKEN_FROM
 
@@ -114,8 +114,7 @@ class RunFolder:
     def claim(self, config: RunConfig, dataset: Dataset | None = None) -> None:
         """Make the folder this run's, on these images if they are known, or find that it already is."""
         self.check(config)
-        check_images(self.path, dataset)
-        claim(self.path, config.to_json() | told_of_images(dataset))
+        claim(self.path, config.to_json(), dataset)
         if not self.is_complete:  # sums of an end that is now made again
             (self.path / CHECKSUMS).unlink(missing_ok=True)
 

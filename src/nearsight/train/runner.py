@@ -98,10 +98,11 @@ def _plan(
     configs: Sequence[RunConfig], folders: Sequence[RunFolder], device: torch.device, data_dir: Path | None
 ) -> list[list[int]]:
     """Positions of the runs that are not complete, stack by stack."""
+    load = functools.cache(lambda data: load_data(data, data_dir))  # many runs may be on the same images
     for config, folder in zip(configs, folders, strict=True):
         folder.check(config)
         if folder.is_complete:
-            check_finished(folder.path, config.data.name, functools.partial(load_data, config.data, data_dir))
+            check_finished(folder.path, config.data.name, functools.partial(load, config.data))
     missing = [position for position, folder in enumerate(folders) if not folder.is_complete]
     stacks = plan_stacks([configs[position] for position in missing], device)
     return [[missing[place] for place in stack] for stack in stacks]

@@ -26,6 +26,9 @@ ABOUT = (
     "of the grid's diagonal; ± is half a 95 % interval."
 )
 
+Row = dict[str, str]
+"""Of a table of answers: column → cell."""
+
 
 def write_findings(results: Path, page: Path) -> tuple[Path, ...]:
     """Write the page, and beside it, in images/, the figures that no study has alone; the files written."""
@@ -46,10 +49,12 @@ def write_findings(results: Path, page: Path) -> tuple[Path, ...]:
 def findings_markdown(results: Path, page: Path) -> str:
     """The text of the page; `page` is where it will stand, for its links."""
     studies = read_studies(results)
-    lines = [TITLE, "", ABOUT, "", "## In short", "", *_in_short(studies), ""]
+    judged = {name: judge_claims(study) for name, study in studies.items()}
+    answered = {section.title: _answer_rows(section, studies, judged) for section in _sections(studies)}
+    lines = [TITLE, "", ABOUT, "", "## In short", "", *_in_short(_sections(studies), answered), ""]
     for number, section in enumerate(_sections(studies), start=1):
         lines += [f"## {_heading(number, section)}", "", f"**The claim.** {section.claim}", ""]
-        lines += _answers(section, studies)
+        lines += _answers(answered[section.title])
         lines += [line for name, tell in section.words.items() if name in studies for line in (tell(studies[name]), "")]
         lines += _figures(section, studies, results, page)
         lines += [f"**What would change our mind.** {section.change_our_mind}", ""]
@@ -80,12 +85,12 @@ def _anchor(heading: str) -> str:
     return re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
 
 
-def _in_short(studies: Mapping[str, StudyResults]) -> list[str]:
+def _in_short(sections: Iterable[Section], answered: Mapping[str, list[Row]]) -> list[str]:
     """What decides each question, in a table: the question stands once, beside the first of its answers."""
     rows = []
-    for number, section in enumerate(_sections(studies), start=1):
+    for number, section in enumerate(sections, start=1):
         question = f"[{section.title}](#{_anchor(_heading(number, section))})"
-        for row in _answer_rows(section, studies):
+        for row in answered[section.title]:
             if row["claim or question"].startswith(section.in_short):
                 rows.append({"question": question, **{name: row[name] for name in _OF_SUMMARY}})
                 question = ""
@@ -95,15 +100,16 @@ def _in_short(studies: Mapping[str, StudyResults]) -> list[str]:
 _OF_SUMMARY = ("claim or question", "study", "ours", "verdict")
 
 
-def _answers(section: Section, studies: Mapping[str, StudyResults]) -> list[str]:
-    rows = _answer_rows(section, studies)
+def _answers(rows: list[Row]) -> list[str]:
     # A column that says the same in every row, or nothing, is not worth its place.
     idle = {"study"} if len({row["study"] for row in rows}) == 1 else set()
     idle |= set() if any(row["paper"] for row in rows) else {"paper"}
     return [*markdown_rows([{name: cell for name, cell in row.items() if name not in idle} for row in rows]), ""]
 
 
-def _answer_rows(section: Section, studies: Mapping[str, StudyResults]) -> list[dict[str, str]]:
+def _answer_rows(
+    section: Section, studies: Mapping[str, StudyResults], judged: Mapping[str, list[Judgement]]
+) -> list[Row]:
     rows = []
     for name, beginnings in section.answers.items():
         if name in studies:
@@ -116,7 +122,7 @@ def _answer_rows(section: Section, studies: Mapping[str, StudyResults]) -> list[
                     "ours": judgement.finding.ours + _fewer_seeds(judgement, studies[name]),
                     "verdict": f"**{judgement.finding.verdict}**",
                 }
-                for judgement in _chosen(judge_claims(studies[name]), beginnings)
+                for judgement in _chosen(judged[name], beginnings)
             ]
     return rows
 

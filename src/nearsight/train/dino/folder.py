@@ -22,7 +22,7 @@ from nearsight.data import Dataset
 from nearsight.errors import InputError
 from nearsight.files import write_text
 from nearsight.tensorfile import load_tensors, save_tensors
-from nearsight.train.claiming import CONFIG, check_images, check_owner, check_still_there, claim, told_of_images
+from nearsight.train.claiming import CONFIG, check_owner, check_still_there, claim
 from nearsight.train.config import SCHEMA
 from nearsight.train.dino.config import DinoConfig
 from nearsight.train.folder import RunFolder
@@ -59,8 +59,7 @@ class DinoFolder:
     def claim(self, config: DinoConfig, dataset: Dataset | None = None) -> None:
         """Make the folder this run's, on these images if they are known, or find that it already is."""
         self.check(config)
-        check_images(self.path, dataset)
-        claim(self.path, config.to_json() | told_of_images(dataset))
+        claim(self.path, config.to_json(), dataset)
 
     def _held(self) -> str | None:
         found = self.run.held()
