@@ -9,6 +9,7 @@ import pytest
 
 README = Path(__file__).parent.parent / "README.md"
 TEXT = README.read_text(encoding="utf-8")
+TOLD = re.sub(r"\s+", " ", TEXT)  # lines may break anywhere
 PAGES = [*README.parent.glob("*.md"), *(README.parent / "docs").glob("*.md")]
 EXAMPLES = re.findall(r"```python\n(.*?)```", TEXT, flags=re.DOTALL)
 
@@ -68,18 +69,20 @@ def test_the_speed_of_training_is_what_was_measured() -> None:
 def test_the_cost_of_locat_is_what_was_measured() -> None:
     rows = (README.parent / "results/bench-gaug/h200.txt").read_text().splitlines()
     ratios = {(words[0], words[1], words[3]): float(words[6]) for words in map(str.split, rows[2:])}
-    told = re.sub(r"\s+", " ", TEXT)
-    assert f"takes {ratios['vit_base_patch16_224', '197', 'nearsight']:.2f} times the plain one" in told
-    assert f"1,025 tokens {ratios['attention', '1025', 'nearsight']:.2f} times" in told
-    assert f"takes {ratios['attention', '1025', 'dense']:.0f} times" in told
+    assert f"takes {ratios['vit_base_patch16_224', '197', 'nearsight']:.2f} times the plain one" in TOLD
+    assert f"1,025 tokens {ratios['attention', '1025', 'nearsight']:.2f} times" in TOLD
+    assert f"takes {ratios['attention', '1025', 'dense']:.0f} times" in TOLD
 
 
 def test_the_protocol_study_is_what_its_results_say() -> None:
     """The numbers of the table are those of the results, and the effect in the words below it."""
-    results = README.parent / "results" / "ablation-cifar100" / "tables"
+    results = README.parent / "results" / "ablation-fitted-cifar100" / "tables"
+    others = pd.read_csv(results / "own-patch.csv").set_index("condition")
     conditions = pd.read_csv(results / "conditions.csv")
     rows = re.findall(
-        r"^\| ([^|]+) \| ([\d.]+) ± ([\d.]+) \| ([\d.]+) \| ([\d.]+) ± ([\d.]+) \| ([\d.]+) \|$", TEXT, re.MULTILINE
+        r"^\| ([^|]+) \| ([\d.]+) ± ([\d.]+) \| ([\d.]+) \| ([\d.]+) ± ([\d.]+) \| ([\d.]+) \| ([\d.]+) ± ([\d.]+) \|$",
+        TEXT,
+        re.MULTILINE,
     )
     assert len(rows) == len(conditions) == 8
     told = {tuple(map(float, row[1:])) for row in rows}
@@ -90,6 +93,8 @@ def test_the_protocol_study_is_what_its_results_say() -> None:
         )
         accuracies = (100 * condition.test_acc_mean, 100 * half, 100 * condition.paper_test_acc)
         distances = (condition.min_mad_mean, near_half, condition.paper_min_mad)
+        beyond = others.loc[condition.condition]
+        distances += (beyond["min_mad_of_others"], (beyond["high"] - beyond["low"]) / 2)
         expected = (*(round(x, 1) for x in accuracies), *(round(x, 3) for x in distances))
         assert expected in told, condition.condition
     effects = pd.read_csv(results / "effects.csv")
@@ -100,3 +105,10 @@ def test_the_protocol_study_is_what_its_results_say() -> None:
     (parted,) = of_cutmix[of_cutmix["blocks"] == "seed autoaugment smoothing"].itertuples()
     assert parted.exact
     assert f"{parted.p:.4f}" == "0.0005"
+    assert f"below {parted.highest_with:.3f}, all without at or above {parted.lowest_without:.3f}" in TOLD
+    assert f"in {others['runs_with_own_patch'].sum()} of {parted.num_with} runs" in TOLD
+    verdicts = pd.read_csv(results / "verdict.csv").set_index("claim")
+    (still,) = verdicts[verdicts.index.str.contains("does Modern's most local one still")].itertuples()
+    assert f"by {-still.value:.3f} ± {(still.high - still.low) / 2:.3f}" in TOLD
+    runs = pd.read_csv(results.parent / "runs.csv")
+    assert f"spend {100 * runs.loc[runs['min_mad'] < 0.05, 'max_share_self'].min():.0f} % of their attention" in TOLD

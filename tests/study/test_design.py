@@ -236,6 +236,10 @@ def test_conditions_of_many_levels_and_of_four_factors() -> None:
     ]
     one = Study(BASE, factors={"lr": (1e-3, 2e-3)})
     assert [cell.condition for cell in one.cells] == ["lr 0.001", "lr 0.002"]
+    # What someone calls "all" is not off: the other level is told.
+    images: dict[str, Any] = {"all": OFF, "25 %": {"num_train": 100}}
+    fewer = Study(BASE, factors={"images": images, "cutmix": (OFF, CutMix())})
+    assert [cell.condition for cell in fewer.cells] == ["base", "+CutMix", "+images 25 %", "images 25 %+CutMix"]
 
 
 def test_conditions_of_a_choice_are_called_after_it() -> None:

@@ -46,7 +46,7 @@ def size_cifar100(*, seeds: int = 1) -> Study:
     factors: dict[str, Any] = {
         "width": _WIDTHS,
         "depth": _DEPTHS,
-        "images": {"all": OFF, "a quarter": {"num_train": _NUM_IMAGES // _PARTS, **schedule}},
+        "images": {"all": OFF, "25 %": {"num_train": _NUM_IMAGES // _PARTS, **schedule}},
         "cutmix": {"off": OFF, "p=0.5": CutMix(p=0.5), "p=1": CutMix(p=1.0)},
     }
     study = Study(base, factors=factors, seeds=seeds, ends=("Baseline", "all"))

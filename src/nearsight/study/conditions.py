@@ -51,8 +51,12 @@ def _is_choice(factor: Factor) -> bool:
 
 
 def _is_value(factor: Factor) -> bool:
-    """Whether its base is a value as good as the others, such as a learning rate, and not their absence."""
-    return not factor.are_labels_given and factor.changes[0] is not OFF and factor.labels[0] not in _ABSENT
+    """Whether its base is a value as good as the others, such as a learning rate or all images, and not their absence.
+
+    What is off has a name of its own only where someone gave it one.
+    """
+    is_off = factor.changes[0] is OFF and not factor.are_labels_given
+    return not _is_choice(factor) and not is_off and factor.labels[0] not in _ABSENT
 
 
 def _named(factor: Factor, levels: Mapping[str, str]) -> str:

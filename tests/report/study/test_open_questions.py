@@ -352,8 +352,12 @@ def test_figures_show_what_the_tables_say() -> None:
     lines = {line.get_gid(): line for axes in figure.axes for line in axes.lines}
     assert len(lines) == 2 * (5 + 5)
     runs = with_early_layers(sizes).set_index("condition")["early_mad"]
-    shown = dict(zip(*lines["early_mad-width-off-a quarter"].get_data(), strict=True))
-    assert shown == {192.0: runs["+images"], 96.0: runs["width 96+images"], 384.0: runs["width 384+images"]}
+    shown = dict(zip(*lines["early_mad-width-off-25 %"].get_data(), strict=True))
+    assert shown == {
+        192.0: runs["+images 25 %"],
+        96.0: runs["width 96+images 25 %"],
+        384.0: runs["width 384+images 25 %"],
+    }
 
 
 def test_questions_are_not_called_claims() -> None:

@@ -12,7 +12,7 @@ from nearsight.errors import InputError
 from nearsight.recipes import find_study
 from nearsight.report.study.claim import OURS
 from nearsight.report.study.registry import parts_of
-from nearsight.report.study.training_length import length_and_distance, length_table
+from nearsight.report.study.training_length import RULE, length_and_distance, length_table
 from nearsight.report.study.verdict import judge_claims
 from nearsight.study import Cell
 from nearsight.study.results import StudyResults
@@ -44,7 +44,7 @@ def test_a_planted_link_is_found_where_it_is(planted: StudyResults) -> None:
         assert numbers.loc[group, "min_mad_min"] == pytest.approx(part["min_mad"].min())
     assert numbers["answer"].to_dict() == {"all runs": "yes", "without CutMix": "not shown", "with CutMix": "yes"}
     asked = {
-        j.claim.text.partition(": ")[2]: str(j.finding.verdict) for j in judge_claims(planted) if j.claim.source == OURS
+        j.claim.text.partition(": ")[2]: str(j.finding.verdict) for j in judge_claims(planted) if j.claim.rule == RULE
     }
     assert asked == {"those with CutMix?": "yes", "those without?": "not shown"}
     shown = table.markdown()
@@ -66,7 +66,7 @@ def test_a_mark_per_run(planted: StudyResults) -> None:
 
 def test_runs_that_all_train_alike_tell_nothing(planted: StudyResults) -> None:
     planted.runs["epochs"] = 100
-    asked = [j.finding for j in judge_claims(planted) if j.claim.source == OURS]
+    asked = [j.finding for j in judge_claims(planted) if j.claim.rule == RULE]
     assert [str(finding.verdict) for finding in asked] == ["not tested", "not tested"]
     planted.runs["min_mad"] = np.nan
     with pytest.raises(InputError, match="measured heads"):
@@ -75,4 +75,4 @@ def test_runs_that_all_train_alike_tell_nothing(planted: StudyResults) -> None:
 
 def test_studies_of_few_runs_do_not_ask() -> None:
     assert not any(claim.source == OURS for claim in parts_of("protocol-cifar10").claims)
-    assert sum(claim.source == OURS for claim in parts_of("ablation-cifar10").claims) == 2
+    assert sum(claim.rule == RULE for claim in parts_of("ablation-cifar10").claims) == 2

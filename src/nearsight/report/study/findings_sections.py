@@ -5,6 +5,9 @@ from dataclasses import dataclass, field
 
 from nearsight.report.study.drawing import Drawing
 from nearsight.report.study.figure1_datasets import profiles_of_datasets
+from nearsight.report.study.own_patch.heads import distance_of_next_patch, least_share
+from nearsight.report.study.own_patch.table import what_they_look_at
+from nearsight.report.study.paper import PUBLISHED, SIDE, WITH_CUTMIX
 from nearsight.report.study.table import rounded
 from nearsight.report.study.unreported.effects import PAPERS_BOUND, what_moves_it
 from nearsight.study.results import StudyResults
@@ -18,10 +21,24 @@ _PARTS_OF_MODERN = (
     "Label smoothing alone",
     "CutMix and AutoAugment alone",
 )
+_OWN_PATCH = ("Does CutMix turn heads to their own patch", "Leaving out heads that look at their own patch")
 _LONGER = ("Do runs that train longer",)
 # Those without CutMix are the same runs in both ablations.
 _EQUALLY_LONG = ("Do local heads appear with CutMix",)
 _LONGER_WITH_CUTMIX = ("Do runs that train longer have a more local head: those with CutMix",)
+
+
+def _of_the_papers_heads() -> str:
+    published = PUBLISHED["ablation-cifar100"].conditions
+    distances = [distance for label in WITH_CUTMIX if (distance := published[label].min_mad) is not None]
+    step = distance_of_next_patch(SIDE)
+    shares = [100 * least_share(distance, step) for distance in (max(distances), min(distances))]
+    return (
+        f"S1's models with CutMix have their most local head at {rounded(min(distances))} to {rounded(max(distances))} "
+        f"and call it local. On its grid of {SIDE} × {SIDE} the next patch is at {rounded(step)}, so that these "
+        f"distances leave at least {shares[0]:.0f} to {shares[1]:.0f} % of the attention to the patch itself: such a "
+        "head mixes nothing, and tells little about the others."
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +103,16 @@ SECTIONS = (
         figures=(("ablation-fitted-cifar100", "figure-4-minimum-mad.png"),),
         change_our_mind="Runs of the same settings without CutMix that are trained for as long as those with it, and "
         "become as local.",
+    ),
+    Section(
+        title="What does the most local head look at?",
+        claim=_of_the_papers_heads(),
+        answers={"ablation-fitted-cifar100": _OWN_PATCH},
+        in_short=_OWN_PATCH,
+        figures=(("ablation-fitted-cifar100", "own-patch.png"),),
+        words={"ablation-fitted-cifar100": what_they_look_at},
+        change_our_mind="Runs in which many heads, not one, come as near as in the paper; or longer ones in which the "
+        "others follow the one.",
     ),
     Section(
         title="Does it take long training?",

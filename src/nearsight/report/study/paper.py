@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 PAPER = "S1 (arXiv 2605.16390)"
+SIDE = 8
+"""Patches along a side of its grid, on every data set."""
 
 BASELINE = "Baseline"
 MODERN = "Modern"

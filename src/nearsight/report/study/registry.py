@@ -8,6 +8,9 @@ from collections.abc import Mapping
 from nearsight.report.study.claims import ABLATIONS, CLAIMS
 from nearsight.report.study.locat.parts import LOCAT_PARTS
 from nearsight.report.study.open_questions import OPEN_QUESTIONS
+from nearsight.report.study.own_patch.figure import every_head
+from nearsight.report.study.own_patch.questions import own_patch_questions
+from nearsight.report.study.own_patch.table import own_patch_table
 from nearsight.report.study.paper import PAPER
 from nearsight.report.study.parts import StudyParts
 from nearsight.report.study.positions.parts import ASSOCIATION_FIGURES, ASSOCIATION_TABLES, POSITION_PARTS
@@ -22,11 +25,11 @@ PARTS: Mapping[str, StudyParts] = {
     **{
         name: StudyParts(
             paper=PAPER,
-            claims=(*CLAIMS[name], *LENGTH_CLAIMS),
-            tables=(length_table, *ASSOCIATION_TABLES),
-            figures={"training-length": length_and_distance, **ASSOCIATION_FIGURES},
+            claims=(*CLAIMS[name], *LENGTH_CLAIMS, *own_patch_questions(colour)),
+            tables=(length_table, own_patch_table, *ASSOCIATION_TABLES),
+            figures={"training-length": length_and_distance, "own-patch": every_head, **ASSOCIATION_FIGURES},
         )
-        for name in ABLATIONS
+        for name, colour in ABLATIONS.items()
     },
     **OPEN_QUESTIONS,
     **LOCAT_PARTS,

@@ -112,12 +112,15 @@ def judge_groups(found: Separation, bounds: tuple[float, float] | None, *, n: in
     verdict = Verdict.IN_DIRECTION if below else Verdict.NOT_REPRODUCED
     if below and within:
         verdict = Verdict.REPRODUCED
-    words = (
+    return Finding(verdict=verdict, ours=groups_in_words(found), value=found.margin, n=n)
+
+
+def groups_in_words(found: Separation) -> str:
+    return (
         f"with ≤ {rounded(found.highest_with)}, without ≥ {rounded(found.lowest_without)}; "
         f"margin {rounded(found.margin, signed=True)} "
         f"(p = {found.p:.2g}, {'exact, ' if found.exact else ''}within pairs)"
     )
-    return Finding(verdict=verdict, ours=words, value=found.margin, n=n)
 
 
 EVERY_SEED = (

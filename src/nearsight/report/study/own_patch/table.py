@@ -1,0 +1,107 @@
+"""A row per condition: which runs have heads that look at their own patch, and how near the others look."""
+
+import pandas as pd
+
+from nearsight.report.study.conditions import ordered_conditions
+from nearsight.report.study.notes import missing_notes
+from nearsight.report.study.own_patch.heads import (
+    HEADS,
+    NEAR,
+    OTHERS,
+    least_share,
+    next_patch,
+    own_patch_heads,
+    with_own_patch,
+)
+from nearsight.report.study.paper import PUBLISHED
+from nearsight.report.study.table import MISSING, Table, rounded, share, span, with_interval
+from nearsight.study.results import StudyResults
+from nearsight.study.statistics import mean_interval
+
+SHARE = "max_share_self"
+
+
+def own_patch_table(results: StudyResults) -> Table:
+    runs, heads, step = with_own_patch(results), own_patch_heads(results), next_patch(results)
+    rows, shown = [], []
+    for label in ordered_conditions(results):
+        here = runs[runs["condition"] == label]
+        if here.empty:
+            continue
+        having = here[here[HEADS] > 0]
+        found = heads[heads["run"].isin(having["run"])]
+        others, nearest = mean_interval(here[OTHERS]), mean_interval(here["min_mad"])
+        measured = having[SHARE].dropna().astype("float64")
+        paper = _papers_distance(results, label)
+        rows.append(
+            {
+                **{"condition": label, "runs": len(here), "runs_with_own_patch": len(having), "heads": len(found)},
+                **{"min_mad": nearest.mean, "min_mad_of_others": others.mean, "low": others.low, "high": others.high},
+                "least_share": least_share(float(found["mad"].max()), step) if len(found) else float("nan"),
+                "paper_least_share": float("nan") if paper is None else least_share(paper, step),
+                "scale": results.scale,
+            }
+        )
+        shown.append(
+            {
+                "condition": label,
+                "runs with such a head": f"{len(having)} of {len(here)}",
+                "heads": str(len(found)),
+                "in layer": ", ".join(f"L{layer + 1}" for layer in sorted(set(found["layer"]))) or MISSING,
+                "its own patch gets, at least": _shares([least_share(mad, step) for mad in found["mad"]]),
+                "measured": _shares(measured.tolist()),
+                "min MAD": with_interval(nearest),
+                "min MAD of the others": with_interval(others),
+                "the paper's head, at least": MISSING if paper is None else share(least_share(paper, step)),
+            }
+        )
+    return Table(
+        name="own-patch",
+        title=f"{results.name}: heads that look at their own patch",
+        numbers=pd.DataFrame(rows),
+        shown=pd.DataFrame(shown),
+        notes=(
+            f"Such a head has a distance below {share(NEAR)} of that to the next patch, which is {rounded(step)} of "
+            "the diagonal. What it does not spend on the query's own patch it spends at that distance or farther, so "
+            "that its own patch gets at least 1 − distance / distance of the next patch of its attention on patches.",
+            "Measured: the largest share of a run that a head spends on the query's own patch, CLS counted too, where "
+            "the run says it. The others: all heads but these. ± is half the 95 % interval over seeds.",
+            *missing_notes(results),
+        ),
+    )
+
+
+def what_they_look_at(results: StudyResults) -> str:
+    """A sentence: how many such heads there are, what they look at, and where the next ones are."""
+    runs, heads, step = with_own_patch(results), own_patch_heads(results), next_patch(results)
+    having = runs[runs[HEADS] > 0]
+    of_all = f"{len(having)} of {len(runs)} runs"
+    if having.empty:
+        return f"Below {share(NEAR)} of the distance to the next patch ({rounded(NEAR * step)}) there is no head."
+    layers = ", ".join(f"L{layer + 1}" for layer in sorted(set(heads["layer"])))
+    counts = sorted(set(having[HEADS]))
+    number = "one head each" if counts == [1] else f"{span(str(counts[0]), str(counts[-1]))} heads"
+    shares = _shares([least_share(mad, step) for mad in heads["mad"]])
+    measured = having[SHARE].dropna().astype("float64").tolist()
+    told = f" ({_shares(measured)} measured)" if measured else ""
+    next_ones = _ends([rounded(value) for value in sorted(having[OTHERS])])
+    return (
+        f"Heads that look at their own patch, those below {share(NEAR)} of the distance to the next one "
+        f"({rounded(NEAR * step)}), are in {of_all}: {number}, in {layers}, with at least {shares} of their attention "
+        f"on it{told}. The next nearest heads of these runs are at {next_ones}."
+    )
+
+
+def _papers_distance(results: StudyResults, label: str) -> float | None:
+    published = PUBLISHED.get(results.name)
+    return getattr(published.conditions.get(label), "min_mad", None) if published else None
+
+
+def _shares(values: list[float]) -> str:
+    return _ends([share(value) for value in sorted(values)])
+
+
+def _ends(words: list[str]) -> str:
+    if not words:
+        return MISSING
+    return words[0] if words[0] == words[-1] else f"{words[0].removesuffix(' %')} to {words[-1]}"

@@ -1,0 +1,165 @@
+"""Heads that look at their own patch: the bound holds for any attention, and planted heads are found, and left out."""
+
+from collections.abc import Mapping
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from made_up_results import drawn, made_up, noise
+from matplotlib.patches import Rectangle
+
+from nearsight.errors import InputError
+from nearsight.metrics import attention_distance
+from nearsight.recipes import find_study
+from nearsight.report.study.claims import ABLATIONS
+from nearsight.report.study.findings_sections import SECTIONS
+from nearsight.report.study.own_patch.figure import every_head
+from nearsight.report.study.own_patch.heads import (
+    HEADS,
+    OTHERS,
+    distance_of_next_patch,
+    least_share,
+    next_patch,
+    with_own_patch,
+)
+from nearsight.report.study.own_patch.questions import own_patch_questions
+from nearsight.report.study.own_patch.table import own_patch_table, what_they_look_at
+from nearsight.report.study.verdict import judge_claim
+from nearsight.study import Cell
+from nearsight.study.results import StudyResults
+
+STEP = distance_of_next_patch(8)
+
+
+@given(side=st.integers(2, 9), seed=st.integers(0, 999), sharpness=st.floats(0, 12))
+def test_no_attention_gives_its_own_patch_less_than_its_distance_says(side: int, seed: int, sharpness: float) -> None:
+    random = torch.Generator().manual_seed(seed)
+    num = side * side
+    scores = torch.randn(1, 1, num, num, generator=random, dtype=torch.float64) + sharpness * torch.eye(num)
+    attention = scores.softmax(-1)
+    distance = float(attention_distance(attention, grid_size=(side, side), num_prefix_tokens=0))
+    own = float(attention[0, 0].diagonal().mean())
+    assert own >= least_share(distance, distance_of_next_patch(side)) - 1e-12
+
+
+@given(side=st.integers(2, 9), own=st.floats(0, 1))
+def test_the_bound_is_met_by_what_is_left_going_next_door(side: int, own: float) -> None:
+    num = side * side
+    attention = torch.zeros(1, 1, num, num, dtype=torch.float64)
+    for query in range(num):
+        attention[0, 0, query, query] = own
+        attention[0, 0, query, query + 1 if query % side == 0 else query - 1] += 1 - own
+    distance = float(attention_distance(attention, grid_size=(side, side), num_prefix_tokens=0))
+    assert least_share(distance, distance_of_next_patch(side)) == pytest.approx(own)
+
+
+def planted(*, others_with_cutmix: float, name: str = "ablation-cifar100", own_patch: bool = True) -> StudyResults:
+    """With CutMix and without label smoothing a head turns to its own patch; the others are as given."""
+
+    def numbers(cell: Cell) -> Mapping[str, float]:
+        has_cutmix = cell.levels["cutmix"] != "off"
+        return {"min_mad": (others_with_cutmix if has_cutmix else 0.3) + noise(cell, 0.004)}
+
+    results = made_up(find_study(name)(seeds=3), numbers)
+    turned = results.runs[(results.runs["cutmix"] != "off") & (results.runs["smoothing"] == "0")]["run"]
+    if own_patch:
+        here = results.heads["run"].isin(turned) & (results.heads["layer"] == 0) & (results.heads["head"] == 5)
+        results.heads.loc[here, "mad"] = np.linspace(0.001, 0.004, int(here.sum()))
+    results.runs["min_mad"] = results.runs["run"].map(results.heads.groupby("run")["mad"].min())
+    return results
+
+
+def answers(results: StudyResults) -> list[str]:
+    questions = own_patch_questions(ABLATIONS[results.name])
+    return [str(judge_claim(claim, results).verdict) for claim in questions]
+
+
+def test_planted_heads_are_found_and_left_out() -> None:
+    results = planted(others_with_cutmix=0.2)
+    runs = with_own_patch(results)
+    turned = (runs["cutmix"] != "off") & (runs["smoothing"] == "0")
+    assert next_patch(results) == pytest.approx(STEP)
+    assert runs[HEADS].tolist() == turned.astype(int).tolist()
+    by_hand = [
+        min(mad for mad in results.heads.loc[results.heads["run"] == run, "mad"] if mad >= STEP / 2)
+        for run in runs["run"]
+    ]
+    np.testing.assert_array_equal(runs[OTHERS], by_hand)
+    table = own_patch_table(results)
+    rows = table.numbers.set_index("condition")
+    assert rows["runs_with_own_patch"].to_dict() == {
+        label: 3 if label in ("+CutMix", "−LabelSmoothing") else 0 for label in rows.index
+    }
+    assert rows.loc["+CutMix", "least_share"] == pytest.approx(
+        1 - results.heads["mad"][_own(results, "+CutMix")].max() / STEP
+    )
+    assert rows.loc["Modern", "paper_least_share"] == pytest.approx(1 - 0.008 / STEP)
+    assert np.isnan(rows.loc["Baseline", "least_share"])
+    told = what_they_look_at(results)
+    assert "6 of 24 runs: one head each, in L1, with at least 96 to 99 % of their attention" in told
+    assert "measured" not in told
+    results.runs.loc[turned, "max_share_self"] = 0.97
+    assert "(97 % measured)" in what_they_look_at(results)
+
+
+def _own(results: StudyResults, condition: str) -> "pd.Series[bool]":
+    runs = results.runs.loc[results.runs["condition"] == condition, "run"]
+    return results.heads["run"].isin(runs) & (results.heads["mad"] < STEP / 2)
+
+
+def test_what_is_asked_is_answered_by_the_others() -> None:
+    # Six pairs of twelve differ, all one way: p = 2 / 2⁶.
+    assert answers(planted(others_with_cutmix=0.2)) == ["yes", "yes", "not tested"]
+    # The smallest distances part the runs, those of the other heads do not.
+    assert answers(planted(others_with_cutmix=0.3)) == ["yes", "no", "not tested"]
+    assert answers(planted(others_with_cutmix=0.2, own_patch=False)) == ["not shown", "not tested", "not tested"]
+
+
+def test_modern_is_held_against_baseline_without_its_own_patch_heads() -> None:
+    for others, answer in ((0.2, "yes"), (0.4, "the other way round")):
+        results = planted(others_with_cutmix=others)
+        of_modern = results.runs.loc[results.runs["condition"] == "Modern", "run"]
+        one = results.heads["run"].isin(of_modern) & (results.heads["layer"] == 0) & (results.heads["head"] == 5)
+        results.heads.loc[one, "mad"] = 0.002
+        assert answers(results)[2] == answer
+
+
+def test_every_head_is_drawn_where_it_is() -> None:
+    results = planted(others_with_cutmix=0.2, name="ablation-tiny-imagenet")
+    drawing = every_head(results)
+    (panel,) = drawing.figure.axes
+    labels = [label.get_text() for label in panel.get_yticklabels()]
+    means = results.runs.groupby("condition")["min_mad"].mean()
+    assert labels == list(means.sort_values().index)
+    heads = results.heads.merge(results.runs[["run", "condition"]], on="run")
+    for (label, layer), here in heads.groupby(["condition", "layer"]):
+        across, rows = drawn(panel, f"heads-{label}-{layer}")
+        np.testing.assert_array_equal(across, here["mad"])
+        assert {round(row) for row in rows} == {labels.index(str(label))}
+    (band,) = [patch for patch in panel.patches if patch.get_gid() == "own-patch"]
+    assert isinstance(band, Rectangle)
+    assert band.get_x() + band.get_width() == pytest.approx(STEP / 2)
+    assert "in 6 of 24 runs" in drawing.caption
+
+
+def test_without_one_grid_or_any_heads_nothing_is_said() -> None:
+    results = planted(others_with_cutmix=0.2)
+    results.heads["mad"] = np.nan
+    with pytest.raises(InputError, match="no run has measured heads"):
+        own_patch_table(results)
+    results = planted(others_with_cutmix=0.2)
+    del results.settings["model.patch_size"]  # type: ignore[attr-defined]
+    with pytest.raises(InputError, match="one grid"):
+        own_patch_table(results)
+    assert answers(results) == ["not tested"] * 3
+    none = planted(others_with_cutmix=0.2, own_patch=False)
+    assert what_they_look_at(none).endswith("there is no head.")
+
+
+def test_the_page_says_what_the_papers_distances_imply() -> None:
+    (section,) = [section for section in SECTIONS if section.title.startswith("What does the most local head")]
+    assert "0.008 to 0.024" in section.claim
+    assert f"{100 * (1 - 0.024 / STEP):.0f} to {100 * (1 - 0.008 / STEP):.0f} %" in section.claim
