@@ -9,7 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from nearsight.metrics import attention_distance, attention_entropy, grid_distances, uniform_attention_distance
+from nearsight.metrics import (
+    attention_distance,
+    attention_entropy,
+    grid_distances,
+    least_share_on_itself,
+    next_patch_distance,
+    uniform_attention_distance,
+)
 
 
 def random_attention(*shape: int, num_tokens: int, seed: int = 0, sharpness: float = 2.0) -> Tensor:
@@ -187,7 +194,7 @@ def test_what_does_not_fit_is_a_value_error(
         attention_distance(torch.ones(shape), grid_size, num_prefix_tokens=prefix)
 
 
-@pytest.mark.parametrize("distance", [grid_distances, uniform_attention_distance])
+@pytest.mark.parametrize("distance", [grid_distances, uniform_attention_distance, next_patch_distance])
 def test_a_grid_without_rows_is_refused(distance: Callable[[tuple[int, int]], object]) -> None:
     with pytest.raises(ValueError, match="at least one row"):
         distance((0, 4))
@@ -227,3 +234,36 @@ def test_order_and_grouping_of_images_do_not_matter(order: list[int], cut: int) 
     assert torch.equal(attention_distance(attn[order], (3, 3)), whole[order])
     parts = [attention_distance(part, (3, 3)) for part in (attn[:cut], attn[cut:])]
     assert torch.equal(torch.cat(parts), whole)
+
+
+GRIDS = st.tuples(st.integers(1, 6), st.integers(1, 7)).filter(lambda grid: math.prod(grid) > 1)
+
+
+@given(grid_size=GRIDS, seed=st.integers(0, 999), sharpness=st.floats(0, 12))
+def test_no_head_gives_its_own_patch_less_than_its_distance_says(
+    grid_size: tuple[int, int], seed: int, sharpness: float
+) -> None:
+    num = math.prod(grid_size)
+    attn = (random_attention(1, num_tokens=num, seed=seed).log() + sharpness * torch.eye(num)).softmax(-1)
+    distance = float(attention_distance(attn, grid_size, num_prefix_tokens=0))
+    assert float(attn[0].diagonal().mean()) >= least_share_on_itself(distance, grid_size) - 1e-12
+
+
+@given(grid_size=GRIDS, own=st.floats(0, 1))
+def test_where_the_rest_goes_next_door_that_is_what_it_gives(grid_size: tuple[int, int], own: float) -> None:
+    apart = grid_distances(grid_size)
+    nearest = apart.masked_fill(apart == 0, math.inf).argmin(-1)
+    attn = own * torch.eye(len(apart), dtype=torch.float64)
+    attn[torch.arange(len(apart)), nearest] += 1 - own
+    distance = float(attention_distance(attn[None], grid_size, num_prefix_tokens=0))
+    assert distance == pytest.approx((1 - own) * next_patch_distance(grid_size), abs=1e-12)
+    assert least_share_on_itself(distance, grid_size) == pytest.approx(own, abs=1e-12)
+
+
+def test_the_next_patch_is_the_smallest_distance_there_is() -> None:
+    assert next_patch_distance((8, 8)) == pytest.approx(0.101015, abs=5e-7)
+    for grid_size in ((1, 2), (3, 1), (14, 14), (5, 9)):
+        apart = grid_distances(grid_size)
+        assert next_patch_distance(grid_size) == pytest.approx(float(apart[apart > 0].min()))
+    # Alone, a patch has nothing else to look at.
+    assert least_share_on_itself(0.0, (1, 1)) == 1.0

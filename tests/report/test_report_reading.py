@@ -211,6 +211,25 @@ def test_a_single_model_is_described_by_its_numbers():
     assert "1 image." in describe(tiny_model("one", [[0.1]], [[0.0]], num_images=1))[1]
 
 
+def test_a_head_that_looks_at_its_own_patch_is_not_passed_off_as_local():
+    mads = [[0.004, 0.20], [0.12, 0.03]]
+    near = replace(tiny_model("near", mads, [[0.001] * 2] * 2), grids={0: (8, 8), 1: (8, 8)})
+    (told,) = (words for words in describe(near) if "own patch" in words)
+    assert told.startswith("Layer 1, head 1 of “near” looks at its own patch")
+    assert "the next patch at 0.101, at least 96 % of its attention on patches stays there" in told
+    assert "It is the nearest of 2 such heads. The most local of the others is layer 2, head 1, at 0.120." in told
+    # On a finer grid neither is below half a patch; without a grid nobody knows.
+    fine = {0: (200, 200), 1: (2, 2)}
+    (told,) = (words for words in describe(replace(near, grids=fine)) if "own patch" in words)
+    assert told.startswith("Layer 2, head 2 of")
+    for grids in (None, {}, {0: (200, 200), 1: (40, 40)}):
+        assert not any("own patch" in words for words in describe(replace(near, grids=grids)))
+    both = compare(near, replace(GLOBAL, grids=near.grids))
+    assert sum("own patch" in words for words in both.sentences) == 1
+    alone = replace(tiny_model("one", [[0.001]], [[0.0]]), grids={0: (8, 8)})
+    assert not any("of the others" in words for words in describe(alone))
+
+
 def without_first(model, num_layers):
     """As --layers measures it."""
     return replace(model, heads=model.heads.assign(layer=model.heads["layer"] + num_layers))

@@ -11,6 +11,8 @@ from nearsight.metrics.attention import (
     attention_distance,
     attention_entropy,
     grid_distances,
+    least_share_on_itself,
+    next_patch_distance,
     uniform_attention_distance,
 )
 from nearsight.metrics.features import linear_cka, locality_score, patch_cls_similarity
@@ -32,10 +34,12 @@ __all__ = [
     "confusion_matrix",
     "gram_distance_correlation",
     "grid_distances",
+    "least_share_on_itself",
     "linear_cka",
     "locality_score",
     "mean_iou",
     "neighbour_association",
+    "next_patch_distance",
     "patch_association",
     "patch_cls_similarity",
     "per_class_accuracy",

@@ -40,6 +40,21 @@ def uniform_attention_distance(grid_size: tuple[int, int]) -> float:
     return float((pairs * torch.hypot(row, col)).sum() / pairs.sum() / diagonal)
 
 
+def next_patch_distance(grid_size: tuple[int, int]) -> float:
+    """How far the next patch is, in units of the grid's diagonal: 0.101015 on an 8×8 grid; infinite for one patch."""
+    diagonal = _diagonal(grid_size)
+    return 1 / diagonal if math.prod(grid_size) > 1 else math.inf
+
+
+def least_share_on_itself(distance: float, grid_size: tuple[int, int]) -> float:
+    """What a head of this MAD spends on the query's own patch at least, of its attention on patches.
+
+    What it does not spend there it spends at the distance of the next patch or farther. So a MAD of 0.01 on an 8×8 grid
+    is that of a head which looks at its own patch, nine tenths of the time or more, and not at its neighbours.
+    """
+    return max(0.0, 1 - distance / next_patch_distance(grid_size))
+
+
 def _diagonal(grid_size: tuple[int, int]) -> float:
     """The grid's longest distance, in patches; 1 for a single patch, where all distances are 0."""
     check_grid(grid_size)

@@ -59,9 +59,12 @@ class ModelHeads:
 
     def uniform_distance(self, layer: int) -> float | None:
         """The distance of a head of this layer that looks everywhere alike, which depends on its grid."""
-        if self.grids is None or layer not in self.grids:
-            return None
-        return uniform_attention_distance(self.grids[layer])
+        grid = self.grid(layer)
+        return None if grid is None else uniform_attention_distance(grid)
+
+    def grid(self, layer: int) -> tuple[int, int] | None:
+        """Rows and columns of a layer's tokens, where they are known."""
+        return None if self.grids is None else self.grids.get(layer)
 
     def layers(self) -> tuple[int, ...]:
         """The numbers of the measured layers, from 0."""

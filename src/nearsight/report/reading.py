@@ -11,8 +11,10 @@ from typing import Literal
 import pandas as pd
 
 from nearsight.errors import InputError
+from nearsight.metrics import least_share_on_itself, next_patch_distance
 from nearsight.report.estimates import Contrast, Estimate, quoted
 from nearsight.report.inputs import ModelHeads, check_labels
+from nearsight.report.own_patch import OWN_PATCH
 
 BRACKETS = "Brackets give the range that holds about 95 % of the images."
 ONE_MODEL = "This describes one model; it says nothing about other seeds."
@@ -53,6 +55,14 @@ def most_local_head(model: ModelHeads) -> Estimate:
         num_images=int(row["num_images"]),
         uniform=model.uniform_distance(int(row["layer"])),
     )
+
+
+def own_patch_heads(model: ModelHeads) -> pd.DataFrame:
+    """The heads that look at their own patch; none of layers whose grid is not known."""
+    rows = _existing_heads(model)
+    grids = [model.grid(layer) for layer in rows["layer"]]
+    bounds = [0.0 if grid is None else OWN_PATCH * next_patch_distance(grid) for grid in grids]
+    return rows[rows["mad"] < bounds]
 
 
 def first_layer_mean(model: ModelHeads, metric: Literal["mad", "entropy"] = "mad") -> Estimate:
@@ -109,6 +119,8 @@ def compare(a: ModelHeads, b: ModelHeads) -> Reading:
             f"The entropy of the {first}'s attention (1: uniform) is {focus.a.in_words()} for {of_a} "
             f"and {focus.b.in_words()} for {of_b}. " + focus.verdict("{} looks more selectively"),
             *_about_grids(layers),
+            *_about_own_patches(a),
+            *_about_own_patches(b),
             BRACKETS,
             ONE_RUN,
         ),
@@ -140,6 +152,33 @@ def _about_grids(contrast: Contrast) -> tuple[str, ...]:
     )
 
 
+def _about_own_patches(model: ModelHeads) -> tuple[str, ...]:
+    """A small distance is taken for a look at the neighbours, which these heads do not give them."""
+    near = own_patch_heads(model)
+    if near.empty:
+        return ()
+    others = _existing_heads(model).drop(near.index)
+    (layer, head), distance = _nearest(near)
+    grid = model.grid(layer)
+    assert grid is not None  # else it could not be told
+    share, step = least_share_on_itself(distance, grid), next_patch_distance(grid)
+    words = (
+        f"Layer {layer + 1}, head {head + 1} of {quoted(model.label)} looks at its own patch rather than around it: "
+        f"with the next patch at {step:.3f}, at least {100 * share:.0f} % of its attention on patches stays there."
+    )
+    if len(near) > 1:
+        words += f" It is the nearest of {len(near)} such heads."
+    if len(others):
+        (layer, head), distance = _nearest(others)
+        words += f" The most local of the others is layer {layer + 1}, head {head + 1}, at {distance:.3f}."
+    return (words,)
+
+
+def _nearest(rows: pd.DataFrame) -> tuple[tuple[int, int], float]:
+    row = rows.iloc[int(rows["mad"].argmin())]
+    return (int(row["layer"]), int(row["head"])), float(row["mad"])
+
+
 def _headline(more: Estimate, less: Estimate, heads: Contrast, layers: Contrast) -> str:
     local, other, first = _as_measured(more), _as_measured(less), first_layer_name((more, less))
     if heads.clear and layers.clear:
@@ -165,6 +204,7 @@ def describe(model: ModelHeads) -> tuple[str, ...]:
         f"The most local head of {_as_measured(layer)} has a mean attention distance of {head.in_words()}.",
         f"It is {_place(head)}, measured on {images}. Averaged over the heads of "
         f"{_place(layer) if layer.layer else 'the first layer'}, the distance is {layer.in_words()}.",
+        *_about_own_patches(model),
         *((BRACKETS,) if head.num_images > 1 else ()),
         ONE_MODEL,
     )

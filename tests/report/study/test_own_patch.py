@@ -1,18 +1,15 @@
-"""Heads that look at their own patch: the bound holds for any attention, and planted heads are found, and left out."""
+"""Heads that look at their own patch: planted ones are found, and left out of what is asked of the others."""
 
 from collections.abc import Mapping
 
 import numpy as np
 import pandas as pd
 import pytest
-import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from made_up_results import drawn, made_up, noise
 from matplotlib.patches import Rectangle
 
 from nearsight.errors import InputError
-from nearsight.metrics import attention_distance
+from nearsight.metrics import next_patch_distance
 from nearsight.recipes import find_study
 from nearsight.report.study.claims import ABLATIONS
 from nearsight.report.study.findings_sections import SECTIONS
@@ -20,9 +17,7 @@ from nearsight.report.study.own_patch.figure import every_head
 from nearsight.report.study.own_patch.heads import (
     HEADS,
     OTHERS,
-    distance_of_next_patch,
-    least_share,
-    next_patch,
+    own_patch_bound,
     with_own_patch,
 )
 from nearsight.report.study.own_patch.questions import own_patch_questions
@@ -31,29 +26,7 @@ from nearsight.report.study.verdict import judge_claim
 from nearsight.study import Cell
 from nearsight.study.results import StudyResults
 
-STEP = distance_of_next_patch(8)
-
-
-@given(side=st.integers(2, 9), seed=st.integers(0, 999), sharpness=st.floats(0, 12))
-def test_no_attention_gives_its_own_patch_less_than_its_distance_says(side: int, seed: int, sharpness: float) -> None:
-    random = torch.Generator().manual_seed(seed)
-    num = side * side
-    scores = torch.randn(1, 1, num, num, generator=random, dtype=torch.float64) + sharpness * torch.eye(num)
-    attention = scores.softmax(-1)
-    distance = float(attention_distance(attention, grid_size=(side, side), num_prefix_tokens=0))
-    own = float(attention[0, 0].diagonal().mean())
-    assert own >= least_share(distance, distance_of_next_patch(side)) - 1e-12
-
-
-@given(side=st.integers(2, 9), own=st.floats(0, 1))
-def test_the_bound_is_met_by_what_is_left_going_next_door(side: int, own: float) -> None:
-    num = side * side
-    attention = torch.zeros(1, 1, num, num, dtype=torch.float64)
-    for query in range(num):
-        attention[0, 0, query, query] = own
-        attention[0, 0, query, query + 1 if query % side == 0 else query - 1] += 1 - own
-    distance = float(attention_distance(attention, grid_size=(side, side), num_prefix_tokens=0))
-    assert least_share(distance, distance_of_next_patch(side)) == pytest.approx(own)
+STEP = next_patch_distance((8, 8))
 
 
 def planted(*, others_with_cutmix: float, name: str = "ablation-cifar100", own_patch: bool = True) -> StudyResults:
@@ -81,7 +54,7 @@ def test_planted_heads_are_found_and_left_out() -> None:
     results = planted(others_with_cutmix=0.2)
     runs = with_own_patch(results)
     turned = (runs["cutmix"] != "off") & (runs["smoothing"] == "0")
-    assert next_patch(results) == pytest.approx(STEP)
+    assert own_patch_bound(results) == pytest.approx(STEP / 2)
     assert runs[HEADS].tolist() == turned.astype(int).tolist()
     by_hand = [
         min(mad for mad in results.heads.loc[results.heads["run"] == run, "mad"] if mad >= STEP / 2)

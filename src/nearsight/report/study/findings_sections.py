@@ -3,9 +3,9 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from nearsight.metrics import least_share_on_itself, next_patch_distance
 from nearsight.report.study.drawing import Drawing
 from nearsight.report.study.figure1_datasets import profiles_of_datasets
-from nearsight.report.study.own_patch.heads import distance_of_next_patch, least_share
 from nearsight.report.study.own_patch.table import what_they_look_at
 from nearsight.report.study.paper import PUBLISHED, SIDE, WITH_CUTMIX
 from nearsight.report.study.table import rounded
@@ -31,13 +31,13 @@ _LONGER_WITH_CUTMIX = ("Do runs that train longer have a more local head: those 
 def _of_the_papers_heads() -> str:
     published = PUBLISHED["ablation-cifar100"].conditions
     distances = [distance for label in WITH_CUTMIX if (distance := published[label].min_mad) is not None]
-    step = distance_of_next_patch(SIDE)
-    shares = [100 * least_share(distance, step) for distance in (max(distances), min(distances))]
+    grid = (SIDE, SIDE)
+    shares = [100 * least_share_on_itself(distance, grid) for distance in (max(distances), min(distances))]
     return (
         f"S1's models with CutMix have their most local head at {rounded(min(distances))} to {rounded(max(distances))} "
-        f"and call it local. On its grid of {SIDE} × {SIDE} the next patch is at {rounded(step)}, so that these "
-        f"distances leave at least {shares[0]:.0f} to {shares[1]:.0f} % of the attention to the patch itself: such a "
-        "head mixes nothing, and tells little about the others."
+        f"and call it local. On its grid of {SIDE} × {SIDE} the next patch is at {rounded(next_patch_distance(grid))}, "
+        f"so that these distances leave at least {shares[0]:.0f} to {shares[1]:.0f} % of the attention to the patch "
+        "itself: such a head mixes nothing, and tells little about the others."
     )
 
 

@@ -5,7 +5,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from nearsight.metrics import uniform_attention_distance
+from nearsight.metrics import next_patch_distance, uniform_attention_distance
 from nearsight.report.figures.style import (
     DISTANCE_LABEL_ONE_LINE,
     GRID,
@@ -22,9 +22,8 @@ from nearsight.report.figures.style import (
 )
 from nearsight.report.study.by_cutmix import CUTMIX, groups
 from nearsight.report.study.drawing import Drawing, distances_from_zero
-from nearsight.report.study.grid import patches_per_side
 from nearsight.report.study.notes import add_footnote, missing_notes, scale_notes
-from nearsight.report.study.own_patch.heads import HEADS, NEAR, next_patch, with_own_patch
+from nearsight.report.study.own_patch.heads import HEADS, grid_of, own_patch_bound, with_own_patch
 from nearsight.report.study.table import rounded
 from nearsight.study.results import StudyResults
 
@@ -34,14 +33,14 @@ SPREAD = 0.62
 
 def every_head(results: StudyResults) -> Drawing:
     """A row per condition, the nearest on top, with a mark per head of all its seeds."""
-    runs, step = with_own_patch(results), next_patch(results)
+    runs, bound = with_own_patch(results), own_patch_bound(results)
     heads = results.heads.dropna(subset=["mad"]).merge(runs[["run", "condition", CUTMIX]], on="run")
     labels = list(runs.groupby("condition")["min_mad"].mean().sort_values().index)
     styles = {level: model_style(place) for place, level in enumerate(reversed(results.factors[CUTMIX]))}
     with house_style():
         figure = Figure(figsize=(7.2, 1.6 + 0.5 * len(labels)), layout="constrained")
         axes = figure.subplots()
-        _draw_landmarks(axes, results, step)
+        _draw_landmarks(axes, grid_of(results), bound)
         for place, label in enumerate(labels):
             here = heads[heads["condition"] == label]
             _draw_row(axes, place, here, styles[str(here[CUTMIX].iloc[0])])
@@ -60,7 +59,7 @@ def every_head(results: StudyResults) -> Drawing:
     having = int((runs[HEADS] > 0).sum())
     told = (
         "A mark per head, of all seeds; in a row the first layer is on top. Shaded: below "
-        f"{rounded(NEAR * step)}, half of the distance to the next patch, a head spends more on its own patch than on "
+        f"{rounded(bound)}, half of the distance to the next patch, a head spends more on its own patch than on "
         f"all others: in {having} of {len(runs)} runs."
     )
     add_footnote(figure, [told, *missing_notes(results), *scale_notes(results)])
@@ -84,12 +83,10 @@ def _draw_row(axes: Axes, place: int, heads: pd.DataFrame, style: ModelStyle) ->
         )
 
 
-def _draw_landmarks(axes: Axes, results: StudyResults, step: float) -> None:
+def _draw_landmarks(axes: Axes, grid: tuple[int, int], bound: float) -> None:
     """What the distances of this grid mean: the patch itself, the next one, everywhere alike."""
-    side = patches_per_side(results.settings)
-    assert side is not None  # else there is no step
-    uniform = uniform_attention_distance((side, side))
-    axes.axvspan(0, NEAR * step, facecolor=GRID, alpha=0.8, linewidth=0, zorder=0, gid="own-patch")
+    step, uniform = next_patch_distance(grid), uniform_attention_distance(grid)
+    axes.axvspan(0, bound, facecolor=GRID, alpha=0.8, linewidth=0, zorder=0, gid="own-patch")
     axes.axvline(step, color=INK, linewidth=0.8, linestyle=(0, (4, 2)), zorder=1, gid="next-patch")
     draw_uniform_line(axes, uniform, horizontal=False, gid="uniform")
     beside = {"own patch": (0.0, "left"), "next patch": (step, "left"), "uniform": (uniform, "right")}

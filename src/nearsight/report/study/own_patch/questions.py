@@ -2,12 +2,13 @@
 
 from functools import partial
 
+from nearsight.report.own_patch import OWN_PATCH
 from nearsight.report.study import paper as s1
 from nearsight.report.study.by_cutmix import CUTMIX, SURE
 from nearsight.report.study.claim import OURS, Claim
 from nearsight.report.study.judged import not_tested
 from nearsight.report.study.least_squares import Estimate
-from nearsight.report.study.own_patch.heads import HEADS, NEAR, OTHERS, with_own_patch
+from nearsight.report.study.own_patch.heads import HEADS, OTHERS, with_own_patch
 from nearsight.report.study.questions import NO, NOT_SHOWN, OTHER_WAY, SIGN, YES, judge_sign
 from nearsight.report.study.rules import Finding, change_in_words, groups_in_words
 from nearsight.report.study.table import probability, share
@@ -15,9 +16,9 @@ from nearsight.study.results import StudyResults
 from nearsight.study.statistics import mean_interval, paired_difference, separation
 
 OFTEN = (
-    f"*Own patch.* A head looks at its own patch where its distance is below {share(NEAR)} of that to the next patch. "
-    f"Yes: more runs with CutMix have such a head than without, with p < {SURE:g} by permutation within pairs. The "
-    "other way round: fewer, with such a p. Not shown: otherwise."
+    f"*Own patch.* A head looks at its own patch where its distance is below {share(OWN_PATCH)} of that to the next "
+    f"patch. Yes: more runs with CutMix have such a head than without, with p < {SURE:g} by permutation within pairs. "
+    "The other way round: fewer, with such a p. Not shown: otherwise."
 )
 GAP = (
     "*Gap.* Yes: by the nearest of the heads that do not look at their own patch, every run with CutMix is below every "

@@ -2,14 +2,15 @@
 
 import pandas as pd
 
+from nearsight.metrics import least_share_on_itself, next_patch_distance
+from nearsight.report.own_patch import OWN_PATCH
 from nearsight.report.study.conditions import ordered_conditions
 from nearsight.report.study.notes import missing_notes
 from nearsight.report.study.own_patch.heads import (
     HEADS,
-    NEAR,
     OTHERS,
-    least_share,
-    next_patch,
+    grid_of,
+    own_patch_bound,
     own_patch_heads,
     with_own_patch,
 )
@@ -22,7 +23,7 @@ SHARE = "max_share_self"
 
 
 def own_patch_table(results: StudyResults) -> Table:
-    runs, heads, step = with_own_patch(results), own_patch_heads(results), next_patch(results)
+    runs, heads, grid = with_own_patch(results), own_patch_heads(results), grid_of(results)
     rows, shown = [], []
     for label in ordered_conditions(results):
         here = runs[runs["condition"] == label]
@@ -37,8 +38,8 @@ def own_patch_table(results: StudyResults) -> Table:
             {
                 **{"condition": label, "runs": len(here), "runs_with_own_patch": len(having), "heads": len(found)},
                 **{"min_mad": nearest.mean, "min_mad_of_others": others.mean, "low": others.low, "high": others.high},
-                "least_share": least_share(float(found["mad"].max()), step) if len(found) else float("nan"),
-                "paper_least_share": float("nan") if paper is None else least_share(paper, step),
+                "least_share": least_share_on_itself(float(found["mad"].max()), grid) if len(found) else float("nan"),
+                "paper_least_share": float("nan") if paper is None else least_share_on_itself(paper, grid),
                 "scale": results.scale,
             }
         )
@@ -48,11 +49,11 @@ def own_patch_table(results: StudyResults) -> Table:
                 "runs with such a head": f"{len(having)} of {len(here)}",
                 "heads": str(len(found)),
                 "in layer": ", ".join(f"L{layer + 1}" for layer in sorted(set(found["layer"]))) or MISSING,
-                "its own patch gets, at least": _shares([least_share(mad, step) for mad in found["mad"]]),
+                "its own patch gets, at least": _shares([least_share_on_itself(mad, grid) for mad in found["mad"]]),
                 "measured": _shares(measured.tolist()),
                 "min MAD": with_interval(nearest),
                 "min MAD of the others": with_interval(others),
-                "the paper's head, at least": MISSING if paper is None else share(least_share(paper, step)),
+                "the paper's head, at least": MISSING if paper is None else share(least_share_on_itself(paper, grid)),
             }
         )
     return Table(
@@ -61,9 +62,10 @@ def own_patch_table(results: StudyResults) -> Table:
         numbers=pd.DataFrame(rows),
         shown=pd.DataFrame(shown),
         notes=(
-            f"Such a head has a distance below {share(NEAR)} of that to the next patch, which is {rounded(step)} of "
-            "the diagonal. What it does not spend on the query's own patch it spends at that distance or farther, so "
-            "that its own patch gets at least 1 − distance / distance of the next patch of its attention on patches.",
+            f"Such a head has a distance below {share(OWN_PATCH)} of that to the next patch, which is "
+            f"{rounded(next_patch_distance(grid))} of the diagonal. What it does not spend on the query's own patch it "
+            "spends at that distance or farther, so that its own patch gets at least 1 − distance / distance of the "
+            "next patch of its attention on patches.",
             "Measured: the largest share of a run that a head spends on the query's own patch, CLS counted too, where "
             "the run says it. The others: all heads but these. ± is half the 95 % interval over seeds.",
             *missing_notes(results),
@@ -73,22 +75,22 @@ def own_patch_table(results: StudyResults) -> Table:
 
 def what_they_look_at(results: StudyResults) -> str:
     """A sentence: how many such heads there are, what they look at, and where the next ones are."""
-    runs, heads, step = with_own_patch(results), own_patch_heads(results), next_patch(results)
+    runs, heads, grid = with_own_patch(results), own_patch_heads(results), grid_of(results)
     having = runs[runs[HEADS] > 0]
-    of_all = f"{len(having)} of {len(runs)} runs"
+    bound, of_all = rounded(own_patch_bound(results)), f"{len(having)} of {len(runs)} runs"
     if having.empty:
-        return f"Below {share(NEAR)} of the distance to the next patch ({rounded(NEAR * step)}) there is no head."
+        return f"Below {share(OWN_PATCH)} of the distance to the next patch ({bound}) there is no head."
     layers = ", ".join(f"L{layer + 1}" for layer in sorted(set(heads["layer"])))
     counts = sorted(set(having[HEADS]))
     number = "one head each" if counts == [1] else f"{span(str(counts[0]), str(counts[-1]))} heads"
-    shares = _shares([least_share(mad, step) for mad in heads["mad"]])
+    shares = _shares([least_share_on_itself(mad, grid) for mad in heads["mad"]])
     measured = having[SHARE].dropna().astype("float64").tolist()
     told = f" ({_shares(measured)} measured)" if measured else ""
     next_ones = _ends([rounded(value) for value in sorted(having[OTHERS])])
     return (
-        f"Heads that look at their own patch, those below {share(NEAR)} of the distance to the next one "
-        f"({rounded(NEAR * step)}), are in {of_all}: {number}, in {layers}, with at least {shares} of their attention "
-        f"on it{told}. The next nearest heads of these runs are at {next_ones}."
+        f"Heads that look at their own patch, those below {share(OWN_PATCH)} of the distance to the next one "
+        f"({bound}), are in {of_all}: {number}, in {layers}, with at least {shares} of their attention on it{told}. "
+        f"The next nearest heads of these runs are at {next_ones}."
     )
 
 
