@@ -54,7 +54,7 @@ def test_the_first_local_head(results: StudyResults) -> None:
 
 def test_the_answers(results: StudyResults) -> None:
     given = [judgement.finding for judgement in judge_claims(results)]
-    assert [finding.verdict for finding in given] == ["yes", "epoch 5 to 9, L1", "accuracy leads", "no"]
+    assert [finding.verdict for finding in given] == ["yes", "epoch 5 to 9, L1", "accuracy leads", "no", "never"]
     # Half of the way from 0.4 to 0.1, on a straight line through the epoch of the fall; accuracy at epoch 2.
     lags = []
     for fall in (8, 9, 5, 6):
@@ -67,6 +67,35 @@ def test_the_answers(results: StudyResults) -> None:
     told = verdict_markdown(results, judge_claims(results))
     assert "the mean over all runs with CutMix (Student's t)" in told
     assert "the tables say how" not in told
+
+
+def test_a_head_that_turns_to_its_own_patch() -> None:
+    """It is next to it from epoch 6 on, and there from epoch 9 on, in the runs of Modern."""
+
+    def turning(cell: Cell, epoch: int) -> dict[str, float]:
+        numbers = course(cell, epoch)
+        if cell.condition != "Modern" or epoch < 6:
+            return {**numbers, "min_mad": max(numbers["min_mad"], 0.11)}
+        return {**numbers, "min_mad": 0.09 if epoch < 9 + cell.seed else 0.002}
+
+    turned = made_up(emergence_cifar100(), lambda _: {"early_mad": 0.5, "max_mad": 0.6}, epochs=EPOCHS, course=turning)
+    found = judge_claims(turned)[-1].finding
+    assert found.verdict == "epoch 9 to 10, L1, in 2 of 4 runs"
+    assert "+CutMix 0: never" in found.ours
+    assert "Modern 0: epoch 9, L1, within 4 epochs" in found.ours
+    assert "Modern 1: epoch 10, L1, within 5 epochs" in found.ours
+    shown = course_table(turned).shown.set_index(["condition", "seed"])["to its own patch"]
+    assert shown["Modern", "1"] == "epoch 10, L1"
+    assert shown["Baseline", "0"] == "never"
+    # Below half of the step alone, and for a while: a flicker is none.
+    (run,) = [run for run in courses(turned) if (run.condition, run.seed) == ("Modern", 0)]
+    flicker = run.mad_ELH.copy()
+    flicker[11::3, 0, 0] = 0.2
+    assert dataclasses.replace(run, mad_ELH=flicker).first_own_patch(0.101) is None
+    near = np.full_like(run.mad_ELH, 0.05)
+    at_once = dataclasses.replace(run, mad_ELH=near).first_own_patch(0.101)
+    assert at_once is not None
+    assert (at_once.epoch, math.isnan(at_once.lasted)) == (0, True)
 
 
 def test_a_first_local_head_of_some_runs_says_of_how_many() -> None:

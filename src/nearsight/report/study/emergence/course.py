@@ -12,6 +12,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from nearsight.errors import InputError
+from nearsight.report.own_patch import OWN_PATCH
 from nearsight.report.study.paper import PUBLISHED, without_cutmix
 from nearsight.study.results import StudyResults
 from nearsight.study.statistics.dissociation import LOCALITY_MARGIN
@@ -23,6 +24,17 @@ LOCAL = min(float(PUBLISHED["ablation-cifar100"].conditions[label].min_mad or 1.
 GLOBAL_AGAIN = LOCAL + LOCALITY_MARGIN
 # Measurements in a row that make a state rather than a flicker.
 LASTING = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Turn:
+    """A head that turned to its own patch."""
+
+    epoch: int
+    layer: int
+    """From 0."""
+    lasted: float
+    """Epochs since it was last as far as the next patch, or farther; NaN where it never was."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -51,11 +63,27 @@ class Course:
 
     def first_local(self) -> tuple[int, int] | None:
         """Epoch and layer (from 0) of the first head that becomes local and stays so for a while; None: never."""
+        found = self._first_below(LOCAL)
+        return None if found is None else (int(self.epochs_E[found[0]]), found[1])
+
+    def first_own_patch(self, step: float) -> Turn | None:
+        """The first head that turns to its own patch and stays so for a while; `step`: the distance of the next one."""
+        found = self._first_below(OWN_PATCH * step)
+        if found is None:
+            return None
+        place, layer, head = found
+        (farther,) = np.nonzero(self.mad_ELH[:place, layer, head] >= step)
+        lasted = self.epochs_E[place] - self.epochs_E[farther[-1]] if farther.size else float("nan")
+        return Turn(epoch=int(self.epochs_E[place]), layer=layer, lasted=float(lasted))
+
+    def _first_below(self, bound: float) -> tuple[int, int, int] | None:
+        """Measurement, layer and head of the first that is below a distance and stays so for a while."""
         for place in range(len(self.epochs_E) - LASTING + 1):
-            stays_LH = (self.mad_ELH[place : place + LASTING] < LOCAL).all(axis=0)
+            stays_LH = (self.mad_ELH[place : place + LASTING] < bound).all(axis=0)
             if stays_LH.any():
                 distance_LH = np.where(stays_LH, self.mad_ELH[place], np.inf)
-                return int(self.epochs_E[place]), int(np.unravel_index(distance_LH.argmin(), distance_LH.shape)[0])
+                layer, head = np.unravel_index(distance_LH.argmin(), distance_LH.shape)
+                return place, int(layer), int(head)
         return None
 
     def num_local(self) -> int:

@@ -1,35 +1,42 @@
 """The course of the studies of emergence as a table, and the answers it gives."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pandas as pd
 
 from nearsight.errors import InputError
+from nearsight.metrics import next_patch_distance
+from nearsight.report.own_patch import OWN_PATCH
 from nearsight.report.study.claim import Claim
 from nearsight.report.study.emergence.course import GLOBAL_AGAIN, LASTING, LOCAL, Course, conditions_of, courses
+from nearsight.report.study.own_patch.heads import grid_of
 from nearsight.report.study.paper import MODERN, ONLY_CUTMIX
 from nearsight.report.study.questions import NO, UNDECIDED, YES
 from nearsight.report.study.rules import Finding
-from nearsight.report.study.table import MISSING, Table, rounded, with_interval
+from nearsight.report.study.table import MISSING, Table, rounded, share, with_interval
 from nearsight.study.results import StudyResults
 from nearsight.study.statistics import mean_interval
 
 WITH_CUTMIX = (ONLY_CUTMIX, MODERN)
 NEVER = "never"
+_WHOLE_OR_NONE = ("first_epoch", "first_layer", "own_patch_epoch", "own_patch_layer")
 
 
 def course_table(results: StudyResults) -> Table:
     """A row per run: its first local head, its half-way epochs, its heads that turned back."""
     rows, shown = [], []
+    step = next_patch_distance(grid_of(results))
     for course in courses(results):
         first = course.first_local()
         became, again = course.turned()
         locality, accuracy = course.locality_half(), course.accuracy_half()
+        turn = course.first_own_patch(step)
         rows.append(
             {
                 **{"condition": course.condition, "seed": course.seed, "threshold": LOCAL, "scale": results.scale},
                 **{"first_epoch": first[0] if first else None, "first_layer": first[1] if first else None},
+                **{"own_patch_epoch": turn.epoch if turn else None, "own_patch_layer": turn.layer if turn else None},
                 **{"smallest_at_start": course.smallest[0], "smallest_at_end": course.smallest[-1]},
                 **{"num_local_at_end": course.num_local(), "num_ever_local": became, "num_global_again": again},
                 **{"locality_half_epoch": locality, "accuracy_half_epoch": accuracy, "lag": locality - accuracy},
@@ -40,6 +47,7 @@ def course_table(results: StudyResults) -> Table:
                 "condition": course.condition,
                 "seed": str(course.seed),
                 "first local head": f"epoch {first[0]}, L{first[1] + 1}" if first else NEVER,
+                "to its own patch": f"epoch {turn.epoch}, L{turn.layer + 1}" if turn else NEVER,
                 "smallest MAD, start to end": f"{rounded(course.smallest[0])} to {rounded(course.smallest[-1])}",
                 "local heads at the end": str(course.num_local()),
                 "ever local, global again": f"{became}, {again}",
@@ -51,11 +59,13 @@ def course_table(results: StudyResults) -> Table:
     return Table(
         name="emergence",
         title=f"{results.name}: when heads become local",
-        numbers=numbers.astype({"first_epoch": "Int64", "first_layer": "Int64"}),
+        numbers=numbers.astype(dict.fromkeys(_WHOLE_OR_NONE, "Int64")),
         shown=pd.DataFrame(shown),
         notes=(
             f"Local: a distance below {rounded(LOCAL)}, the paper's smallest without CutMix, {LASTING} measurements "
             f"in a row; global again: at least {rounded(GLOBAL_AGAIN)} for as many. Epoch 0 are the initial weights.",
+            f"To its own patch: below {share(OWN_PATCH)} of the distance to the next patch ({rounded(step)}), "
+            f"{LASTING} measurements in a row.",
             "Half way: the epoch at which the smallest distance, or the validation accuracy, has made half of its "
             "change from start to end (accuracy from 0). Lag: the former minus the latter; positive: accuracy leads.",
         ),
@@ -94,6 +104,12 @@ WHERE = (
     f"local (below {rounded(LOCAL)} for {LASTING} measurements in a row), and its layers, with the number of "
     "these runs, where not all have one; never, where none has."
 )
+OWN = (
+    "*To its own patch.* The answer is the range, over all runs with CutMix, of the epoch at which a first head is "
+    f"below {share(OWN_PATCH)} of the distance to the next patch, {LASTING} measurements in a row, and its layers, "
+    "with the number of these runs, where not all have one; never, where none has. Beside it: for how many epochs it "
+    "had then been nearer than the next patch."
+)
 ONLY_WITH = (
     "*In every run.* Yes: every run with CutMix has a local head at some time, and no run without it has one. No: no "
     "run with CutMix has one, or every run without it does. Undecided: otherwise."
@@ -122,11 +138,34 @@ def _judge_only_with(results: StudyResults) -> Finding:
 
 
 def _judge_first(results: StudyResults) -> Finding:
-    found = _of(results, *WITH_CUTMIX)
-    firsts = {f"{course.condition} {course.seed}": course.first_local() for course in found}
-    known = [first for first in firsts.values() if first is not None]
+    return _first_of_each(_of(results, *WITH_CUTMIX), lambda course: course.first_local(), lambda _: "")
+
+
+def _judge_own_patch(results: StudyResults) -> Finding:
+    step = next_patch_distance(grid_of(results))
+    turns = {course: course.first_own_patch(step) for course in _of(results, *WITH_CUTMIX)}
+
+    def where(course: Course) -> tuple[int, int] | None:
+        turn = turns[course]
+        return None if turn is None else (turn.epoch, turn.layer)
+
+    def how_fast(course: Course) -> str:
+        turn = turns[course]
+        return "" if turn is None or np.isnan(turn.lasted) else f", within {turn.lasted:g} epochs"
+
+    return _first_of_each(list(turns), where, how_fast)
+
+
+def _first_of_each(
+    found: Sequence[Course], first: Callable[[Course], tuple[int, int] | None], more: Callable[[Course], str]
+) -> Finding:
+    """When and where something first is so, run by run; `more` is said of a run besides."""
+    firsts = {course: first(course) for course in found}
+    known = [place for place in firsts.values() if place is not None]
     words = "; ".join(
-        f"{name}: {NEVER if first is None else f'epoch {first[0]}, L{first[1] + 1}'}" for name, first in firsts.items()
+        f"{course.condition} {course.seed}: "
+        + (NEVER if place is None else f"epoch {place[0]}, L{place[1] + 1}{more(course)}")
+        for course, place in firsts.items()
     )
     answer, value = NEVER, float("nan")
     if known:
@@ -187,5 +226,11 @@ EMERGENCE_QUESTIONS = (
         source="S1 §7, limitations",
         rule=TURNS,
         judge=_judge_turns,
+    ),
+    Claim(
+        text="When does a head turn to its own patch, and how fast?",
+        source="after ablation-fitted-cifar100",
+        rule=OWN,
+        judge=_judge_own_patch,
     ),
 )
