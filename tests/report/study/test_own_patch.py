@@ -1,5 +1,6 @@
 """Heads that look at their own patch: planted ones are found, and left out of what is asked of the others."""
 
+import re
 from collections.abc import Mapping
 
 import numpy as np
@@ -11,6 +12,7 @@ from matplotlib.patches import Rectangle
 from nearsight.errors import InputError
 from nearsight.metrics import next_patch_distance
 from nearsight.recipes import find_study
+from nearsight.report.page.finding import locality_in_words
 from nearsight.report.study.claims import ABLATIONS
 from nearsight.report.study.findings_sections import SECTIONS
 from nearsight.report.study.own_patch.figure import every_head
@@ -98,6 +100,17 @@ def test_modern_is_held_against_baseline_without_its_own_patch_heads() -> None:
         one = results.heads["run"].isin(of_modern) & (results.heads["layer"] == 0) & (results.heads["head"] == 5)
         results.heads.loc[one, "mad"] = 0.002
         assert answers(results)[2] == answer
+
+
+def test_the_page_says_it_below_its_headline() -> None:
+    results = planted(others_with_cutmix=0.2)
+    off, on = results.factors["cutmix"]
+    means = with_own_patch(results).groupby("cutmix")[OTHERS].mean()
+    (told,) = [words for words in locality_in_words(results).sentences if "own patch" in words]
+    assert told.startswith("In 6 of 24 runs that head looks at its own patch")
+    assert re.search(rf"the most local has {means[on]:.3f} ± \S+ with CutMix and {means[off]:.3f} ± \S+ w", told)
+    none = planted(others_with_cutmix=0.2, own_patch=False)
+    assert not any("own patch" in words for words in locality_in_words(none).sentences)
 
 
 def test_every_head_is_drawn_where_it_is() -> None:

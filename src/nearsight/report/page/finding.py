@@ -1,12 +1,14 @@
 """What a study found, in words: the headline of its page and the sentences under it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import pandas as pd
 
+from nearsight.errors import InputError
 from nearsight.report.study.conditions import FACTOR_NAMES, OFF, key_factor, level_in_words, with_attention
 from nearsight.report.study.notes import SMALL, missing_notes
+from nearsight.report.study.own_patch.heads import HEADS, OTHERS, with_own_patch
 from nearsight.report.study.rules import Finding, Verdict
 from nearsight.report.study.table import rounded, with_interval
 from nearsight.study.results import StudyResults
@@ -49,7 +51,27 @@ def locality_in_words(results: StudyResults) -> Words:
     return Words(
         headline=f"{words[near][:1].upper()}{words[near][1:]} the most local head has a mean attention distance of "
         f"{with_interval(groups[near])}, {words[far]} {with_interval(groups[far])}.",
-        sentences=(" ".join([_counted(groups[near].n, groups[far].n), *_parted(runs[near], runs[far])]), OVER_RUNS),
+        sentences=(
+            " ".join([_counted(groups[near].n, groups[far].n), *_parted(runs[near], runs[far])]),
+            *_own_patches(measured, key, {level: words[level] for level in (near, far)}),
+            OVER_RUNS,
+        ),
+    )
+
+
+def _own_patches(results: StudyResults, key: str, words: Mapping[str, str]) -> tuple[str, ...]:
+    """In how many runs the most local head looks at its own patch, and how near the others look; `words` by level."""
+    try:
+        runs = with_own_patch(results)
+    except InputError:  # the grid of patches is not known
+        return ()
+    number = int((runs[HEADS] > 0).sum())
+    if not number:
+        return ()
+    told = (f"{with_interval(mean_interval(runs.loc[runs[key] == level, OTHERS]))} {words[level]}" for level in words)
+    return (
+        f"In {number} of {len(runs)} runs that head looks at its own patch rather than around it. Of all other heads "
+        f"the most local has {' and '.join(told)}.",
     )
 
 
