@@ -25,7 +25,7 @@ def three_layers():
 """
 TWO, THREE = "own_models_of_again:two_layers", "own_models_of_again:three_layers"
 TWO_FOLDER, THREE_FOLDER = "own_models_of_again-two_layers", "own_models_of_again-three_layers"
-EVERYTHING = ("--what", "shares", "features", "cka", "positions", "rollout")
+EVERYTHING = ("--what", "shares", "offsets", "features", "cka", "positions", "rollout")
 ONE_MODEL = {"heads.csv", "heads.npz", "measured.json", "explorer.json", "report.html"}
 NOT_OURS = {"notes.txt", "cka-mine.csv", "positions-mine.csv", "figures/mine.png", "figures/rollout-mine.svg"}
 
@@ -40,7 +40,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         (tmp_path / "out" / name).write_text("mine")
     monkeypatch.setattr("nearsight.commands.measured.write_figures", lambda *_, **__: ())
     monkeypatch.setattr("nearsight.commands.measured.write_page", lambda path, **_: path.write_text("page"))
-    for name in ("position_maps", "rollout_overlays", "similarity_heatmap"):
+    for name in ("offset_pictures", "position_maps", "rollout_overlays", "similarity_heatmap"):
         monkeypatch.setattr(f"nearsight.commands.further.{name}", lambda *_, **__: None)
     monkeypatch.setattr("nearsight.commands.further.save_figure", made_up)
     yield tmp_path
@@ -70,7 +70,7 @@ def test_another_model_in_the_same_folder(folder: Path) -> None:
     out = folder / "out"
     run(TWO, *EVERYTHING)
     further = {"extra-heads.csv", "extra-layers.csv", "cka.csv", "positions.csv"}
-    assert found(out) == {*ONE_MODEL, *further, *figures("cka", "positions", "rollout")}
+    assert found(out) == {*ONE_MODEL, *further, *figures("cka", "offsets", "positions", "rollout")}
     for name in figures("mad-profiles", "mad-entropy-plane", "heatmaps"):
         (out / name).write_text("of the first")
     run(THREE, "--what", "features")
@@ -85,7 +85,7 @@ def test_several_models_and_one_in_turn(folder: Path) -> None:
     run(TWO, THREE, *EVERYTHING)
     tables = {"heads.csv", "heads.npz", "measured.json", "extra-heads.csv", "extra-layers.csv"}
     of_each = {f"{name}/{table}" for name in (TWO_FOLDER, THREE_FOLDER) for table in tables}
-    named = [f"{what}-{name}" for what in ("positions", "rollout") for name in (TWO_FOLDER, THREE_FOLDER)]
+    named = [f"{what}-{name}" for what in ("offsets", "positions", "rollout") for name in (TWO_FOLDER, THREE_FOLDER)]
     positions = {f"{name}.csv" for name in named if name.startswith("positions")}
     assert found(out) == {"report.html", "explorer.json", "cka.csv", *of_each, *positions, *figures("cka", *named)}
     run(TWO)

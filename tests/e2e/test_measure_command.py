@@ -340,7 +340,8 @@ def test_bad_input_is_answered_in_one_line_and_writes_nothing(
 
 def test_what_else_there_is_to_see(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Each further measurement writes what it says, and says the numbers of the library."""
-    assert main(["measure", TWO, *FEW, "--out", "out", "--what", "shares,quantiles", "features", "cka", "rollout"]) == 0
+    everything = ("shares,quantiles,offsets", "features", "cka", "rollout")
+    assert main(["measure", TWO, *FEW, "--out", "out", "--what", *everything]) == 0
     printed = capsys.readouterr().out
     assert "is on the patch itself" in printed
     assert "Also: out/cka.csv" in printed
@@ -352,7 +353,13 @@ def test_what_else_there_is_to_see(folder: Path, capsys: pytest.CaptureFixture[s
     similarity = pd.read_csv("out/cka.csv")
     assert list(similarity.columns) == ["layer", "layer_name", "other_layer", "other_layer_name", "cka"]
     assert len(similarity) == 4
-    for name in ("cka", "rollout"):
+    maps = np.concatenate([table.offset_maps(layer) for layer in range(2)])
+    steps = [
+        np.abs(np.subtract(np.unravel_index(each.argmax(), each.shape), each.shape[0] // 2)).max() for each in maps
+    ]
+    assert f"By the step that gets most, {steps.count(0)} of 4 heads look at the patch itself" in printed
+    assert f"{sum(step > 1 for step in steps)} farther away." in printed
+    for name in ("cka", "rollout", "offsets"):
         assert (folder / "out" / "figures" / f"{name}.png").stat().st_size > 1000
 
 

@@ -3,6 +3,7 @@
 import math
 from collections import defaultdict
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -187,23 +188,30 @@ def test_windows_shifted_and_padded(side: int) -> None:
     assert (on_padding > 1) == (side == 6)
 
 
-def test_pooled_keys_belong_to_the_cells_they_were_pooled_from() -> None:
+POOLED = (4, 2, 2, 1)
+"""How many cells a key of each layer is pooled from, in each direction."""
+
+
+def pyramid() -> nn.Module:
     torch.manual_seed(0)
-    small = {
-        "depths": (1, 1, 1, 1),
-        "embed_dims": (16, 16, 16, 16),
-        "num_heads": (1, 2, 2, 2),
-        "sr_ratios": (4, 2, 2, 1),
-    }
-    model, batch = sharpened(timm.create_model("pvt_v2_b0", num_classes=3, **small)), images(2, (64, 64))
-    table = measure(model, batch, what=["shares", "quantiles"])
-    layers, ratios = [], []
-    for maps, side, ratio in zip(maps_of(model, batch), (16, 8, 4, 2), small["sr_ratios"], strict=True):
+    sizes = {"depths": (1, 1, 1, 1), "embed_dims": (16, 16, 16, 16), "num_heads": (1, 2, 2, 2)}
+    return sharpened(timm.create_model("pvt_v2_b0", num_classes=3, sr_ratios=POOLED, **sizes))
+
+
+def windows_of_pyramid(model: nn.Module, batch: Tensor) -> list[Window]:
+    found = []
+    for maps, side, ratio in zip(maps_of(model, batch), (16, 8, 4, 2), POOLED, strict=True):
         middle = (ratio - 1) / 2
         keys = [(ratio * row + middle, ratio * col + middle) for row, col in cells(side // ratio, side // ratio)]
-        layers.append([Window(maps, cells(side, side), keys)])
-        ratios.append((ratio, ratio))
-    check_table(table, layers, ratios)
+        found.append(Window(maps, cells(side, side), keys))
+    return found
+
+
+def test_pooled_keys_belong_to_the_cells_they_were_pooled_from() -> None:
+    model, batch = pyramid(), images(2, (64, 64))
+    table = measure(model, batch, what=["shares", "quantiles"])
+    layers = [[window] for window in windows_of_pyramid(model, batch)]
+    check_table(table, layers, [(ratio, ratio) for ratio in POOLED])
 
 
 class PooledQueries(nn.Module):
@@ -318,3 +326,78 @@ def test_names_are_checked() -> None:
         measure(model, images(1), what=["cka"])
     with pytest.raises(InputError, match=r"give \['shares'\]"):
         measure(model, images(1), what="shares")
+
+
+def steps_by_loop(layer: list[Window], grid: tuple[int, int]) -> np.ndarray:
+    """[heads, 2·rows − 1, 2·cols − 1]: the mean attention of all pairs of patches that are so far apart."""
+    batch, heads = layer[0].maps.shape[:2]
+    paid = np.zeros((batch, heads, 2 * grid[0] - 1, 2 * grid[1] - 1))
+    pairs = np.zeros_like(paid)
+    for window in layer:
+        patches = [j for j, key in enumerate(window.keys) if not isinstance(key, str)]
+        for i, query in enumerate(window.queries):
+            for j in patches if query else []:
+                # To the nearest whole step; from the middle between two to the upper or left one.
+                down, right = (math.ceil(window.keys[j][axis] - query[axis] - 0.5) for axis in (0, 1))
+                place = (slice(None), slice(None), down + grid[0] - 1, right + grid[1] - 1)
+                total = window.maps[:, :, i, patches].sum(-1)
+                paid[place] += (window.maps[:, :, i, j] / total).numpy()
+                pairs[place] += 1
+    with np.errstate(invalid="ignore"):
+        return (paid / pairs).mean(0)
+
+
+@pytest.mark.parametrize("settings", [{}, {"reg_tokens": 2}, {"class_token": False, "global_pool": "avg"}])
+def test_attention_by_steps(settings: dict[str, object]) -> None:
+    model, batch = vit(**settings), images(3)
+    table = measure(model, batch, batch_size=2, precision="float64", what=["offsets", "quantiles"])
+    prefix = model.num_prefix_tokens
+    for layer, maps in enumerate(maps_of(model, batch)):
+        window = Window(maps, [None] * prefix + cells(4, 6), ["cls"] * prefix + cells(4, 6))
+        expected = steps_by_loop([window], (4, 6))
+        found = table.offset_maps(layer)
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-9)
+        # What a patch pays to itself is what it pays at distance 0; all that is paid sums to 1.
+        np.testing.assert_allclose(found[:, 3, 5], table.extra["distance_mass"][layer, :, 0], rtol=1e-6)
+        rows, cols = (size - np.abs(np.arange(1 - size, size)) for size in (4, 6))
+        np.testing.assert_allclose((found * np.outer(rows, cols)).sum((1, 2)) / 24, 1.0, rtol=1e-6)
+
+
+def test_steps_of_windows_and_of_pooled_keys() -> None:
+    torch.manual_seed(0)
+    model = sharpened(
+        SwinTransformer(
+            img_size=(16, 32), patch_size=4, window_size=4, embed_dim=12, depths=(1,), num_heads=(2,), num_classes=3
+        )
+    )
+    batch = images(2, (16, 32))
+    (maps,) = maps_of(model, batch)  # [images × windows, heads, 16, 16]
+    by_window = maps.unflatten(0, (2, 2))
+    layer = [
+        Window(by_window[:, index], left, left)
+        for index, left in enumerate([(row, col + 4 * index) for row, col in cells(4, 4)] for index in range(2))
+    ]
+    table = measure(model, batch, precision="float64", what=["offsets"])
+    found = table.offset_maps(0)
+    np.testing.assert_allclose(found, steps_by_loop(layer, (4, 8)), rtol=1e-5, atol=1e-9)
+    assert np.isnan(found[:, :, :4]).all()  # no window is so wide
+
+    pooled, batch = pyramid(), images(2, (64, 64))
+    table = measure(pooled, batch, precision="float64", what=["offsets"])
+    for layer, (window, side) in enumerate(zip(windows_of_pyramid(pooled, batch), (16, 8, 4, 2), strict=True)):
+        found = table.offset_maps(layer)[: window.maps.shape[1]]
+        np.testing.assert_allclose(found, steps_by_loop([window], (side, side)), rtol=1e-4, atol=1e-7)
+
+
+def test_steps_of_parts_are_those_of_the_whole_and_sizes_are_not_mixed(tmp_path: Path) -> None:
+    model, batch = vit(dynamic_img_size=True), images(5)
+    whole = measure(model, batch, what=["offsets"])
+    parts = HeadTable.merge(measure(model, part, what=["offsets"]) for part in batch.split([2, 3]))
+    np.testing.assert_allclose(parts.offset_maps(1), whole.offset_maps(1), rtol=1e-6)
+    whole.save(tmp_path / "heads.npz")
+    np.testing.assert_array_equal(HeadTable.load(tmp_path / "heads.npz").offset_maps(0), whole.offset_maps(0))
+    np.testing.assert_array_equal(whole.choose([1]).offset_maps(0), whole.offset_maps(1))
+    with pytest.raises(InputError, match="attention by steps can be merged for images of one size only"):
+        measure(model, [batch, images(1, (48, 32))], what=["offsets"])
+    with pytest.raises(InputError, match=r"measure with what=\['offsets'\]"):
+        measure(model, batch[:1]).offset_maps(0)

@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 
 from nearsight.errors import InputError
-from nearsight.lens import LayerSimilarity
-from nearsight.report import rollout_overlays, save_figure, similarity_heatmap
+from nearsight.lens import HeadTable, LayerSimilarity
+from nearsight.metrics import Moments
+from nearsight.report import offset_pictures, rollout_overlays, save_figure, similarity_heatmap
+from nearsight.report.figures.offsets import CONTRAST, RADIUS
 
 
 def artist(figure, name):
@@ -73,3 +75,41 @@ def test_both_are_saved_alike_each_time(tmp_path: Path):
         again = [path.read_bytes() for path in save_figure(draw(), tmp_path, name)]
         assert first == again
         assert first[0].startswith(b"\x89PNG")
+
+
+def table_of_steps():
+    """A layer of 20 × 3 patches with two heads, and one of 4 × 4 with a single one that looks everywhere alike."""
+    numbers = np.random.default_rng(2)
+    maps = np.full((2, 2, 39, 7), np.nan)
+    maps[0, :, :, :5] = numbers.uniform(0, 0.1, (2, 39, 5))
+    maps[0, 0, 19, 2] = 0.9
+    maps[1, 0, :7, :7] = 1 / 16
+    mad = np.array([[0.1, 0.2], [0.3, np.nan]])
+    moments = Moments(1, mad, np.zeros_like(mad))
+    extra = {"offset_attention": maps, "grid_size": np.array([[20.0, 3.0], [4.0, 4.0]])}
+    return HeadTable(("a", "b"), moments, moments, {}, extra)
+
+
+def test_every_head_is_a_picture_of_where_it_looks():
+    table = table_of_steps()
+    figure = offset_pictures(table, label="a_$b$", layers=[4, 7])
+    first, flat = artist(figure, "L5-1"), artist(figure, "L8-1")
+    np.testing.assert_array_equal(first.get_array(), table.offset_maps(0)[0, 19 - RADIUS : 20 + RADIUS])
+    assert first.get_array().shape == (2 * RADIUS + 1, 5)
+    assert first.get_clim() == (0.0, 0.9)
+    np.testing.assert_array_equal(flat.get_array(), np.full((7, 7), 1 / 16))
+    assert flat.get_clim() == (0.0, CONTRAST / 16)
+    assert not figure.findobj(lambda candidate: candidate.get_gid() == "L8-2")
+    assert [panel.get_visible() for panel in figure.axes] == [True, True, True, False]
+    assert first.axes.get_title(loc="left") == f"{0.1 * np.hypot(19, 2):.1f}"
+    assert (first.axes.get_ylabel(), flat.axes.get_ylabel()) == ("L5", "L8")
+    (frame,) = first.axes.patches  # around the middle of the picture
+    assert (*frame.get_xy(), frame.get_width()) == (1.5, RADIUS - 0.5, 1)
+    assert figure.get_suptitle().startswith("a_$b$: ")
+
+
+def test_pictures_of_steps_need_steps():
+    table = table_of_steps()
+    table.extra.pop("offset_attention")
+    with pytest.raises(InputError, match="offsets"):
+        offset_pictures(table, label="model")

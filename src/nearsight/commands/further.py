@@ -14,7 +14,7 @@ from torch import Tensor
 from nearsight.commands.subjects import Subject
 from nearsight.files import output_folder, replacing
 from nearsight.lens import HeadTable, attention_rollout, layer_similarity, position_gram
-from nearsight.report import position_maps, rollout_overlays, save_figure, similarity_heatmap
+from nearsight.report import offset_pictures, position_maps, rollout_overlays, save_figure, similarity_heatmap
 from nearsight.report.figures.files import figure_files
 
 NUM_ROLLOUTS = 8
@@ -78,6 +78,16 @@ def look_further(
     return Further(tables, figures)
 
 
+def write_pictures(
+    table: HeadTable, layers: Sequence[int], label: str, what: Sequence[str], out: Path, *, end: str
+) -> list[Path]:
+    """What the table shows in pictures, if they are asked for: attention by steps. `layers` as in `write_extra_tables`;
+    `end`: of the files' names."""
+    if "offsets" not in what:
+        return []
+    return Further({}, {f"offsets{end}": offset_pictures(table, label=label, layers=layers)}).write(out)
+
+
 def further_files(folder: Path) -> Iterator[Path]:
     """All that `look_further` and `write_extra_tables` may have left in a folder, of one model or of several."""
     yield from extra_tables_in(folder)
@@ -88,6 +98,7 @@ def further_files(folder: Path) -> Iterator[Path]:
         yield folder / f"positions{end}.csv"
         yield from figure_files(folder / "figures", f"positions{end}")
         yield from figure_files(folder / "figures", f"rollout{end}")
+        yield from figure_files(folder / "figures", f"offsets{end}")
 
 
 def extra_tables_in(folder: Path) -> list[Path]:
@@ -115,6 +126,8 @@ def summary(table: HeadTable, layers: Sequence[int], what: Sequence[str]) -> Ite
         median = table.distance_quantiles([0.5])[..., 0]
         nearest, farthest = np.nanmin(median), np.nanmax(median)
         yield f"Half of a head's attention is paid within {nearest:.3f} to {farthest:.3f} diagonals, by head."
+    if "offsets" in what:
+        yield _by_steps(table)
     if "gaussians" in what:
         sigma = np.hypot(table.extra["sigma_rows"], table.extra["sigma_cols"]) / np.sqrt(2)
         yield f"σ of its Gaussians is {np.nanmin(sigma):.2f} to {np.nanmax(sigma):.2f} patches by head; α is " + (
@@ -126,6 +139,22 @@ def summary(table: HeadTable, layers: Sequence[int], what: Sequence[str]) -> Ite
             f"Locality score of the tokens: {first:.3f} after layer {layers[0] + 1}, "
             f"{last:.3f} after layer {layers[-1] + 1}."
         )
+
+
+def _by_steps(table: HeadTable) -> str:
+    """How many heads look most at the patch itself, at one beside it, or farther away."""
+    counts = [0, 0, 0]
+    for layer in range(len(table.layer_names)):
+        for head_RC in table.offset_maps(layer):
+            if not np.isnan(head_RC).all():
+                most = np.unravel_index(np.nanargmax(head_RC), head_RC.shape)
+                steps = max(abs(int(place) - size // 2) for place, size in zip(most, head_RC.shape, strict=True))
+                counts[min(steps, 2)] += 1
+    own, next_to, farther = counts
+    return (
+        f"By the step that gets most, {own} of {sum(counts)} heads look at the patch itself, {next_to} at one beside "
+        f"it, {farther} farther away."
+    )
 
 
 _SAID = {"self": "the patch itself", "neighbours": "its 8 neighbours", "cls": "CLS", "registers": "registers"}

@@ -39,16 +39,16 @@ class MeasureOptions(Request):
     unless --images says otherwise.
 
     --what adds: shares of attention on the patch itself, its neighbours, CLS and registers; quantiles of the distance;
-    gaussians, the widths and strengths of a LocAt model (these to extra-heads.csv); features, the locality score and
-    patch-CLS similarity of each layer's tokens (extra-layers.csv); cka between the layers of one model or of two
-    (cka.csv and a figure); rollout over pictures; positions, which learned positions are alike (positions.csv and a
-    figure).
+    gaussians, the widths and strengths of a LocAt model (these to extra-heads.csv); offsets, a picture of where each
+    head looks, seen from the patch; features, the locality score and patch-CLS similarity of each layer's tokens
+    (extra-layers.csv); cka between the layers of one model or of two (cka.csv and a figure); rollout over pictures;
+    positions, which learned positions are alike (positions.csv and a figure).
     """
 
     layers: tuple[str, ...] = ()
     """Layers to keep, by number (from 0, as in heads.csv; from the end if negative) or by name."""
     what: tuple[str, ...] = ()
-    """More to see: any of shares, quantiles, features, gaussians, cka, rollout, positions."""
+    """More to see: any of shares, quantiles, offsets, features, gaussians, cka, rollout, positions."""
     batch_size: str = "auto"
     """Images per forward, or auto: as many as memory takes."""
     out: Path | None = None
@@ -108,7 +108,10 @@ def main(arguments: Sequence[str]) -> int:
     ]
     files = write_all(out, measured, shlex.join(["nearsight", "measure", *arguments]))
     files += [path for one in measured for path in one.write_extra_tables(what)]
-    files += (more := further.write(out))
+    more = further.write(out)
+    for one in measured:
+        more += one.write_pictures(what, out, end=f"-{one.folder.name}" if len(measured) > 1 else "")
+    files += more
     if options.json:
         print(json.dumps(as_json(measured, files)))
         return 0

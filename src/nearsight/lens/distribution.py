@@ -3,11 +3,10 @@
 Shape suffixes: B images, W windows, H heads, N queries, T queries of a tile, M keys, D distances.
 """
 
-import math
-
 import torch
 from torch import Tensor, nn
 
+from nearsight.lens.binning import patch_shares, sums_by_bin
 from nearsight.lens.geometry import Geometry
 from nearsight.lens.measurement import Measurement, QueryMeans, stack_layers
 from nearsight.lens.stream import Tile
@@ -39,16 +38,9 @@ class DistanceMass(Measurement):
         self._means = QueryMeans(list(self._values))
 
     def add(self, site: Site, tile: Tile) -> None:
-        others_WM = tile.keys_WM2[..., 0].isnan()
-        log_BWHTM = tile.log_weights_BWHTM.masked_fill(others_WM[:, None, None, :], -math.inf)
-        looking_BWHT = (log_BWHTM.amax(-1) != -math.inf) & tile.queries_WT2[:, None, :, 0].isfinite()
-        share_BWHTM = log_BWHTM.softmax(-1).masked_fill(~looking_BWHT[..., None], 0.0)
-        batch, _, heads = share_BWHTM.shape[:3]
+        share_BWHTM, looking_BWHT = patch_shares(tile)
         bins_WTM = torch.bucketize(tile.distances.float(), self._borders[site.name])
-        # Pairs of tokens first: then each is one row to add, of all images and heads.
-        pairs = share_BWHTM.permute(1, 3, 4, 0, 2).reshape(-1, batch * heads)
-        mass = pairs.new_zeros(len(self._values[site.name]), batch * heads).index_add_(0, bins_WTM.flatten(), pairs)
-        self._means.add(site.name, mass.T.unflatten(0, (batch, heads)), looking_BWHT)
+        self._means.add(site.name, sums_by_bin(share_BWHTM, bins_WTM, len(self._values[site.name])), looking_BWHT)
 
     def results(self) -> dict[str, Array]:
         return {

@@ -45,8 +45,8 @@ def measure(
         precision: of the sums within a query (those over queries and images are float64); on MPS always float32. The
             model computes in its own precision either way.
         what: further measurements, which go to the table's `extra`: "shares" of attention on the patch itself, its
-            neighbours, CLS and registers; "quantiles" of the distance; "features", what each layer's tokens are like;
-            "gaussians", how wide and strong those of a LocAt model are.
+            neighbours, CLS and registers; "quantiles" of the distance; "offsets", attention by the step from the patch;
+            "features", what each layer's tokens are like; "gaussians", how wide and strong those of a LocAt model are.
     """
     check_at_least("batch_size", batch_size, 1)
     further = chosen(what)

@@ -7,11 +7,13 @@ from nearsight.lens.distribution import DistanceMass
 from nearsight.lens.features import Features
 from nearsight.lens.gaussian import Gaussians
 from nearsight.lens.measurement import Measurement
+from nearsight.lens.offsets import Offsets
 from nearsight.lens.shares import Shares
 
 MEASUREMENTS: dict[str, type[Measurement]] = {
     "shares": Shares,
     "quantiles": DistanceMass,
+    "offsets": Offsets,
     "features": Features,
     "gaussians": Gaussians,
 }
@@ -20,6 +22,7 @@ MEASUREMENTS: dict[str, type[Measurement]] = {
 WHAT: dict[str, str] = {
     "shares": "per head: shares of attention on the patch itself, its 8 neighbours, CLS and registers",
     "quantiles": "per head: at which distances attention is paid (quantiles of the distribution whose mean is MAD)",
+    "offsets": "per head: how much attention is paid at each step from the patch, up, down and sideways (a picture)",
     "features": "per layer: locality score and patch-CLS similarity of its tokens",
     "gaussians": "per head of a LocAt model: width and strength of its Gaussians",
     "cka": "between layers, of one model or two: linear CKA of their tokens",

@@ -135,6 +135,17 @@ class HeadTable:
         quantiles[np.isnan(mass).all(-1)] = np.nan  # heads that do not exist
         return quantiles
 
+    def offset_maps(self, layer: int) -> Array:
+        """How much attention the heads of a layer (by position) pay to a patch at each step from the one that looks,
+        which is the middle: [heads, 2·rows − 1, 2·columns − 1] of the layer's grid; NaN where no patch is so far away.
+        It needs a table measured with `what=["offsets"]`.
+        """
+        if "offset_attention" not in self.extra:
+            raise InputError("attention by steps was not measured; measure with what=['offsets']")
+        rows, cols = self.extra["grid_size"][layer].astype(int)
+        maps: Array = self.extra["offset_attention"][layer, :, : 2 * rows - 1, : 2 * cols - 1]
+        return maps
+
     @classmethod
     def merge(cls, tables: Iterable[Self]) -> Self:
         """The table of all images, from tables of the same model over disjoint images, in any order: the same bits.
@@ -153,6 +164,9 @@ class HeadTable:
             one, other = (part.extra.get("distance_values", np.empty(0)) for part in (first, table))
             if not np.array_equal(one, other, equal_nan=True):
                 raise InputError("distributions of distances can be merged for images of one size only")
+            one, other = (part.extra.get("grid_size", np.empty(0)) for part in (first, table))
+            if "offset_attention" in first.extra and not np.array_equal(one, other):
+                raise InputError("attention by steps can be merged for images of one size only")
         counts = [table.num_images for table in tables]
         extra = {name: np.stack([table.extra[name] for table in tables]) for name in first.extra}
         return cls(

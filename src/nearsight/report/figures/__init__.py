@@ -7,6 +7,7 @@ from nearsight.report.figures.curves import training_curves
 from nearsight.report.figures.files import save_figure, svg_text
 from nearsight.report.figures.heat import heatmaps
 from nearsight.report.figures.intervals import locality_intervals
+from nearsight.report.figures.offsets import offset_pictures
 from nearsight.report.figures.plane import mad_entropy_plane
 from nearsight.report.figures.positions import position_maps
 from nearsight.report.figures.profiles import mad_profiles
@@ -18,6 +19,7 @@ __all__ = [
     "locality_intervals",
     "mad_entropy_plane",
     "mad_profiles",
+    "offset_pictures",
     "position_maps",
     "rollout_overlays",
     "save_figure",

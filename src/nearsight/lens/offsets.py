@@ -1,0 +1,65 @@
+"""In which direction and how far a head looks: attention by the step from the query to the key, as a picture.
+
+Shape suffixes: B images, W windows, H heads, T queries of a tile, M keys, X steps.
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from nearsight.lens.binning import patch_shares, sums_by_bin
+from nearsight.lens.measurement import Measurement, stack_layers
+from nearsight.lens.stream import Tile
+from nearsight.lens.survey import Site, Survey
+from nearsight.lens.table import Array
+from nearsight.metrics.precision import to_float64
+
+_ROUNDING = 1e-5
+"""Of a place, in cells."""
+
+
+class Offsets(Measurement):
+    """`offset_attention` [layers, heads, 2·rows − 1, 2·columns − 1]: how much attention a query pays to a patch at each
+    step from it, the middle being itself.
+
+    Attention is renormalised over the patches, as for MAD; the mean is over all pairs of patches of a picture that are
+    this step apart and may see each other, and then over pictures. So a head that looks everywhere alike has the same
+    number everywhere, though long steps fit into the picture from few patches. NaN: no pair is so far apart, or the
+    layer's grid is smaller than the largest. Pooled keys lie between cells: a step that is not whole counts for the
+    nearest one, of two equally near ones for the one further up, or to the left. `HeadTable.offset_maps` gives the
+    pictures of a layer.
+    """
+
+    needs_tiles = True
+
+    def __init__(self, model: nn.Module, found: Survey, image: Tensor) -> None:
+        self._grids = {site.name: site.geometry.grid_size for site in found.sites.values()}
+        self._sums: dict[str, tuple[Tensor, Tensor]] = {}
+
+    def add(self, site: Site, tile: Tile) -> None:
+        share_BWHTM, looking_BWHT = patch_shares(tile)
+        is_pair_BWHTM = (tile.log_weights_BWHTM != -math.inf) & looking_BWHT[..., None]
+        is_pair_BWHTM = is_pair_BWHTM & tile.keys_WM2[:, None, None, :, 0].isfinite()
+        rows, cols = self._grids[site.name]
+        step_WTM2 = tile.keys_WM2[:, None].float() - tile.queries_WT2[:, :, None].float()
+        down_WTM, right_WTM = torch.ceil(step_WTM2 - 0.5 - _ROUNDING).nan_to_num(0.0).long().unbind(-1)
+        bins_WTM = (down_WTM + rows - 1) * (2 * cols - 1) + right_WTM + cols - 1
+        num_bins = (2 * rows - 1) * (2 * cols - 1)
+        paid_BHX, pairs_BHX = (
+            to_float64(sums_by_bin(values_BWHTM, bins_WTM, num_bins))
+            for values_BWHTM in (share_BWHTM, is_pair_BWHTM.to(share_BWHTM.dtype))
+        )
+        if site.name in self._sums:
+            paid_before, pairs_before = self._sums[site.name]
+            paid_BHX, pairs_BHX = paid_BHX + paid_before, pairs_BHX + pairs_before
+        self._sums[site.name] = paid_BHX, pairs_BHX
+
+    def results(self) -> dict[str, Array]:
+        maps = []
+        for name, (rows, cols) in self._grids.items():
+            paid_BHX, pairs_BHX = self._sums[name]
+            mean_HX = (paid_BHX / pairs_BHX).mean(0)
+            maps.append(mean_HX.unflatten(-1, (2 * rows - 1, 2 * cols - 1)).cpu().numpy())
+        self._sums = {}
+        return {"offset_attention": stack_layers(maps)}
