@@ -37,7 +37,7 @@ def _of_the_papers_heads() -> str:
         f"S1's models with CutMix have their most local head at {rounded(min(distances))} to {rounded(max(distances))} "
         f"and call it local. On its grid of {SIDE} × {SIDE} the next patch is at {rounded(next_patch_distance(grid))}, "
         f"so that these distances leave at least {shares[0]:.0f} to {shares[1]:.0f} % of the attention to the patch "
-        "itself: such a head mixes nothing, and tells little about the others."
+        "itself: such a head mixes little, and says nothing about the others."
     )
 
 
