@@ -363,6 +363,33 @@ def test_attention_by_steps(settings: dict[str, object]) -> None:
         np.testing.assert_allclose((found * np.outer(rows, cols)).sum((1, 2)) / 24, 1.0, rtol=1e-6)
 
 
+def test_a_weight_too_small_to_tell_is_a_pair_all_the_same() -> None:
+    model, batch = vit(), images(2)
+    for block in model.blocks:
+        block.attn.qkv.weight.data *= 6
+        block.attn.fused_attn = False  # so that weights, and not their logarithms, are seen
+    layers = maps_of(model, batch)
+    assert all(float((maps == 0).double().mean()) > 0.05 for maps in layers)
+    table = measure(model, batch, precision="float64", what=["offsets"])
+    for layer, maps in enumerate(layers):
+        expected = steps_by_loop([Window(maps, [None, *cells(4, 6)], ["cls", *cells(4, 6)])], (4, 6))
+        assert np.isfinite(expected).all()
+        np.testing.assert_allclose(table.offset_maps(layer), expected, rtol=1e-5, atol=1e-9)
+
+
+def test_what_a_shifted_window_hides_is_no_step() -> None:
+    torch.manual_seed(0)
+    model = sharpened(
+        SwinTransformer(
+            img_size=32, patch_size=2, window_size=4, embed_dim=12, depths=(2,), num_heads=(2,), num_classes=3
+        )
+    )
+    found = measure(model, images(1, (32, 32)), what=["offsets"]).offset_maps(1)
+    there = np.isfinite(found[0])
+    assert there[15 - 3 : 15 + 4, 15 - 3 : 15 + 4].all()
+    assert there.sum() == 7 * 7  # and not the other side of the image, to which its windows are rolled
+
+
 def test_steps_of_windows_and_of_pooled_keys() -> None:
     torch.manual_seed(0)
     model = sharpened(

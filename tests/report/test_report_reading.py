@@ -222,7 +222,8 @@ def test_a_head_that_looks_at_its_own_patch_is_not_passed_off_as_local():
     fine = {0: (200, 200), 1: (2, 2)}
     (told,) = (words for words in describe(replace(near, grids=fine)) if "own patch" in words)
     assert told.startswith("Layer 2, head 2 of")
-    for grids in (None, {}, {0: (200, 200), 1: (40, 40)}):
+    # Nor does a patch that is alone choose to look at itself.
+    for grids in (None, {}, {0: (200, 200), 1: (40, 40)}, {0: (1, 1), 1: (1, 1)}):
         assert not any("own patch" in words for words in describe(replace(near, grids=grids)))
     both = compare(near, replace(GLOBAL, grids=near.grids))
     assert sum("own patch" in words for words in both.sentences) == 1

@@ -240,6 +240,10 @@ def test_conditions_of_many_levels_and_of_four_factors() -> None:
     images: dict[str, Any] = {"all": OFF, "25 %": {"num_train": 100}}
     fewer = Study(BASE, factors={"images": images, "cutmix": (OFF, CutMix())})
     assert [cell.condition for cell in fewer.cells] == ["base", "+CutMix", "+images 25 %", "images 25 %+CutMix"]
+    # What is there or not is so by any name.
+    answers: dict[str, Any] = {"cutmix": {"no": OFF, "yes": CutMix()}, "autoaugment": {"No": OFF, "Yes": AutoAugment()}}
+    named = Study(BASE, factors=answers)
+    assert [cell.condition for cell in named.cells] == ["base", "+AutoAugment", "+CutMix", "all"]
 
 
 def test_conditions_of_a_choice_are_called_after_it() -> None:

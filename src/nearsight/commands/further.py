@@ -20,6 +20,8 @@ from nearsight.report.figures.files import figure_files
 NUM_ROLLOUTS = 8
 """Pictures that are shown under their rollout."""
 CKA_BATCH = 64
+STANDS_OUT = 2.0
+"""Times the median: from there on a step gets more attention than others."""
 EXTRA_TABLES = {
     "head": ("extra-heads.csv", frozenset({"shares", "quantiles", "gaussians"})),
     "layer": ("extra-layers.csv", frozenset({"features"})),
@@ -142,18 +144,22 @@ def summary(table: HeadTable, layers: Sequence[int], what: Sequence[str]) -> Ite
 
 
 def _by_steps(table: HeadTable) -> str:
-    """How many heads look most at the patch itself, at one beside it, or farther away."""
-    counts = [0, 0, 0]
+    """How many heads look most at the patch itself, at one beside it, farther away, or nowhere more than elsewhere."""
+    own = next_to = farther = alike = 0
     for layer in range(len(table.layer_names)):
         for head_RC in table.offset_maps(layer):
-            if not np.isnan(head_RC).all():
-                most = np.unravel_index(np.nanargmax(head_RC), head_RC.shape)
-                steps = max(abs(int(place) - size // 2) for place, size in zip(most, head_RC.shape, strict=True))
-                counts[min(steps, 2)] += 1
-    own, next_to, farther = counts
+            if head_RC.size == 1 or np.isnan(head_RC).all():  # a patch that is alone, or no head
+                continue
+            most = np.unravel_index(np.nanargmax(head_RC), head_RC.shape)
+            steps = max(abs(int(place) - size // 2) for place, size in zip(most, head_RC.shape, strict=True))
+            stands_out = head_RC[most] >= STANDS_OUT * np.nanmedian(head_RC)
+            alike += not stands_out
+            own += stands_out and steps == 0
+            next_to += stands_out and steps == 1
+            farther += stands_out and steps > 1
     return (
-        f"By the step that gets most, {own} of {sum(counts)} heads look at the patch itself, {next_to} at one beside "
-        f"it, {farther} farther away."
+        f"By the step that gets most, {own} of {own + next_to + farther + alike} heads look at the patch itself, "
+        f"{next_to} at one beside it, {farther} farther away; {alike} look about everywhere alike."
     )
 
 

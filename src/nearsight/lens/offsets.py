@@ -3,8 +3,6 @@
 Shape suffixes: B images, W windows, H heads, T queries of a tile, M keys, X steps.
 """
 
-import math
-
 import torch
 from torch import Tensor, nn
 
@@ -39,8 +37,10 @@ class Offsets(Measurement):
 
     def add(self, site: Site, tile: Tile) -> None:
         share_BWHTM, looking_BWHT = patch_shares(tile)
-        is_pair_BWHTM = (tile.log_weights_BWHTM != -math.inf) & looking_BWHT[..., None]
-        is_pair_BWHTM = is_pair_BWHTM & tile.keys_WM2[:, None, None, :, 0].isfinite()
+        # Not by their weights: one that is too small for its type is 0, and yet no mask hides it.
+        is_pair_BWHTM = looking_BWHT[..., None] & tile.keys_WM2[:, None, None, :, 0].isfinite()
+        if tile.shown is not None:
+            is_pair_BWHTM = is_pair_BWHTM & tile.shown
         rows, cols = self._grids[site.name]
         step_WTM2 = tile.keys_WM2[:, None].float() - tile.queries_WT2[:, :, None].float()
         down_WTM, right_WTM = torch.ceil(step_WTM2 - 0.5 - _ROUNDING).nan_to_num(0.0).long().unbind(-1)

@@ -41,6 +41,8 @@ class Tile:
     """Likewise of each key; NaN for one that is no patch, whose log weight is −∞ unless the tile is whole."""
     num_keys: Tensor
     """How many patches each query may attend to; expands to [B, W, H, T]."""
+    shown: Tensor | None = None
+    """Which keys no mask hides from a query, whatever weight they have; expands to [B, W, H, T, M]. None: all."""
 
     @property
     def distances(self) -> Tensor:
@@ -138,12 +140,12 @@ class _Source:
         self.others_WM = self.tokens.others_WM
         self.dtype = dtype
 
-    def finish(self, log_BWHTM: Tensor, queries: slice, num_keys: Tensor | None) -> Tile:
+    def finish(self, log_BWHTM: Tensor, queries: slice, num_keys: Tensor | None, shown: Tensor | None) -> Tile:
         tokens = self.tokens
         if tokens.hides_others:
             log_BWHTM = log_BWHTM.masked_fill(self.others_WM[:, None, None, :], -math.inf)
         num_keys = tokens.num_patches if num_keys is None else num_keys
-        return Tile(log_BWHTM, tokens.queries_WN2[:, queries], tokens.keys_WM2, num_keys)
+        return Tile(log_BWHTM, tokens.queries_WN2[:, queries], tokens.keys_WM2, num_keys, shown)
 
 
 def _patch_slice(places_WM2: Tensor) -> slice:
@@ -183,7 +185,7 @@ class _Fused(_Source):
             shown = self.shown(_once(mask))
             allowed = shown if allowed is None else allowed & shown
         num_keys = None if allowed is None else (allowed & ~self.others_WM[:, None, None, :]).sum(-1)
-        return self.finish(log_BWHTM, queries, num_keys)
+        return self.finish(log_BWHTM, queries, num_keys, allowed)
 
     @staticmethod
     def shown(mask: Tensor) -> Tensor:
@@ -198,15 +200,17 @@ class _Explicit(_Source):
         self._weights_BWHNM = site.geometry.layout.arrange(weights)[..., self.patches]
         shape = self._weights_BWHNM.shape
         self.bytes_per_query = shape[:3].numel() * shape[-1] * dtype.itemsize
+        self._shown_WHNM: Tensor | None = None
         self._num_keys_WHN: Tensor | None = None
         if site.hidden_WHNM is not None:
-            shown = ~site.hidden_WHNM[..., self.patches].to(self.others_WM.device)
-            self._num_keys_WHN = (shown & ~self.others_WM[:, None, None]).sum(-1)
+            self._shown_WHNM = ~site.hidden_WHNM[..., self.patches].to(self.others_WM.device)
+            self._num_keys_WHN = (self._shown_WHNM & ~self.others_WM[:, None, None]).sum(-1)
 
     def tile(self, queries: slice) -> Tile:
         log_BWHTM = self._weights_BWHNM[..., queries, :].to(self.dtype).log()
         num_keys = None if self._num_keys_WHN is None else self._num_keys_WHN[..., queries]
-        return self.finish(log_BWHTM, queries, num_keys)
+        shown = None if self._shown_WHNM is None else self._shown_WHNM[..., queries, :]
+        return self.finish(log_BWHTM, queries, num_keys, shown)
 
 
 def _tile_sums(tile: Tile) -> tuple[Tensor, Tensor, Tensor]:

@@ -4,6 +4,7 @@ Every sentence is computed, and none says more than the numbers do: a difference
 images do not overlap, and one training run per model is never taken for a statement about the recipe.
 """
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -58,10 +59,10 @@ def most_local_head(model: ModelHeads) -> Estimate:
 
 
 def own_patch_heads(model: ModelHeads) -> pd.DataFrame:
-    """The heads that look at their own patch; none of layers whose grid is not known."""
+    """The heads that look at their own patch though there are others; none of layers whose grid is not known."""
     rows = _existing_heads(model)
-    grids = [model.grid(layer) for layer in rows["layer"]]
-    bounds = [0.0 if grid is None else OWN_PATCH * next_patch_distance(grid) for grid in grids]
+    grids = [model.grid(layer) or (1, 1) for layer in rows["layer"]]
+    bounds = [OWN_PATCH * next_patch_distance(grid) if math.prod(grid) > 1 else 0.0 for grid in grids]
     return rows[rows["mad"] < bounds]
 
 

@@ -53,9 +53,11 @@ def _is_choice(factor: Factor) -> bool:
 def _is_value(factor: Factor) -> bool:
     """Whether its base is a value as good as the others, such as a learning rate or all images, and not their absence.
 
-    What is off has a name of its own only where someone gave it one.
+    What is off is a value only where someone gave it a name, and where it is settings that the others change: without
+    an augmentation there is none, whatever that is called.
     """
-    is_off = factor.changes[0] is OFF and not factor.are_labels_given
+    others_are_settings = all(isinstance(change, Mapping) for change in factor.changes if change is not OFF)
+    is_off = factor.changes[0] is OFF and not (factor.are_labels_given and others_are_settings)
     return not _is_choice(factor) and not is_off and factor.labels[0] not in _ABSENT
 
 

@@ -131,6 +131,36 @@ def test_every_head_is_drawn_where_it_is() -> None:
     assert "in 6 of 24 runs" in drawing.caption
 
 
+def test_heads_of_two_grids_are_not_held_against_one() -> None:
+    """Where the size of the images is a factor, no run's grid is that of all."""
+    results = planted(others_with_cutmix=0.2)
+    del results.settings["data.image_size"]  # type: ignore[attr-defined]
+    with pytest.raises(InputError, match="one grid"):
+        with_own_patch(results)
+    assert not any("own patch" in words for words in locality_in_words(results).sentences)
+
+
+def test_runs_whose_heads_all_look_at_their_own_patch_and_runs_of_several() -> None:
+    results = planted(others_with_cutmix=0.2)
+    turned = results.runs.loc[results.runs["condition"] == "+CutMix", "run"]
+    two = (
+        results.heads["run"].isin(results.runs["run"])
+        & (results.heads["layer"] == 0)
+        & results.heads["head"].isin([5, 6])
+    )
+    results.heads.loc[two, "mad"] = 0.002
+    assert "24 of 24 runs: 2 heads each, in L1" in what_they_look_at(results)
+    results.heads.loc[results.heads["run"].isin(turned), "mad"] = 0.001
+    told = what_they_look_at(results)
+    assert "2 to 64 heads each" in told
+    assert "at –" not in told
+    assert not any("own patch" in words for words in locality_in_words(results).sentences)
+    assert own_patch_table(results).shown.set_index("condition").loc["+CutMix", "min MAD of the others"] == "–"
+    results.heads["mad"] = 0.001
+    assert "next nearest" not in what_they_look_at(results)
+    assert answers(results)[2] == "not tested"
+
+
 def test_without_one_grid_or_any_heads_nothing_is_said() -> None:
     results = planted(others_with_cutmix=0.2)
     results.heads["mad"] = np.nan

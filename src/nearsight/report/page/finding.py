@@ -66,7 +66,7 @@ def _own_patches(results: StudyResults, key: str, words: Mapping[str, str]) -> t
     except InputError:  # the grid of patches is not known
         return ()
     number = int((runs[HEADS] > 0).sum())
-    if not number:
+    if not number or runs[OTHERS].isna().any():
         return ()
     told = (f"{with_interval(mean_interval(runs.loc[runs[key] == level, OTHERS]))} {words[level]}" for level in words)
     return (

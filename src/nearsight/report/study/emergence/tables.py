@@ -72,6 +72,10 @@ def course_table(results: StudyResults) -> Table:
     )
 
 
+def _epochs(number: float) -> str:
+    return f"{number:g} epoch{'' if number == 1 else 's'}"
+
+
 def _epoch(value: float) -> str:
     return MISSING if np.isnan(value) else f"epoch {rounded(value, 1)}"
 
@@ -151,7 +155,7 @@ def _judge_own_patch(results: StudyResults) -> Finding:
 
     def how_fast(course: Course) -> str:
         turn = turns[course]
-        return "" if turn is None or np.isnan(turn.lasted) else f", within {turn.lasted:g} epochs"
+        return "" if turn is None or np.isnan(turn.lasted) else f", within {_epochs(turn.lasted)}"
 
     return _first_of_each(list(turns), where, how_fast)
 

@@ -15,7 +15,7 @@ from nearsight.report.study.own_patch.heads import (
     with_own_patch,
 )
 from nearsight.report.study.paper import PUBLISHED
-from nearsight.report.study.table import MISSING, Table, rounded, share, span, with_interval
+from nearsight.report.study.table import MISSING, Table, rounded, share, with_interval
 from nearsight.study.results import StudyResults
 from nearsight.study.statistics import mean_interval
 
@@ -82,15 +82,16 @@ def what_they_look_at(results: StudyResults) -> str:
         return f"Below {share(OWN_PATCH)} of the distance to the next patch ({bound}) there is no head."
     layers = ", ".join(f"L{layer + 1}" for layer in sorted(set(heads["layer"])))
     counts = sorted(set(having[HEADS]))
-    number = "one head each" if counts == [1] else f"{span(str(counts[0]), str(counts[-1]))} heads"
+    number = "one head each" if counts == [1] else f"{_ends([str(count) for count in counts])} heads each"
     shares = _shares([least_share_on_itself(mad, grid) for mad in heads["mad"]])
     measured = having[SHARE].dropna().astype("float64").tolist()
     told = f" ({_shares(measured)} measured)" if measured else ""
-    next_ones = _ends([rounded(value) for value in sorted(having[OTHERS])])
+    next_ones = _ends([rounded(value) for value in sorted(having[OTHERS].dropna())])
+    others = "" if next_ones == MISSING else f" The next nearest heads of these runs are at {next_ones}."
     return (
         f"Heads that look at their own patch, those below {share(OWN_PATCH)} of the distance to the next one "
-        f"({bound}), are in {of_all}: {number}, in {layers}, with at least {shares} of their attention on it{told}. "
-        f"The next nearest heads of these runs are at {next_ones}."
+        f"({bound}), are in {of_all}: {number}, in {layers}, with at least {shares} of their attention on it{told}."
+        f"{others}"
     )
 
 
