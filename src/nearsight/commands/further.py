@@ -1,8 +1,10 @@
 """`nearsight measure --what …`: what there is to see beside distance and entropy, as tables and figures."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -11,11 +13,13 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nearsight.commands.subjects import Subject
 from nearsight.files import output_folder, replacing
 from nearsight.lens import HeadTable, attention_rollout, layer_similarity, position_gram
 from nearsight.report import offset_pictures, position_maps, rollout_overlays, save_figure, similarity_heatmap
 from nearsight.report.figures.files import figure_files
+
+if TYPE_CHECKING:
+    from nearsight.commands.measured import Measured
 
 NUM_ROLLOUTS = 8
 """Pictures that are shown under their rollout."""
@@ -48,14 +52,13 @@ class Further:
         return files
 
 
-def look_further(
-    subjects: Sequence[Subject], names: Sequence[str], what: Sequence[str], device: torch.device
-) -> Further:
-    """CKA, rollout and positions of these models, if they are asked for; `names` tell their files apart."""
+def look_further(measured: "Sequence[Measured]", what: Sequence[str], device: torch.device) -> Further:
+    """CKA, rollout, positions and pictures of attention by steps, if they are asked for; of several models, files are
+    named after their folders."""
     tables: dict[str, pd.DataFrame] = {}
     figures: dict[str, Figure] = {}
     if "cka" in what:
-        one, other = subjects[0], subjects[-1]
+        one, other = measured[0].subject, measured[-1].subject
         similarity = layer_similarity(
             one.model,
             one.images.batches(CKA_BATCH),
@@ -67,8 +70,8 @@ def look_further(
         tables["cka"] = similarity.to_frame()
         other_label = None if other is one else other.label
         figures["cka"] = similarity_heatmap(similarity, label=one.label, other_label=other_label)
-    for subject, name in zip(subjects, names, strict=True):
-        end = f"-{name}" if len(subjects) > 1 else ""
+    for seen in measured:
+        subject, end = seen.subject, f"-{seen.folder.name}" if len(measured) > 1 else ""
         if "rollout" in what:
             images = next(subject.images.batches(NUM_ROLLOUTS))
             maps = attention_rollout(subject.model, images, device=device)
@@ -77,17 +80,9 @@ def look_further(
             positions = position_gram(subject.model)
             tables[f"positions{end}"] = positions.to_frame()
             figures[f"positions{end}"] = position_maps(positions, label=subject.label)
+        if "offsets" in what:
+            figures[f"offsets{end}"] = offset_pictures(seen.table, label=subject.label, layers=seen.layers)
     return Further(tables, figures)
-
-
-def write_pictures(
-    table: HeadTable, layers: Sequence[int], label: str, what: Sequence[str], out: Path, *, end: str
-) -> list[Path]:
-    """What the table shows in pictures, if they are asked for: attention by steps. `layers` as in `write_extra_tables`;
-    `end`: of the files' names."""
-    if "offsets" not in what:
-        return []
-    return Further({}, {f"offsets{end}": offset_pictures(table, label=label, layers=layers)}).write(out)
 
 
 def further_files(folder: Path) -> Iterator[Path]:
@@ -145,22 +140,22 @@ def summary(table: HeadTable, layers: Sequence[int], what: Sequence[str]) -> Ite
 
 def _by_steps(table: HeadTable) -> str:
     """How many heads look most at the patch itself, at one beside it, farther away, or nowhere more than elsewhere."""
-    own = next_to = farther = alike = 0
-    for layer in range(len(table.layer_names)):
-        for head_RC in table.offset_maps(layer):
-            if head_RC.size == 1 or np.isnan(head_RC).all():  # a patch that is alone, or no head
-                continue
-            most = np.unravel_index(np.nanargmax(head_RC), head_RC.shape)
-            steps = max(abs(int(place) - size // 2) for place, size in zip(most, head_RC.shape, strict=True))
-            stands_out = head_RC[most] >= STANDS_OUT * np.nanmedian(head_RC)
-            alike += not stands_out
-            own += stands_out and steps == 0
-            next_to += stands_out and steps == 1
-            farther += stands_out and steps > 1
+    heads = [head_RC for layer in range(len(table.layer_names)) for head_RC in table.offset_maps(layer)]
+    # Not those that do not exist, nor those of a patch that is alone.
+    steps = Counter(_favourite_step(head_RC) for head_RC in heads if head_RC.size > 1 and not np.isnan(head_RC).all())
     return (
-        f"By the step that gets most, {own} of {own + next_to + farther + alike} heads look at the patch itself, "
-        f"{next_to} at one beside it, {farther} farther away; {alike} look about everywhere alike."
+        f"By the step that gets most, {steps[0]} of {steps.total()} heads look at the patch itself, {steps[1]} at one "
+        f"beside it, {steps[2]} farther away; {steps[None]} look about everywhere alike."
     )
+
+
+def _favourite_step(head_RC: NDArray[np.float64]) -> int | None:
+    """The distance of the step that gets most attention: 0, 1, or 2 for all beyond; None where none stands out."""
+    most = np.unravel_index(np.nanargmax(head_RC), head_RC.shape)
+    if head_RC[most] < STANDS_OUT * np.nanmedian(head_RC):
+        return None
+    steps = max(abs(int(place) - size // 2) for place, size in zip(most, head_RC.shape, strict=True))
+    return 2 if steps > 1 else steps
 
 
 _SAID = {"self": "the patch itself", "neighbours": "its 8 neighbours", "cls": "CLS", "registers": "registers"}

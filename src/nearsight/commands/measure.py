@@ -102,16 +102,13 @@ def main(arguments: Sequence[str]) -> int:
             _say_shard(divided, options.shard, as_object=options.json)
             return 0
         tables = [shards.merged() for shards in divided]
-    further = look_further(subjects, [folder.name for folder in folders], what, device)
     measured = [
         _measured(one, table, folder, device) for one, table, folder in zip(prepared, tables, folders, strict=True)
     ]
+    further = look_further(measured, what, device)
     files = write_all(out, measured, shlex.join(["nearsight", "measure", *arguments]))
     files += [path for one in measured for path in one.write_extra_tables(what)]
-    more = further.write(out)
-    for one in measured:
-        more += one.write_pictures(what, out, end=f"-{one.folder.name}" if len(measured) > 1 else "")
-    files += more
+    files += (more := further.write(out))
     if options.json:
         print(json.dumps(as_json(measured, files)))
         return 0

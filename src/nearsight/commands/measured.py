@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from nearsight.commands.exploring import explorer_of
-from nearsight.commands.further import extra_tables_in, further_files, write_extra_tables, write_pictures
+from nearsight.commands.further import extra_tables_in, further_files, write_extra_tables
 from nearsight.commands.subjects import Subject
 from nearsight.errors import InputError
 from nearsight.files import output_folder
@@ -53,9 +53,6 @@ class Measured:
 
     def write_extra_tables(self, what: Sequence[str]) -> list[Path]:
         return write_extra_tables(self.table, self.layers, what, self.folder)
-
-    def write_pictures(self, what: Sequence[str], out: Path, *, end: str) -> list[Path]:
-        return write_pictures(self.table, self.layers, self.subject.label, what, out, end=end)
 
     def as_json(self) -> dict[str, Any]:
         rows = self.heads.measured()

@@ -48,18 +48,26 @@ class QueryMeans:
 
     def add(self, layer_name: str, sums_BHX: Tensor, looking_BWHT: Tensor) -> None:
         """Sums over the queries that are looking; X is any number of things."""
+        self.add_counted(layer_name, sums_BHX, looking_BWHT.sum((1, 3))[..., None])
+
+    def add_counted(self, layer_name: str, sums_BHX: Tensor, counts_BHX: Tensor) -> None:
+        """Sums over so many cases, which may differ from thing to thing."""
         sums_BHX = to_float64(sums_BHX)
-        looking_BH = looking_BWHT.sum((1, 3)).to(sums_BHX.device)
+        counts_BHX = counts_BHX.to(sums_BHX.device)
         if layer_name in self._sums:
-            sums_before, looking_before = self._sums[layer_name]
-            sums_BHX, looking_BH = sums_BHX + sums_before, looking_BH + looking_before
-        self._sums[layer_name] = sums_BHX, looking_BH
+            sums_before, counts_before = self._sums[layer_name]
+            sums_BHX, counts_BHX = sums_BHX + sums_before, counts_BHX + counts_before
+        self._sums[layer_name] = sums_BHX, counts_BHX
 
     def taken(self) -> Array:
         """[layers, heads, X]; and ready for the next batch."""
+        return stack_layers(self.taken_by_layer())
+
+    def taken_by_layer(self) -> list[Array]:
+        """Likewise, [heads, X] of each layer."""
         in_order = [self._sums[name] for name in self._layer_names]
         self._sums = {}
-        return stack_layers([(sums / looking[..., None]).mean(0).cpu().numpy() for sums, looking in in_order])
+        return [(sums / counts).mean(0).cpu().numpy() for sums, counts in in_order]
 
 
 def stack_layers(per_layer: Sequence[Array]) -> Array:

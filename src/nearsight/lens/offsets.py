@@ -7,11 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from nearsight.lens.binning import patch_shares, sums_by_bin
-from nearsight.lens.measurement import Measurement, stack_layers
+from nearsight.lens.measurement import Measurement, QueryMeans, stack_layers
 from nearsight.lens.stream import Tile
 from nearsight.lens.survey import Site, Survey
 from nearsight.lens.table import Array
-from nearsight.metrics.precision import to_float64
 
 _ROUNDING = 1e-5
 """Of a place, in cells."""
@@ -33,7 +32,7 @@ class Offsets(Measurement):
 
     def __init__(self, model: nn.Module, found: Survey, image: Tensor) -> None:
         self._grids = {site.name: site.geometry.grid_size for site in found.sites.values()}
-        self._sums: dict[str, tuple[Tensor, Tensor]] = {}
+        self._means = QueryMeans(list(self._grids))
 
     def add(self, site: Site, tile: Tile) -> None:
         share_BWHTM, looking_BWHT = patch_shares(tile)
@@ -47,19 +46,14 @@ class Offsets(Measurement):
         bins_WTM = (down_WTM + rows - 1) * (2 * cols - 1) + right_WTM + cols - 1
         num_bins = (2 * rows - 1) * (2 * cols - 1)
         paid_BHX, pairs_BHX = (
-            to_float64(sums_by_bin(values_BWHTM, bins_WTM, num_bins))
+            sums_by_bin(values_BWHTM, bins_WTM, num_bins)
             for values_BWHTM in (share_BWHTM, is_pair_BWHTM.to(share_BWHTM.dtype))
         )
-        if site.name in self._sums:
-            paid_before, pairs_before = self._sums[site.name]
-            paid_BHX, pairs_BHX = paid_BHX + paid_before, pairs_BHX + pairs_before
-        self._sums[site.name] = paid_BHX, pairs_BHX
+        self._means.add_counted(site.name, paid_BHX, pairs_BHX)
 
     def results(self) -> dict[str, Array]:
-        maps = []
-        for name, (rows, cols) in self._grids.items():
-            paid_BHX, pairs_BHX = self._sums[name]
-            mean_HX = (paid_BHX / pairs_BHX).mean(0)
-            maps.append(mean_HX.unflatten(-1, (2 * rows - 1, 2 * cols - 1)).cpu().numpy())
-        self._sums = {}
+        maps = [
+            mean_HX.reshape(-1, 2 * rows - 1, 2 * cols - 1)
+            for mean_HX, (rows, cols) in zip(self._means.taken_by_layer(), self._grids.values(), strict=True)
+        ]
         return {"offset_attention": stack_layers(maps)}

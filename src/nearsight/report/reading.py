@@ -45,7 +45,11 @@ class Reading:
 
 def most_local_head(model: ModelHeads) -> Estimate:
     """The head with the smallest mean attention distance of the whole model."""
-    rows = _existing_heads(model)
+    return _nearest(model, _existing_heads(model))
+
+
+def _nearest(model: ModelHeads, rows: pd.DataFrame) -> Estimate:
+    """Likewise, of some of its heads."""
     row = rows.iloc[int(rows["mad"].argmin())]
     return Estimate(
         label=model.label,
@@ -159,25 +163,20 @@ def _about_own_patches(model: ModelHeads) -> tuple[str, ...]:
     if near.empty:
         return ()
     others = _existing_heads(model).drop(near.index)
-    (layer, head), distance = _nearest(near)
-    grid = model.grid(layer)
+    first = _nearest(model, near)
+    grid = model.grid(first.layer)
     assert grid is not None  # else it could not be told
-    share, step = least_share_on_itself(distance, grid), next_patch_distance(grid)
+    share, step = least_share_on_itself(first.mean, grid), next_patch_distance(grid)
     words = (
-        f"Layer {layer + 1}, head {head + 1} of {quoted(model.label)} looks at its own patch rather than around it: "
+        f"{_place(first).capitalize()} of {quoted(model.label)} looks at its own patch rather than around it: "
         f"with the next patch at {step:.3f}, at least {100 * share:.0f} % of its attention on patches stays there."
     )
     if len(near) > 1:
         words += f" It is the nearest of {len(near)} such heads."
     if len(others):
-        (layer, head), distance = _nearest(others)
-        words += f" The most local of the others is layer {layer + 1}, head {head + 1}, at {distance:.3f}."
+        second = _nearest(model, others)
+        words += f" The most local of the others is {_place(second)}, at {second.mean:.3f}."
     return (words,)
-
-
-def _nearest(rows: pd.DataFrame) -> tuple[tuple[int, int], float]:
-    row = rows.iloc[int(rows["mad"].argmin())]
-    return (int(row["layer"]), int(row["head"])), float(row["mad"])
 
 
 def _headline(more: Estimate, less: Estimate, heads: Contrast, layers: Contrast) -> str:

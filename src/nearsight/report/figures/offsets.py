@@ -47,9 +47,7 @@ def offset_pictures(table: HeadTable, *, label: str, layers: Sequence[int] | Non
                 if np.isnan(table.mad[place, head]):
                     panel.set_visible(False)
                 else:
-                    _draw(
-                        panel, maps[place][head], f"{distances[place, head]:.1f}", f"L{numbers[place] + 1}-{head + 1}"
-                    )
+                    _draw(panel, maps[place][head], f"{distances[place, head]:.1f}", f"{layer}-{head + 1}")
         figure.suptitle(
             f"{shorten(label, LABEL_LIMIT)}: where each head looks, seen from the patch (framed)",
             parse_math=False,

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from nearsight.report.study import paper as s1
 from nearsight.report.study.claim import Claim
 from nearsight.report.study.claims_of_heads import HEAD_CLAIMS, PLANE, HeadClaim
+from nearsight.report.study.conditions import pair_columns
 from nearsight.report.study.rules import (
     DISSOCIATION,
     EVERY_SEED,
@@ -102,8 +103,7 @@ def _groups(study: str, colour: str, text: str, source: str, response: str) -> C
     assert key is not None
 
     def judge(results: StudyResults) -> Finding:
-        pairs = ["seed", *(name for name in results.factors if name != key)]
-        found = separation(results.runs, key, results.factors[key], response, blocks=pairs)
+        found = separation(results.runs, key, results.factors[key], response, blocks=pair_columns(results, key))
         return judge_groups(found, bounds, n=int(results.runs["seed"].nunique()))
 
     needs = tuple(label for labels in _both_groups(colour) for label in labels)

@@ -74,6 +74,11 @@ def level_in_words(factor: str, levels: Sequence[str], level: str) -> str:
     return f"without {name}" if level == levels[0] else f"with {name}"
 
 
+def pair_columns(results: StudyResults, factor: str) -> list[str]:
+    """The columns in which two runs agree that differ in this factor alone."""
+    return ["seed", *(name for name in results.factors if name != factor)]
+
+
 def ordered_conditions(results: StudyResults) -> list[str]:
     """The conditions that have runs: in the paper's order, then in the study's."""
     published = PUBLISHED.get(results.name)

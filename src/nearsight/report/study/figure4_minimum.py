@@ -21,7 +21,7 @@ from nearsight.report.figures.style import (
 )
 from nearsight.report.inputs import shorten
 from nearsight.report.study.conditions import key_factor, level_in_words
-from nearsight.report.study.drawing import Drawing, distances_from_zero
+from nearsight.report.study.drawing import Drawing, distances_from_zero, level_styles
 from nearsight.report.study.notes import add_footnote, legend_columns, missing_notes, scale_notes, seeds_in_words
 from nearsight.report.study.paper import PUBLISHED
 from nearsight.study.results import StudyResults
@@ -89,8 +89,7 @@ def _styles(results: StudyResults) -> tuple[dict[str, ModelStyle], dict[str, Mod
     if key is None or (len(results.factors) == 1 and len(results.factors[key]) > MOST_LEVELS):
         return {str(label): model_style(0) for label in results.runs["condition"]}, {}
     levels = results.factors[key]
-    # The last level comes first: circles are with the factor, triangles without, as in the paper.
-    of_level = {level: model_style(place) for place, level in enumerate(reversed(levels))}
+    of_level = level_styles(levels)
     levels_of = zip(results.runs["condition"], results.runs[key], strict=True)
     styles = {str(condition): of_level[level] for condition, level in levels_of}
     return styles, {level_in_words(key, levels, level): style for level, style in of_level.items()}

@@ -1,6 +1,6 @@
 """A table of a study: raw numbers for machines, the same readable for people, and what has to be said under it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -82,6 +82,11 @@ def probability(p: float) -> str:
     if np.isnan(p):
         return MISSING
     return f"{p:.2f}" if p >= 0.1 else f"{p:.2g}"
+
+
+def layers_in_words(layers: Iterable[int]) -> str:
+    """ "L1, L3": each once, in their order, counted from 1; a dash where there is none."""
+    return ", ".join(f"L{layer + 1}" for layer in sorted(set(layers))) or MISSING
 
 
 def span(low: str, high: str) -> str:

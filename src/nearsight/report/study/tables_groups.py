@@ -6,7 +6,7 @@ from functools import partial
 import pandas as pd
 
 from nearsight.errors import InputError
-from nearsight.report.study.conditions import FACTOR_NAMES, key_factor, level_in_words, ordered_conditions
+from nearsight.report.study.conditions import FACTOR_NAMES, key_factor, level_in_words, ordered_conditions, pair_columns
 from nearsight.report.study.shares import SHARES, share_notes, with_shares
 from nearsight.report.study.table import MISSING, Table, mean_and_ends, probability, records, rounded, span
 from nearsight.study.results import StudyResults
@@ -23,12 +23,11 @@ def separation_table(results: StudyResults) -> Table | None:
     rows, shown = [], []
     responses = with_shares(results, RESPONSES, lambda title: f"{title}, %")
     for factor, levels in results.factors.items():
-        others = [name for name in results.factors if name != factor]
         for response, title in responses.items():
             try:
                 free, seeds, pairs = (
                     separation(results.runs, factor, levels, response, blocks=blocks)
-                    for blocks in ((), ("seed",), ("seed", *others))
+                    for blocks in ((), ("seed",), pair_columns(results, factor))
                 )
             except InputError:  # all runs at one level: nothing to compare yet
                 continue

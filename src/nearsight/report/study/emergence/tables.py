@@ -1,6 +1,7 @@
 """The course of the studies of emergence as a table, and the answers it gives."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 import pandas as pd
@@ -14,7 +15,7 @@ from nearsight.report.study.own_patch.heads import grid_of
 from nearsight.report.study.paper import MODERN, ONLY_CUTMIX
 from nearsight.report.study.questions import NO, UNDECIDED, YES
 from nearsight.report.study.rules import Finding
-from nearsight.report.study.table import MISSING, Table, rounded, share, with_interval
+from nearsight.report.study.table import MISSING, Table, layers_in_words, rounded, share, with_interval
 from nearsight.study.results import StudyResults
 from nearsight.study.statistics import mean_interval
 
@@ -142,43 +143,37 @@ def _judge_only_with(results: StudyResults) -> Finding:
 
 
 def _judge_first(results: StudyResults) -> Finding:
-    return _first_of_each(_of(results, *WITH_CUTMIX), lambda course: course.first_local(), lambda _: "")
+    return _first_of_each({course: course.first_local() for course in _of(results, *WITH_CUTMIX)})
 
 
 def _judge_own_patch(results: StudyResults) -> Finding:
     step = next_patch_distance(grid_of(results))
     turns = {course: course.first_own_patch(step) for course in _of(results, *WITH_CUTMIX)}
-
-    def where(course: Course) -> tuple[int, int] | None:
-        turn = turns[course]
-        return None if turn is None else (turn.epoch, turn.layer)
-
-    def how_fast(course: Course) -> str:
-        turn = turns[course]
-        return "" if turn is None or np.isnan(turn.lasted) else f", within {_epochs(turn.lasted)}"
-
-    return _first_of_each(list(turns), where, how_fast)
+    how_fast = {
+        course: f", within {_epochs(turn.lasted)}" for course, turn in turns.items() if turn and turn.lasted > 0
+    }
+    firsts = {course: (turn.epoch, turn.layer) if turn else None for course, turn in turns.items()}
+    return _first_of_each(firsts, how_fast)
 
 
 def _first_of_each(
-    found: Sequence[Course], first: Callable[[Course], tuple[int, int] | None], more: Callable[[Course], str]
+    firsts: Mapping[Course, tuple[int, int] | None], more: Mapping[Course, str] = MappingProxyType({})
 ) -> Finding:
-    """When and where something first is so, run by run; `more` is said of a run besides."""
-    firsts = {course: first(course) for course in found}
+    """From the epoch and layer at which something first is so, run by run; `more` is said of a run besides."""
     known = [place for place in firsts.values() if place is not None]
     words = "; ".join(
         f"{course.condition} {course.seed}: "
-        + (NEVER if place is None else f"epoch {place[0]}, L{place[1] + 1}{more(course)}")
+        + (NEVER if place is None else f"epoch {place[0]}, L{place[1] + 1}{more.get(course, '')}")
         for course, place in firsts.items()
     )
     answer, value = NEVER, float("nan")
     if known:
-        layers = ", ".join(f"L{layer + 1}" for layer in sorted({layer for _, layer in known}))
-        answer = f"epoch {_range([epoch for epoch, _ in known])}, {layers}"
-        if len(known) < len(found):
-            answer += f", in {len(known)} of {len(found)} runs"
-        value = float(np.mean([epoch for epoch, _ in known]))
-    return Finding(verdict=answer, ours=words, value=value, n=_num_seeds(found))
+        epochs = [epoch for epoch, _ in known]
+        answer = f"epoch {_range(epochs)}, {layers_in_words(layer for _, layer in known)}"
+        if len(known) < len(firsts):
+            answer += f", in {len(known)} of {len(firsts)} runs"
+        value = float(np.mean(epochs))
+    return Finding(verdict=answer, ours=words, value=value, n=_num_seeds(list(firsts)))
 
 
 def _judge_lead(results: StudyResults) -> Finding:

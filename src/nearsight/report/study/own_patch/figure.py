@@ -17,11 +17,10 @@ from nearsight.report.figures.style import (
     draw_uniform_line,
     house_style,
     light_grid,
-    model_style,
     shade,
 )
 from nearsight.report.study.by_cutmix import CUTMIX, groups
-from nearsight.report.study.drawing import Drawing, distances_from_zero
+from nearsight.report.study.drawing import Drawing, distances_from_zero, level_styles
 from nearsight.report.study.notes import add_footnote, missing_notes, scale_notes
 from nearsight.report.study.own_patch.heads import HEADS, grid_of, own_patch_bound, with_own_patch
 from nearsight.report.study.table import rounded
@@ -36,7 +35,7 @@ def every_head(results: StudyResults) -> Drawing:
     runs, bound = with_own_patch(results), own_patch_bound(results)
     heads = results.heads.dropna(subset=["mad"]).merge(runs[["run", "condition", CUTMIX]], on="run")
     labels = list(runs.groupby("condition")["min_mad"].mean().sort_values().index)
-    styles = {level: model_style(place) for place, level in enumerate(reversed(results.factors[CUTMIX]))}
+    styles = level_styles(results.factors[CUTMIX])
     with house_style():
         figure = Figure(figsize=(7.2, 1.6 + 0.5 * len(labels)), layout="constrained")
         axes = figure.subplots()
@@ -50,12 +49,12 @@ def every_head(results: StudyResults) -> Drawing:
         light_grid(axes, "x")
         axes.tick_params(axis="y", length=0)
         axes.set_xlabel(DISTANCE_LABEL_ONE_LINE)
-        here = {level: words for level, words in reversed(groups(results).items()) if level in set(runs[CUTMIX])}
+        named = {level: words for level, words in reversed(groups(results).items()) if level in set(runs[CUTMIX])}
         handles = [
             Line2D([], [], color=styles[level].colour, marker=styles[level].marker, markersize=6, linestyle="none")
-            for level in here
+            for level in named
         ]
-        add_legend(figure, handles, list(here.values()), loc="outside upper left", ncols=2, handlelength=1)
+        add_legend(figure, handles, list(named.values()), loc="outside upper left", ncols=2, handlelength=1)
     having = int((runs[HEADS] > 0).sum())
     told = (
         "A mark per head, of all seeds; in a row the first layer is on top. Shaded: below "

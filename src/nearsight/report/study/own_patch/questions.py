@@ -6,6 +6,7 @@ from nearsight.report.own_patch import OWN_PATCH
 from nearsight.report.study import paper as s1
 from nearsight.report.study.by_cutmix import CUTMIX, SURE
 from nearsight.report.study.claim import OURS, Claim
+from nearsight.report.study.conditions import pair_columns
 from nearsight.report.study.judged import not_tested
 from nearsight.report.study.least_squares import Estimate
 from nearsight.report.study.own_patch.heads import HEADS, OTHERS, with_own_patch
@@ -61,7 +62,7 @@ def _more_often(results: StudyResults) -> Finding:
     runs = with_own_patch(results)
     runs = runs.assign(has_one=(runs[HEADS] > 0).astype(float))
     levels = results.factors[CUTMIX]
-    found = separation(runs, CUTMIX, levels, "has_one", blocks=_pairs(results))
+    found = separation(runs, CUTMIX, levels, "has_one", blocks=pair_columns(results, CUTMIX))
     numbers = {level: runs.loc[runs[CUTMIX] == level, "has_one"] for level in levels}
     with_it, without = (f"{int(numbers[level].sum())} of {len(numbers[level])} runs" for level in reversed(levels))
     words = f"{with_it} with CutMix, {without} without (p = {probability(found.p)}"
@@ -76,7 +77,7 @@ def _gap(results: StudyResults) -> Finding:
     runs = with_own_patch(results)
     if not runs[HEADS].any():
         return not_tested(NONE)
-    found = separation(runs, CUTMIX, results.factors[CUTMIX], OTHERS, blocks=_pairs(results))
+    found = separation(runs, CUTMIX, results.factors[CUTMIX], OTHERS, blocks=pair_columns(results, CUTMIX))
     answer = YES if found.clean and found.difference < 0 else NO
     return Finding(verdict=answer, ours=groups_in_words(found), value=found.margin, n=int(runs["seed"].nunique()))
 
@@ -91,8 +92,3 @@ def _change(reference: str, condition: str, results: StudyResults) -> Finding:
     before, after = (mean_interval(runs.loc[runs["condition"] == label, OTHERS]) for label in (reference, condition))
     words = change_in_words(before, after, ours, accuracy=False)
     return judge_sign(Estimate(value=ours.mean, low=ours.low, high=ours.high), sign=-1, words=words, n=ours.n)
-
-
-def _pairs(results: StudyResults) -> list[str]:
-    """Runs of a pair differ in CutMix alone."""
-    return ["seed", *(name for name in results.factors if name != CUTMIX)]

@@ -15,7 +15,7 @@ from nearsight.report.study.own_patch.heads import (
     with_own_patch,
 )
 from nearsight.report.study.paper import PUBLISHED
-from nearsight.report.study.table import MISSING, Table, rounded, share, with_interval
+from nearsight.report.study.table import MISSING, Table, layers_in_words, rounded, share, with_interval
 from nearsight.study.results import StudyResults
 from nearsight.study.statistics import mean_interval
 
@@ -48,7 +48,7 @@ def own_patch_table(results: StudyResults) -> Table:
                 "condition": label,
                 "runs with such a head": f"{len(having)} of {len(here)}",
                 "heads": str(len(found)),
-                "in layer": ", ".join(f"L{layer + 1}" for layer in sorted(set(found["layer"]))) or MISSING,
+                "in layer": layers_in_words(found["layer"]),
                 "its own patch gets, at least": _shares([least_share_on_itself(mad, grid) for mad in found["mad"]]),
                 "measured": _shares(measured.tolist()),
                 "min MAD": with_interval(nearest),
@@ -80,7 +80,7 @@ def what_they_look_at(results: StudyResults) -> str:
     bound, of_all = rounded(own_patch_bound(results)), f"{len(having)} of {len(runs)} runs"
     if having.empty:
         return f"Below {share(OWN_PATCH)} of the distance to the next patch ({bound}) there is no head."
-    layers = ", ".join(f"L{layer + 1}" for layer in sorted(set(heads["layer"])))
+    layers = layers_in_words(heads["layer"])
     counts = sorted(set(having[HEADS]))
     number = "one head each" if counts == [1] else f"{_ends([str(count) for count in counts])} heads each"
     shares = _shares([least_share_on_itself(mad, grid) for mad in heads["mad"]])
