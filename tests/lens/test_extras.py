@@ -377,15 +377,19 @@ def test_a_weight_too_small_to_tell_is_a_pair_all_the_same() -> None:
         np.testing.assert_allclose(table.offset_maps(layer), expected, rtol=1e-5, atol=1e-9)
 
 
-def test_what_a_shifted_window_hides_is_no_step() -> None:
+@pytest.mark.parametrize("sharpen", [True, False])  # flat attention leaves some of it where the mask is
+def test_what_a_shifted_window_hides_is_no_step(sharpen: bool) -> None:
     torch.manual_seed(0)
-    model = sharpened(
-        SwinTransformer(
-            img_size=32, patch_size=2, window_size=4, embed_dim=12, depths=(2,), num_heads=(2,), num_classes=3
-        )
+    model = SwinTransformer(
+        img_size=32, patch_size=2, window_size=4, embed_dim=12, depths=(2,), num_heads=(2,), num_classes=3
     )
-    found = measure(model, images(1, (32, 32)), what=["offsets"]).offset_maps(1)
-    there = np.isfinite(found[0])
+    if sharpen:
+        sharpened(model)
+    batch = images(3, (32, 32))
+    whole = measure(model, batch, what=["offsets"])
+    parts = measure(model, batch, what=["offsets"], batch_size=2)
+    np.testing.assert_allclose(parts.offset_maps(1), whole.offset_maps(1), rtol=1e-5)
+    there = ~np.isnan(whole.offset_maps(1)[0])
     assert there[15 - 3 : 15 + 4, 15 - 3 : 15 + 4].all()
     assert there.sum() == 7 * 7  # and not the other side of the image, to which its windows are rolled
 

@@ -45,9 +45,11 @@ class Offsets(Measurement):
         down_WTM, right_WTM = torch.ceil(step_WTM2 - 0.5 - _ROUNDING).nan_to_num(0.0).long().unbind(-1)
         bins_WTM = (down_WTM + rows - 1) * (2 * cols - 1) + right_WTM + cols - 1
         num_bins = (2 * rows - 1) * (2 * cols - 1)
+        # Swin's masks only push attention down, to some 1e-44: without a pair to divide it by, that would be infinite.
+        paid_BWHTM = share_BWHTM.masked_fill(~is_pair_BWHTM, 0.0)
         paid_BHX, pairs_BHX = (
             sums_by_bin(values_BWHTM, bins_WTM, num_bins)
-            for values_BWHTM in (share_BWHTM, is_pair_BWHTM.to(share_BWHTM.dtype))
+            for values_BWHTM in (paid_BWHTM, is_pair_BWHTM.to(share_BWHTM.dtype))
         )
         self._means.add_counted(site.name, paid_BHX, pairs_BHX)
 
