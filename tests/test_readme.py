@@ -112,3 +112,21 @@ def test_the_protocol_study_is_what_its_results_say() -> None:
     assert f"by {-still.value:.3f} ± {(still.high - still.low) / 2:.3f}" in TOLD
     runs = pd.read_csv(results.parent / "runs.csv")
     assert f"spend {100 * runs.loc[runs['min_mad'] < 0.05, 'max_share_self'].min():.0f} % of their attention" in TOLD
+
+
+def test_what_is_told_of_other_studies_is_what_their_results_say() -> None:
+    def judged(study: str, claim: str) -> pd.Series:
+        verdicts = pd.read_csv(README.parent / "results" / study / "tables" / "verdict.csv")
+        (row,) = (row for _, row in verdicts.iterrows() if row["claim"].startswith(claim))
+        return row
+
+    margin = judged("ablation-tiny-imagenet", "CutMix parts the conditions")
+    assert f"CutMix parts the runs by {margin['value']:.3f}" in TOLD
+    assert judged("ablation-cifar10", "CutMix parts the conditions")["value"] < 0
+    fitted = "emergence-fitted-cifar100"
+    assert judged(fitted, "Do local heads appear")["ours"] == "4 of 4 runs with CutMix, 0 of 4 without"
+    epochs = judged(fitted, "When does the first local head")["verdict"].removeprefix("epoch ").split(",")[0]
+    assert f"the first at epoch {epochs}, and none turns back" in TOLD
+    assert judged(fitted, "Does a local head ever")["verdict"] == "no"
+    nearer = judged(fitted, "After equally many epochs")
+    assert f"by {-nearer['value']:.3f} ± {(nearer['high'] - nearer['low']) / 2:.3f}" in TOLD

@@ -4,7 +4,8 @@ from collections.abc import Mapping
 
 from nearsight.report.study.emergence.figures import layers_by_epoch, layers_over_epochs, over_epochs
 from nearsight.report.study.emergence.film import heads_in_motion
-from nearsight.report.study.emergence.tables import EMERGENCE_QUESTIONS, LAG_INTERVAL, course_table
+from nearsight.report.study.emergence.questions import EMERGENCE_QUESTIONS, INTERVALS
+from nearsight.report.study.emergence.tables import course_table
 from nearsight.report.study.mixing.contrasts import MIXING_QUESTIONS, contrast_table
 from nearsight.report.study.mixing.figure import contrasts
 from nearsight.report.study.parts import StudyParts
@@ -16,7 +17,7 @@ from nearsight.report.study.unreported.fit import fit_table
 
 _EMERGENCE = StudyParts(
     claims=EMERGENCE_QUESTIONS,
-    intervals=LAG_INTERVAL,
+    intervals=INTERVALS,
     tables=(course_table,),
     figures={
         "emergence-course": over_epochs,
