@@ -57,7 +57,7 @@ def over_epochs(results: StudyResults) -> Drawing:
     add_footnote(figure, [lines, *scale_notes(results)])
     return Drawing(
         figure=figure,
-        caption="The distance of the most local head (left) and the validation accuracy (right) after every epoch. "
+        caption="The distance of the most local head (left) and the validation accuracy (right) over the epochs. "
         f"{lines}",
     )
 
@@ -89,7 +89,7 @@ def layers_over_epochs(results: StudyResults) -> Drawing:
         add_legend(figure, handles, names, loc="outside upper left", ncols=legend_columns(figure, names, len(names)))
     told = f"Mean over a layer's heads and over {_seeds(found)}. {LOCAL_LINE}"
     add_footnote(figure, [told, *scale_notes(results)])
-    return Drawing(figure=figure, caption=f"The mean attention distance of every layer after every epoch. {told}")
+    return Drawing(figure=figure, caption=f"The mean attention distance of every layer over the epochs. {told}")
 
 
 def layers_by_epoch(results: StudyResults) -> Drawing:
@@ -134,7 +134,7 @@ def layers_by_epoch(results: StudyResults) -> Drawing:
     return Drawing(
         figure=figure,
         caption="The mean attention distance of every layer (top: mean over its heads; bottom: its most local head) "
-        f"after every epoch. {told}",
+        f"over the epochs. {told}",
     )
 
 
