@@ -169,7 +169,7 @@ SECTIONS = (
     Section(
         title="When do heads become local?",
         claim="S1 looks at trained models only, and asks at which epoch the pattern appears.",
-        answers={"emergence-cifar100": ALL, "emergence-fitted-cifar100": ALL},
+        answers={"emergence-cifar100": ALL, "emergence-fitted-cifar100": ("When do", "Does a")},
         in_short=("When does the first local head appear", "Does accuracy lead"),
         figures=(
             ("emergence-cifar100", "emergence-course.png"),

@@ -103,7 +103,7 @@ def _judge_equally_long(results: StudyResults) -> Finding:
     without, with_it = ([pair[place].smallest[pair[place].epochs_E <= epoch][-1] for pair in pairs] for place in (0, 1))
     ours = mean_interval(np.subtract(with_it, without))
     change = change_in_words(mean_interval(without), mean_interval(with_it), ours, accuracy=False)
-    words = f"at epoch {epoch:g} {change}, {len(pairs)} pair{'' if len(pairs) == 1 else 's'} of runs"
+    words = f"{change} at epoch {epoch:g}, {len(pairs)} pair{'' if len(pairs) == 1 else 's'} of runs"
     estimate = Estimate(value=ours.mean, low=ours.low, high=ours.high)
     return judge_sign(estimate, sign=-1, words=words, n=_num_seeds([course for _, course in pairs]))
 
