@@ -10,6 +10,7 @@ from PIL import Image
 
 from nearsight.errors import InputError
 from nearsight.models import ModelConfig
+from nearsight.study import Study, run_study
 from nearsight.train import DataConfig, HistoryRow, Listener, RunConfig, Stop, StoppedError, baseline, train_run
 from nearsight.train.dino import CropsConfig, DinoConfig, ImagesConfig, pretrain
 
@@ -67,6 +68,23 @@ def test_a_complete_run_needs_its_images_no_more(tmp_path: Path) -> None:
     pets, out = pictures(tmp_path / "pets", "cat", "dog"), tmp_path / "run"
     result = train_run(RUN, out, data_dir=pets).read_result()
     assert train_run(RUN, out, data_dir=tmp_path / "nowhere").read_result() == result
+
+
+def test_a_study_is_not_done_on_two_sets_of_images(tmp_path: Path) -> None:
+    """Nor does it take over runs on others: their configs are the same."""
+    pets, vehicles = pictures(tmp_path / "pets", "cat", "dog"), pictures(tmp_path / "vehicles", "bus", "car")
+    study = Study(RUN, factors={"smoothing": (0.0, 0.1)}, seeds=1, name="own")
+    folder = run_study(study, tmp_path / "study", data_dir=pets)
+    more = dataclasses.replace(study, seeds=2)
+    for again in (study, more):
+        with pytest.raises(InputError, match=OTHERS):
+            run_study(again, folder.path, data_dir=vehicles)
+    with pytest.raises(InputError, match=OTHERS):
+        run_study(study, tmp_path / "another", data_dir=vehicles, reuse=[folder.path])
+    assert not (tmp_path / "another").exists()
+    run_study(study, folder.path, data_dir=tmp_path / "nowhere")  # which needs no images
+    run_study(more, folder.path, data_dir=pets)
+    assert len(list((folder.path / "runs").iterdir())) == 4
 
 
 def test_pretraining_is_not_taken_for_that_of_other_images(tmp_path: Path) -> None:

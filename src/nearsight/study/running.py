@@ -1,6 +1,6 @@
 """A study from start to finish: what is missing is done, alone or beside other runners on the same folder."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,8 +15,8 @@ from nearsight.study.folder import StudyFolder
 from nearsight.study.listening import StudyListener
 from nearsight.study.location import DamagedError, Location, scratch_folder
 from nearsight.study.results import read_description
-from nearsight.study.reusing import reusable_runs, reuse_runs
-from nearsight.train import RunConfig, Stop, TrainingError
+from nearsight.study.reusing import ReusableRun, WholeRun, reusable_runs, reuse_runs
+from nearsight.train import RunConfig, Stop, TrainingError, check_images_of_finished
 
 StackBy = Literal["seed", "all"]
 
@@ -63,6 +63,7 @@ def run_study(
     missing = [cell for cell in study.cells if not folder.is_done(cell.run)]
     reusable = reusable_runs([cell.run for cell in missing], reuse)
     _check_data([cell.config for cell in missing if cell.run not in reusable], data_dir)
+    _check_images(study, {cell.run for cell in missing}, folder, reusable, data_dir)
     executor = executor or LocalExecutor(device=device)
     executor.check()
     folder.claim(study)
@@ -125,6 +126,20 @@ def _groups(cells: Iterable[Cell], stack_by: StackBy) -> tuple[tuple[Cell, ...],
     for cell in cells:
         groups.setdefault(cell.seed if stack_by == "seed" else None, []).append(cell)
     return tuple(map(tuple, groups.values()))
+
+
+def _check_images(
+    study: Study,
+    missing: Collection[str],
+    folder: StudyFolder,
+    reusable: Mapping[str, ReusableRun],
+    data_dir: Path | None,
+) -> None:
+    """Refuse to put runs on other images beside those that are done, here or where they are taken from."""
+    done = {cell.run: folder.run_folder(cell.run) for cell in study.cells if cell.run not in missing}
+    done |= {run: source.source for run, source in reusable.items() if isinstance(source, WholeRun)}
+    configs = {cell.run: cell.config for cell in study.cells}
+    check_images_of_finished([configs[run] for run in done], list(done.values()), data_dir)
 
 
 def _check_data(configs: Iterable[RunConfig], data_dir: Path | None) -> None:

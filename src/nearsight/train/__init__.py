@@ -6,7 +6,14 @@ from nearsight.train.folder import HEADS_COLUMNS, LAYERS_COLUMNS, HistoryRow, Ru
 from nearsight.train.heads import measure_on_test, measure_stack
 from nearsight.train.planning import plan_stacks
 from nearsight.train.protocol import ASSUMED, PROTOCOLS, Protocol, baseline, locat, modern
-from nearsight.train.runner import Listener, load_data, train_run, train_runs, train_stack
+from nearsight.train.runner import (
+    Listener,
+    check_images_of_finished,
+    load_data,
+    train_run,
+    train_runs,
+    train_stack,
+)
 from nearsight.train.stopping import Stop, StoppedError
 
 __all__ = [
@@ -26,6 +33,7 @@ __all__ = [
     "StoppedError",
     "TrainingError",
     "baseline",
+    "check_images_of_finished",
     "load_data",
     "locat",
     "measure_on_test",

@@ -21,7 +21,15 @@ from nearsight.train.processes import Processes
 from nearsight.train.stopping import Stop
 from nearsight.train.trainer import DivergedError, Listener, Trainer
 
-__all__ = ["Listener", "TrainingError", "load_data", "train_run", "train_runs", "train_stack"]
+__all__ = [
+    "Listener",
+    "TrainingError",
+    "check_images_of_finished",
+    "load_data",
+    "train_run",
+    "train_runs",
+    "train_stack",
+]
 
 
 def load_data(config: DataConfig, data_dir: Path | None = None) -> Dataset:
@@ -98,14 +106,20 @@ def _plan(
     configs: Sequence[RunConfig], folders: Sequence[RunFolder], device: torch.device, data_dir: Path | None
 ) -> list[list[int]]:
     """Positions of the runs that are not complete, stack by stack."""
-    load = functools.cache(lambda data: load_data(data, data_dir))  # many runs may be on the same images
     for config, folder in zip(configs, folders, strict=True):
         folder.check(config)
-        if folder.is_complete:
-            check_finished(folder.path, config.data.name, functools.partial(load, config.data))
+    check_images_of_finished(configs, folders, data_dir)
     missing = [position for position, folder in enumerate(folders) if not folder.is_complete]
     stacks = plan_stacks([configs[position] for position in missing], device)
     return [[missing[place] for place in stack] for stack in stacks]
+
+
+def check_images_of_finished(configs: Sequence[RunConfig], folders: Sequence[RunFolder], data_dir: Path | None) -> None:
+    """Refuse runs, of these folders those that are complete, that are on other images than there are now."""
+    load = functools.cache(lambda data: load_data(data, data_dir))  # many runs may be on the same images
+    for config, folder in zip(configs, folders, strict=True):
+        if folder.is_complete:
+            check_finished(folder.path, config.data.name, functools.partial(load, config.data))
 
 
 def train_stack(
