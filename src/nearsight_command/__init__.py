@@ -57,7 +57,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def show_what_can_be_shown() -> None:
-    """A terminal without our quotes and dashes shows something else."""
+    """A terminal without our quotes and dashes shows something else; an output that was closed (`>&-`) nothing."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # Python's way to say so
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8"))
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")

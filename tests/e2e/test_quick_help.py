@@ -3,6 +3,7 @@
 import importlib
 import json
 import os
+import shlex
 import subprocess
 import sys
 
@@ -165,3 +166,16 @@ def test_outputs_that_cannot_take_it(
     assert done.returncode == code
     assert done.stderr.startswith(said)
     assert done.stderr.count("\n") == 1
+
+
+QUICK = ["-c", "import sys; from nearsight_command import main; sys.exit(main())"]
+
+
+@pytest.mark.parametrize(
+    ("entry", "closed"), [(QUICK, ">&-"), (QUICK, "2>&-"), (["-m", "nearsight"], ">&-"), (["-m", "nearsight"], "2>&-")]
+)
+def test_an_output_that_is_closed_is_not_written_to(entry: list[str], closed: str) -> None:
+    command = shlex.join([sys.executable, *entry, "--help"])
+    done = subprocess.run(["sh", "-c", f"{command} {closed}"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("nearsight: see") == (closed == "2>&-")
