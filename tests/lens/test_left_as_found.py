@@ -1,5 +1,6 @@
 """Models that do more than most when they are moved or change their mode are left as they were found, too."""
 
+import warnings
 from typing import Any, Self
 
 import numpy as np
@@ -110,3 +111,18 @@ def test_modules_that_a_forward_makes_are_no_obstacle() -> None:
     measure(model, images())
     assert model.training
     assert model.vit.training
+
+
+def test_several_devices_are_no_cause_for_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch warns of them, in the middle of a command's output, where its generators are kept without naming them."""
+    monkeypatch.setattr(torch.random, "_fork_rng_warned_already", False)
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    states = {device: torch.tensor([device], dtype=torch.uint8) for device in range(2)}
+    restored: dict[int, Tensor] = {}
+    monkeypatch.setattr(torch.cuda, "get_rng_state", states.__getitem__)
+    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, device: restored.update({device: state}))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        measure(vit(), images())
+    assert restored == states

@@ -101,7 +101,8 @@ def _left_as_found(model: nn.Module) -> Iterator[None]:
     modes = {module: module.training for module in model.modules()}
     python_state, numpy_state = random.getstate(), np.random.get_state()
     try:
-        with torch.random.fork_rng():
+        # All devices by name: else torch warns where there are several.
+        with torch.random.fork_rng(devices=range(torch.accelerator.device_count())):
             yield
     finally:
         with without_gradients():
