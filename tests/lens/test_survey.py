@@ -106,6 +106,21 @@ def test_pooled_keys_lie_at_the_centre_of_what_they_are_pooled_from() -> None:
     torch.testing.assert_close(geometry.key_places_WM2[0], 4 * raster(2, 2) + 1.5)
 
 
+def test_keys_pooled_to_more_places_than_there_are_tokens_lie_between_these() -> None:
+    """As PVT v2's linear attention does it on small images: 3×5 tokens pooled to 7×7 overlapping pieces."""
+
+    def program(images: Tensor) -> Tensor:
+        x = F.avg_pool2d(images, 4)
+        return attend(tokens(x), tokens(F.adaptive_avg_pool2d(x, 7)))
+
+    geometry = only_site(look(program, 12, 20)).geometry
+    assert geometry.grid_size == (3, 5)
+    assert geometry.cell_size == (4, 4)
+    torch.testing.assert_close(geometry.query_places_WN2[0], raster(3, 5))
+    assert geometry.key_places_WM2[0, ::7, 0].tolist() == [0, 0, 0.5, 1, 1.5, 2, 2]
+    assert geometry.key_places_WM2[0, :7, 1].tolist() == [0, 0.5, 1.5, 2, 2.5, 3.5, 4]
+
+
 def kernel(channels: int, size: int) -> Tensor:
     return torch.randn(3, channels, size, size)
 

@@ -4,7 +4,7 @@ Shape suffixes: L a model's leading axes, W windows, N queries, M keys.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +13,9 @@ from torch import Tensor, nn
 
 from nearsight.lens.layout import Layout, find_layout
 from nearsight.lens.places import PADDING, Places
+
+_OVERLAPPING = 1.1
+"""How much larger tokens are, at least, that are more and nevertheless made of the others; less is cut at borders."""
 
 
 class NotSpatialError(Exception):
@@ -23,7 +26,8 @@ class NotSpatialError(Exception):
 class Geometry:
     """Where queries and keys of an attention are, in cells of the layer's grid of tokens over the whole image.
 
-    The grid is that of the queries or that of the keys, whichever is finer: the one that came into the layer.
+    The grid is that of the queries or that of the keys, whichever is finer: the one that came into the layer. Of keys
+    that are pooled to more places than there are queries, each is made of whole cells of the queries, which are finer.
     """
 
     layout: Layout
@@ -66,8 +70,7 @@ def locate(places: Places, query_LN: Tensor, key_LM: Tensor) -> Geometry:
     layout = find_layout(images_L, (_numbered(query_centres), _numbered(key_centres)))
     query_WN2, key_WM2 = (layout.arrange(centres)[0, :, 0] for centres in (query_centres, key_centres))
     _check_queries_are_one_place_each(query_WN2)
-    finer = max((query_WN2, key_WM2), key=lambda centres: len(_distinct(centres)))
-    rows, cols = _grid_lines(finer)
+    rows, cols = _grid_lines((query_WN2, key_WM2)[_finer(places, (query_LN, key_LM), (query_WN2, key_WM2))])
     return Geometry(
         layout,
         (len(rows), len(cols)),
@@ -100,7 +103,7 @@ def _comparable(places: Places, query_LN: Tensor, key_LM: Tensor) -> tuple[Tenso
         [_placed(places, numbers, positions, one_cell) for numbers in both]
         for positions in (places.cells, places.centres)
     )
-    finer = max((0, 1), key=lambda which: len(_distinct(cells[which])))
+    finer = _finer(places, both, cells)
     if not torch.equal(places.grids(query_LN), places.grids(key_LM)):
         # One is pooled from the other: its windows see cells of that grid, wherever those were pooled from.
         centres[finer], other = cells[finer], 1 - finer
@@ -109,6 +112,15 @@ def _comparable(places: Places, query_LN: Tensor, key_LM: Tensor) -> tuple[Tenso
     elif len(_distinct(centres[finer])) < len(_distinct(cells[finer])):
         centres = cells  # windows larger than the image see the same of it
     return centres[0], centres[1], cells[finer]
+
+
+def _finer(places: Places, both: tuple[Tensor, Tensor], positions: Sequence[Tensor]) -> int:
+    """Which of the two are the finer tokens: 0 the queries, 1 the keys."""
+    more = max((0, 1), key=lambda which: len(_distinct(positions[which])))
+    # Where tokens part the image, more of them are smaller ones. Pooling to more pieces than there are cells gives
+    # pieces that overlap: more places than cells, of one or several cells each.
+    overlap = places.mean_size(both[more]) > _OVERLAPPING * places.mean_size(both[1 - more])
+    return 1 - more if overlap else more
 
 
 def _placed(places: Places, numbers: Tensor, positions: Callable[[Tensor], Tensor], one_cell: bool) -> Tensor:

@@ -164,6 +164,11 @@ class Places:
         grids: Tensor = self._regions[numbers[(numbers > PADDING) & ~self.covers_image(numbers)], _GRID].unique()
         return grids
 
+    def mean_size(self, numbers: Tensor) -> float:
+        """How many pixels the different regions have on average, summaries of the image left aside; NaN if none."""
+        placed = numbers[(numbers > PADDING) & ~self.covers_image(numbers)].unique()
+        return float(self._regions[placed, _PIXELS].mean())
+
     def _in_one_image(self, numbers: Tensor, columns: list[int]) -> Tensor:
         return torch.where((self.image_of(numbers) >= 0).unsqueeze(-1), self._regions[numbers][..., columns], math.nan)
 
