@@ -170,6 +170,15 @@ def test_sums_are_not_in_the_half_precision_of_autocast(by_itself: bool) -> None
     torch.testing.assert_close(rolled.flatten(1).double(), (second @ first)[:, 0, 1:], rtol=1e-5, atol=1e-8)
 
 
+def test_batches_of_any_whole_number() -> None:
+    model, batch = vit(), images()
+    expected = measure(model, batch, batch_size=3).mad
+    np.testing.assert_array_equal(measure(model, batch, batch_size=np.int64(3)).mad, expected)  # type: ignore[arg-type]
+    for look in (measure, attention_rollout, layer_similarity):
+        with pytest.raises(InputError, match=r"batch_size is 4\.5, but a whole number is needed"):
+            look(model, batch, batch_size=4.5)
+
+
 def test_loaders_of_images_and_labels() -> None:
     model, batch = vit(), images()
     loader = DataLoader(TensorDataset(batch, torch.arange(8)), batch_size=4)

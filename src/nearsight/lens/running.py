@@ -1,5 +1,6 @@
 """Running somebody's model to look into it, and leaving it as it was."""
 
+import operator
 import random
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -129,6 +130,10 @@ def batches(images: Tensor | Iterable[Tensor], batch_size: int) -> Iterator[Tens
 
     Of pairs (images, labels), as loaders of data give them, the images.
     """
+    try:
+        largest = operator.index(batch_size)  # NumPy's whole numbers, too, which torch does not take
+    except TypeError as error:
+        raise InputError(f"batch_size is {batch_size}, but a whole number is needed") from error
     given: Any = [images] if isinstance(images, Tensor) else images
     if isinstance(given, str | bytes) or not isinstance(given, Iterable):
         raise InputError(f"images are a tensor [B, 3, H, W] or batches of such, not {type(given).__name__}")
@@ -142,7 +147,7 @@ def batches(images: Tensor | Iterable[Tensor], batch_size: int) -> Iterator[Tens
         if not batch.is_floating_point():
             kind = str(batch.dtype).removeprefix("torch.")
             raise InputError(f"images are {kind}, not floating point: normalise them as the model expects them")
-        yield from batch.split(batch_size) if len(batch) else ()
+        yield from batch.split(largest) if len(batch) else ()
 
 
 def not_finite(what: str) -> InputError:
