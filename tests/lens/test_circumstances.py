@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.data import DataLoader, TensorDataset
 
 from nearsight.errors import InputError
-from nearsight.lens import attention_maps, attention_rollout, layer_similarity, measure
+from nearsight.lens import attention_maps, attention_rollout, check_vit_adapter, layer_similarity, measure
 from nearsight.lens.running import running
 from nearsight.metrics import attention_distance, attention_entropy
 
@@ -168,6 +168,16 @@ def test_sums_are_not_in_the_half_precision_of_autocast(by_itself: bool) -> None
     first, second = (attn.mean(1) / 2 + torch.eye(65) / 2 for attn in weights.found)
     assert rolled.dtype == torch.float32
     torch.testing.assert_close(rolled.flatten(1).double(), (second @ first)[:, 0, 1:], rtol=1e-5, atol=1e-8)
+
+
+def test_the_default_device_is_for_the_model_alone() -> None:
+    """Whoever sets it to a GPU has the model and the images there; what the lens makes for itself is on the host."""
+    model, batch = vit(), images()
+    expected = seen(model, batch)
+    with torch.device("meta"):
+        assert_same(seen(model, batch), expected)
+        check_vit_adapter(model, 32)
+        assert torch.empty(1).is_meta
 
 
 def test_batches_of_any_whole_number() -> None:

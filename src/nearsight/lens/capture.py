@@ -27,6 +27,7 @@ from nearsight.lens.attention import (
     of_multihead_function,
     of_sdpa,
 )
+from nearsight.lens.host import on_the_host
 from nearsight.locat.attend import attend
 
 _FUSED: dict[Any, tuple[str, Callable[..., Attention]]] = {
@@ -145,7 +146,8 @@ class AttentionTap(TorchFunctionMode):
         name = self._running[-1]
         call = Call(name, kind, self._calls[name, kind])
         self._calls[name, kind] += 1
-        self._on_attention(call, candidates)
+        with on_the_host():
+            self._on_attention(call, candidates)
 
     @contextmanager
     def _fused(self) -> Iterator[None]:

@@ -51,7 +51,7 @@ def check_vit_adapter(model: nn.Module, image_size: int | tuple[int, int]) -> Ad
         InputError: if the model has no spatial attention, or does not take such images.
     """
     height, width = (image_size, image_size) if isinstance(image_size, int) else image_size
-    images = torch.randn(3, 3, height, width, generator=torch.Generator().manual_seed(0))
+    images = torch.randn(3, 3, height, width, generator=torch.Generator("cpu").manual_seed(0), device="cpu")
     _check_state(model, images)  # also raises InputError for what cannot be measured at all
     passed = ["the model and every random generator are left as they were"]
     failures = []
@@ -187,7 +187,7 @@ def _check_places(model: nn.Module, images: Tensor, found: Survey) -> None:
         return  # attention from positions alone: its keys are the same for every image
     for (row, col), change_M in zip(cells, changes, strict=True):
         largest = place_KM2[int(torch.where(is_patch, change_M, -1.0).argmax())]
-        middle = torch.tensor([row, col]) + (extent - 1) / 2
+        middle = largest.new_tensor([row, col]) + (extent - 1) / 2
         if float((largest - middle).abs().max()) > extent + 0.5:
             raise AdapterError(
                 f"after a change at row {row}, column {col} of {rows}×{cols} the token said to lie at "

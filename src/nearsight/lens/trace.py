@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
+from nearsight.lens.host import on_the_host
 from nearsight.lens.operations import (
     ADDING,
     CONVOLUTIONS,
@@ -81,7 +82,8 @@ class PlaceTrace(TorchDispatchMode):
         on_keys_first: KeysFirstListener = lambda _: None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.places = Places(images.shape[0], (images.shape[-2], images.shape[-1]))
+        with on_the_host():
+            self.places = Places(images.shape[0], (images.shape[-2], images.shape[-1]))
         self.lost: list[str] = []
         """Operations after which the places of their results were not known."""
         self._on_softmax, self._on_keys_first = on_softmax, on_keys_first
