@@ -102,8 +102,8 @@ def _left_as_found(model: nn.Module) -> Iterator[None]:
     modes = {module: module.training for module in model.modules()}
     python_state, numpy_state = random.getstate(), np.random.get_state()
     try:
-        # All devices by name: else torch warns where there are several.
-        with torch.random.fork_rng(devices=range(torch.accelerator.device_count())):
+        # All GPUs by name: else torch warns where there are several. Other accelerators are left to it.
+        with torch.random.fork_rng(devices=range(torch.cuda.device_count()) or None):
             yield
     finally:
         with without_gradients():
