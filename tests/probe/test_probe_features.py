@@ -133,3 +133,17 @@ def test_what_is_not_there_is_named():
         FeatureSpec(block=0, place="prr")
     with pytest.raises(InputError, match="no images"):
         read_features(vit(), torch.empty(0, 3, 32, 32))
+
+
+@pytest.mark.parametrize("tokens", ["cls", "mean", "cls+mean", "patches"])
+def test_features_that_are_not_finite_are_no_features(tokens):
+    model = vit()
+    with torch.no_grad():
+        model.blocks[1].mlp.fc2.bias.fill_(float("nan"))
+    for block, is_refused in ((0, False), (1, True), (-1, True)):
+        spec = FeatureSpec(block=block, tokens=tokens)
+        if not is_refused:
+            assert read_features(model, images(), spec).isfinite().all()
+            continue
+        with pytest.raises(InputError, match=r"what CompactViT gives at blocks\.\d is NaN or infinite: the model's"):
+            read_features(model, images(), spec)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from nearsight.errors import InputError
-from nearsight.lens.running import Running, batches, running
+from nearsight.lens.running import Running, batches, not_finite, running
 from nearsight.lens.tokens import has_class_token
 from nearsight.probe.intermediates import Features, Place, blocks_of
 
@@ -76,6 +76,13 @@ class FeatureReader:
 
     def __call__(self, images_BCHW: Tensor) -> Tensor:
         """What the spec asks for, float32: [B, C, h, w] for patches, else [B, C]."""
+        features = self._asked_for(images_BCHW)
+        # A search finds neighbours of NaN, too, and a vote of theirs looks like any other score.
+        if not features.isfinite().all():
+            raise not_finite(f"what {self._model_name} gives at {self.block_name}")
+        return features
+
+    def _asked_for(self, images_BCHW: Tensor) -> Tensor:
         cls_BC, patches_BChw = self.both(images_BCHW)
         if self.spec.tokens == "patches":
             return patches_BChw.float()
