@@ -14,6 +14,7 @@ COMMANDS = {
     PROBES: ["probe", "all", "vit_tiny_patch16_224", "--probes", "knn", "--image-size", "32"],
     MEASURED: ["measure", "vit_tiny_patch16_224", "--num-images", "2"],
     "result.json": ["probe", "knn", "vit_tiny_patch16_224", "--image-size", "32"],
+    "report.html": ["demo", "--num-train", "100", "--epochs", "1"],
 }
 
 

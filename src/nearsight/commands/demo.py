@@ -11,6 +11,7 @@ from nearsight.commands.options import Common, parse
 from nearsight.commands.progress import TrainingProgress
 from nearsight.commands.signals import stoppable
 from nearsight.files import output_folder
+from nearsight.kinds import check_kind
 from nearsight.lens import patch_grid
 from nearsight.metrics import uniform_attention_distance
 from nearsight.models import load_model
@@ -49,6 +50,7 @@ def _demonstrate(options: DemoOptions, command: str, stop: Stop) -> int:
 
     configs = demo_runs(seed=options.seed, epochs=options.epochs, num_train=options.num_train)
     device = options.torch_device
+    check_kind(options.out, None)
     output_folder(options.out)
     models, runs = [], {}
     for label, config in configs.items():
