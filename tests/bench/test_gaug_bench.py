@@ -112,4 +112,4 @@ def test_command(
     printed = capsys.readouterr().out.splitlines()
     assert len(printed) == 2 + len(rows)
     assert command.main(["gaug", "--device", "cpu", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)[0]["way"] == "plain"
+    assert json.loads(capsys.readouterr().out)["rows"][0]["way"] == "plain"

@@ -116,6 +116,6 @@ def test_command(
     assert len(printed) == 2 + len(rows)
     assert printed[0] == "vit_tiny_patch16_224, float32, cpu"
     assert command.main(["measure", "--device", "cpu", "--json"]) == 0
-    shown = json.loads(capsys.readouterr().out)[0]
+    shown = json.loads(capsys.readouterr().out)["rows"][0]
     assert shown["num_tokens"] == 5
     assert shown["extra_bytes"] is None

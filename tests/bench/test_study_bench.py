@@ -97,4 +97,4 @@ def test_command(
     assert given == {"num_cells": (100, 1000), "study": "mixing-cifar100", "folder": tmp_path}
     assert capsys.readouterr().out == table(rows) + "\n"
     assert command.main(["study", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == [dataclasses.asdict(row) for row in rows]
+    assert json.loads(capsys.readouterr().out) == {"bench": "study", "rows": [dataclasses.asdict(row) for row in rows]}

@@ -207,7 +207,7 @@ def test_command(
     assert printed[7] == printed[1]
     assert printed[8].startswith("4 cells one after another ")
     assert command.main(["train", "--device", "cpu", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == [dataclasses.asdict(row) for row in rows]
+    assert json.loads(capsys.readouterr().out) == {"bench": "train", "rows": [dataclasses.asdict(row) for row in rows]}
 
 
 @pytest.mark.gpu

@@ -76,4 +76,4 @@ def test_bench_prints_the_rows_it_measured(capsys: pytest.CaptureFixture[str], m
     assert "1,234" in shown
     assert "3.2" in shown
     assert main(["bench", "augment", "--device", "cpu", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)[0]["ratio"] == 3.21
+    assert json.loads(capsys.readouterr().out)["rows"][0]["ratio"] == 3.21

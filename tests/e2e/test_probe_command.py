@@ -312,7 +312,9 @@ def test_models_of_one_name_have_a_folder_each(voc, tmp_path, monkeypatch, capsy
     steps = ["--iterations", "2", "--batch-size", "2", "--data-dir", str(voc), "--device", "cpu"]
     code, printed = run(["segment", "a/m", "b/m", "--data", "voc-small", *steps, "--out", "out", "--json"], capsys)
     assert code == 0, printed.err
-    assert [told["folder"] for told in json.loads(printed.out)] == ["out/m-1", "out/m-2"]
+    told = json.loads(printed.out)
+    assert (told["probe"], told["folder"]) == ("segment", "out")
+    assert [model["folder"] for model in told["models"]] == ["out/m-1", "out/m-2"]
     # A folder of another is found before the first is trained.
     shutil.rmtree(tmp_path / "out" / "m-1")
     code, printed = run(["segment", "a/m", "c/m", "--data", "voc-small", *steps, "--out", "out"], capsys)

@@ -152,7 +152,7 @@ def test_show_finds_committed_results_by_name(
 
 def test_list_shows_simulations_beside_studies(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["study", "list", "--json"]) == 0
-    told = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
+    told = {row["name"]: row for row in json.loads(capsys.readouterr().out)["studies"]}
     assert set(told) == {*STUDIES, *SIMULATIONS}
     assert told["association"]["cells"] == 20
 

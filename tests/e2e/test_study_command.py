@@ -152,7 +152,7 @@ def test_list_shows_every_study(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["study", "list"]) == 0
     shown = capsys.readouterr().out
     assert main(["study", "list", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
+    told = json.loads(capsys.readouterr().out)["studies"]
     assert [row["name"] for row in told] == sorted([*STUDIES, *SIMULATIONS])
     for row in told:
         assert row["cells"] == len(find_study_or_simulation(row["name"])().cells)

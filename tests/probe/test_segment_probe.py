@@ -229,7 +229,7 @@ def test_the_command(
     plain, positional = "segment_models:plain", "segment_models:positional"
     quick = ["--iterations", "2", "--batch-size", "2", "--crop", "32", "--data-dir", str(data_dir), "--device", "cpu"]
     assert probe_segment.main([plain, "--data", "voc-small", "--json", *quick]) == 0
-    (told,) = json.loads(capsys.readouterr().out)
+    (told,) = json.loads(capsys.readouterr().out)["models"]
     out = tmp_path / told["folder"]
     assert told["miou"] == json.loads((out / "result.json").read_text())["miou"]
     assert (told["model"], told["data"], told["iterations"]) == (plain, "voc-small", 2)

@@ -149,5 +149,6 @@ def main(arguments: Sequence[str]) -> int:
     bench = importlib.import_module(f"nearsight.bench.{name}")
     with where:
         rows = getattr(bench, f"bench_{name}")(**given)
-    print(json.dumps([dataclasses.asdict(row) for row in rows]) if options.json else bench.table(rows))
+    told = {"bench": name, "rows": [dataclasses.asdict(row) for row in rows]}
+    print(json.dumps(told) if options.json else bench.table(rows))
     return 0

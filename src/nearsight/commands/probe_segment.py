@@ -126,7 +126,8 @@ def _probe_all(options: Any, dataset: SegmentationSet, out: Path, stop: Stop) ->
     if len(folders) > 1:
         write_text(out / "table.csv", pd.DataFrame([folder.read_result() for folder in folders]).to_csv(index=False))
     if options.json:
-        print(json.dumps([{"folder": str(folder.path), **folder.read_result()} for folder in folders]))
+        models = [{"folder": str(folder.path), **folder.read_result()} for folder in folders]
+        print(json.dumps({"probe": "segment", "models": models, "folder": str(out)}))
     else:
         print("\n".join(line for folder in folders for line in _as_text(folder)))
     return 0

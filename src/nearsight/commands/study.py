@@ -98,7 +98,7 @@ def _list(arguments: list[str]) -> int:
         for name, recipe in sorted(recipes.items())
     ]
     if options.json:
-        print(json.dumps(rows, ensure_ascii=False))
+        print(json.dumps({"studies": rows}, ensure_ascii=False))
         return 0
     width = max(map(len, recipes))
     for row in rows:
