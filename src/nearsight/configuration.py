@@ -105,6 +105,30 @@ def _number_fields(kind: type) -> tuple[tuple[str, Any, frozenset[object]], ...]
     return tuple(found)
 
 
+def check_choices(config: Any) -> None:
+    """Refuse what is none of the choices of a field that names them, as reading it from a file would.
+
+    For a frozen dataclass to call when it is made: whoever asks whether a word is one of two takes all others for the
+    second.
+    """
+    for name, kind in _choice_fields(config.__class__):
+        _decode(kind, getattr(config, name), name)
+
+
+@functools.cache
+def _choice_fields(kind: type) -> tuple[tuple[str, Any], ...]:
+    """Name and type of fields that name their choices, be it beside other types. Remembered, as above."""
+    hints = _type_hints(kind)
+    names = (field.name for field in dataclasses.fields(kind))
+    return tuple((name, hints[name]) for name in names if _names_choices(hints[name]))
+
+
+def _names_choices(kind: Any) -> bool:
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    is_union = origin in (typing.Union, types.UnionType)
+    return origin is typing.Literal or (is_union and any(map(_names_choices, arguments)))
+
+
 def _types_of_values(members: tuple[Any, ...]) -> set[type]:
     """Of a union, or of one type alone."""
     plain = [member for member in members if isinstance(member, type)]

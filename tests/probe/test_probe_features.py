@@ -147,3 +147,10 @@ def test_features_that_are_not_finite_are_no_features(tokens):
             continue
         with pytest.raises(InputError, match=r"what CompactViT gives at blocks\.\d is NaN or infinite: the model's"):
             read_features(model, images(), spec)
+
+
+@pytest.mark.parametrize("setting", [{"tokens": "patch"}, {"tokens": ""}, {"place": "last"}])
+def test_a_spec_that_names_no_features_is_refused(setting):
+    (name,) = setting
+    with pytest.raises(InputError, match=rf"^{name} is '\w*', but must be one of '"):
+        FeatureSpec(**setting)

@@ -96,3 +96,11 @@ def test_bad_input_is_named():
         linear_probe(train[labels != 2], labels[labels != 2], test, test_labels, num_classes=4)
     with pytest.raises(InputError, match="at least one learning rate"):
         LinearConfig(learning_rates=())
+    for setting, words in (
+        ({"optimizer": "lamb"}, "optimizer is 'lamb', but must be one of 'sgd', 'adamw'"),
+        ({"momentum": 1.0}, "momentum is 1.0, but must lie in"),
+        ({"betas": (0.9, 1.5)}, "betas is 1.5, but must lie in"),
+        ({"validation_fraction": 0.0}, "validation_fraction is 0.0, but must lie between 0 and 1"),
+    ):
+        with pytest.raises(InputError, match=words):
+            LinearConfig(**setting)

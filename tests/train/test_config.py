@@ -227,3 +227,19 @@ def test_field_docs_are_the_texts_under_the_fields() -> None:
     documented = {name for kind in (Protocol, DataConfig, ModelConfig) for name in field_docs(kind)}
     fields = {field.name for kind in (Protocol, DataConfig, ModelConfig) for field in dataclasses.fields(kind)}
     assert documented == fields
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "value"),
+    [
+        (RunConfig, "precision", "fp16"),
+        (DinoConfig, "precision", "bfloat16"),
+        (ModelConfig, "init", "xavier"),
+        (ModelConfig, "pool", "gap"),
+        (ModelConfig, "locat_width", "key"),
+        (ModelConfig, "locat_scale", None),
+    ],
+)
+def test_a_word_that_is_no_choice_is_refused_when_a_config_is_made(kind: type, name: str, value: Any) -> None:
+    with pytest.raises(InputError, match=rf"^{name} is {value!r}, but must be one of '"):
+        kind(**{name: value})

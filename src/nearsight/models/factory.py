@@ -10,7 +10,7 @@ from typing import Any, Literal
 import timm
 from torch import Tensor, nn
 
-from nearsight.configuration import ADDED, decode, encode, settle_numbers
+from nearsight.configuration import ADDED, check_choices, decode, encode, settle_numbers
 from nearsight.errors import InputError, check_at_least, unknown_name
 from nearsight.models.compact import COMPACT_MODELS, Initialization
 from nearsight.models.resnet import RESNET_MODELS
@@ -95,6 +95,7 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         settle_numbers(self)
+        check_choices(self)
         if self.name not in (known := (*COMPACT_MODELS, *RESNET_MODELS)):
             raise unknown_name("model of this kind", self.name, known)
         self._check_settings_of_others()

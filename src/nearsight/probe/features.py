@@ -18,6 +18,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from nearsight.configuration import check_choices
 from nearsight.errors import InputError
 from nearsight.lens.running import Running, batches, not_finite, running
 from nearsight.lens.tokens import has_class_token
@@ -43,6 +44,7 @@ class FeatureSpec:
     """CLS, the mean of the patches, these two one after the other, or the map of patches; None: CLS, else the mean."""
 
     def __post_init__(self) -> None:
+        check_choices(self)
         if self.place == "prr" and self.block != -1:
             raise InputError(f"PRR refines what the last block returns (−1), so that block {self.block} has none")
 

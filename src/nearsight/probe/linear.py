@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from nearsight.configuration import check_choices
 from nearsight.data import epoch_batches, stratified_split
 from nearsight.errors import InputError, check_at_least, check_numbers
 from nearsight.probe.classes import check_classes_seen
@@ -45,6 +46,7 @@ class LinearConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        check_choices(self)
         if not self.learning_rates or not self.weight_decays:
             raise InputError("a linear probe needs at least one learning rate and one weight decay")
         for name in ("learning_rates", "weight_decays"):
@@ -52,6 +54,11 @@ class LinearConfig:
                 check_at_least(name, value, 0.0)
         check_at_least("batch_size", self.batch_size, 1)
         check_at_least("num_epochs", self.num_epochs, 1)
+        if not 0 < self.validation_fraction < 1:
+            raise InputError(f"validation_fraction is {self.validation_fraction}, but must lie between 0 and 1")
+        for name, value in (("momentum", self.momentum), *(("betas", beta) for beta in self.betas)):
+            if not 0 <= value < 1:
+                raise InputError(f"{name} is {value}, but must lie in [0, 1)")
         check_numbers(self)
 
     @property

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from nearsight.augment.stacking import stack_key
-from nearsight.configuration import decode, encode, identifying, settle_numbers
+from nearsight.configuration import check_choices, decode, encode, identifying, settle_numbers
 from nearsight.errors import InputError, check_at_least, check_numbers
 from nearsight.files import canonical_hash
 from nearsight.models import ModelConfig
@@ -60,6 +60,7 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         settle_numbers(self)
+        check_choices(self)
         check_at_least("seed", self.seed, 0)
         check_at_least("num_measured", self.num_measured, 1)
         check_at_least("measure_every", self.measure_every, 0)

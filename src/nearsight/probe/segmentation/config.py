@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+from nearsight.configuration import check_choices
 from nearsight.errors import InputError, check_at_least, check_numbers, check_positive, check_probability
 from nearsight.probe.intermediates import Place
 
@@ -57,6 +58,7 @@ class SegmentConfig:
     """Of the head's first weights, the order of the images and their crops."""
 
     def __post_init__(self) -> None:
+        check_choices(self)
         for name in ("iterations", "batch_size", "crop", "shortest", "longest", "width"):
             check_at_least(name, getattr(self, name), 1)
         for name in ("flip", "rising", "largest_share"):

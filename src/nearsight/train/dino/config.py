@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from nearsight.augment import GaussianBlur
 from nearsight.augment.colorjitter import LARGEST_HUE
-from nearsight.configuration import decode, encode, identifying, settle_numbers
+from nearsight.configuration import check_choices, decode, encode, identifying, settle_numbers
 from nearsight.errors import InputError, check_at_least, check_numbers, check_probability
 from nearsight.files import canonical_hash
 from nearsight.models import ModelConfig
@@ -169,6 +169,7 @@ class DinoConfig:
 
     def __post_init__(self) -> None:
         settle_numbers(self)
+        check_choices(self)
         check_at_least("seed", self.seed, 0)
         check_numbers(self)
         if not self.model.is_transformer:
