@@ -302,6 +302,8 @@ def test_two_processes_train_as_one(tmp_path: Path) -> None:
         ("vit_tiny_patch16_224", {}, {"width": None}, "width is None, but must be 'query', 'input' or a number"),
         ("vit_tiny_patch16_224", {}, {"width": True}, "width is True"),
         ("vit_tiny_patch16_224", {}, {"isotropic": "no"}, "isotropic is 'no', but must be True or False"),
+        ("vit_tiny_patch16_224", {}, {"gaug": "no"}, "gaug is 'no', but must be True or False"),
+        ("vit_tiny_patch16_224", {}, {"prr": "False"}, "prr is 'False', but must be True or False"),
         ("vit_tiny_patch16_224", {}, {"initial_grid": (14, 0)}, "a side of initial_grid is 0"),
         *(
             ("vit_tiny_patch16_224", {}, {"initial_grid": grid}, r"must be two numbers: \(rows, columns\)")

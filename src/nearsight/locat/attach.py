@@ -58,6 +58,9 @@ def add_locat(
         blocks: those whose attention becomes local, counted from 0 over all stages; all by default.
         initial_grid: the grid (Swin: window) that the widths were learned on; by default that of the model now.
     """
+    for name, chosen in (("gaug", gaug), ("prr", prr)):
+        if not isinstance(chosen, bool):  # of a text every other word would mean yes
+            raise InputError(f"{name} is {chosen!r}, but must be True or False")
     config = GaussianConfig(kernel=kernel, width=width, isotropic=isotropic, scale=scale, resolution=resolution)
     _check_grid(initial_grid)
     if not gaug and (config != GaussianConfig() or blocks is not None or initial_grid is not None):
