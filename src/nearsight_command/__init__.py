@@ -11,8 +11,7 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 
-from nearsight_command.usages import USAGES
-from nearsight_command.usages import listed as listed
+from nearsight_command.usages import MISSING, USAGES, listed
 
 COMMANDS = {
     "demo": "train a small ViT with and without CutMix and show what changes",
@@ -86,14 +85,25 @@ def answered(arguments: Sequence[str], known_version: str | None) -> int | None:
     """Print help or the version, if that is what is asked for and known: the exit code, else None."""
     if not arguments or arguments[0] in ("-h", "--help"):
         print(help_text())
-        return 0 if arguments else 2
+        return 0 if arguments else nothing_named("command")
     if arguments[0] in USAGES and arguments[1:] in ([], ["-h"], ["--help"]):
-        print(USAGES[arguments[0]])
-        return 0 if arguments[1:] else 2
+        return told_usage(arguments[0], arguments[1:])
     if arguments[0] == "--version" and known_version is not None:
         print(known_version)
         return 0
     return None
+
+
+def told_usage(command: str, arguments: Sequence[str]) -> int:
+    """Print how a command is used, which was asked for, or nothing was said: the exit code."""
+    print(USAGES[command])
+    return 0 if arguments else nothing_named(MISSING[command], f" {command}")
+
+
+def nothing_named(what: str, command: str = "") -> int:
+    """Say that a command lacks its first word: the exit code."""
+    print(f"nearsight: no {what} is named; see nearsight{command} --help", file=sys.stderr)
+    return 2
 
 
 def _installed_version() -> str | None:

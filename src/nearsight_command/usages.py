@@ -77,3 +77,6 @@ USAGES = {
     "bench": f"usage: nearsight bench {{{','.join(BENCHES)}}} [OPTIONS]\n\n{listed(BENCHES)}",
 }
 """Command → what it prints where nothing more is said, or --help."""
+
+MISSING = {"train": "recipe", "study": "action", "probe": "probe", "data": "action", "bench": "benchmark"}
+"""Command → what has to come next."""

@@ -73,7 +73,9 @@ LIGHT = [
 def test_help_and_version_load_nothing_heavy(arguments: list[str], code: int, said: str) -> None:
     done = subprocess.run([sys.executable, "-c", ENTRY, *arguments], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (code, f"{said}\n")
-    assert not HEAVY & set(done.stderr.split())
+    *complaints, modules = done.stderr.splitlines()
+    assert len(complaints) == (code == 2)
+    assert not HEAVY & set(modules.split())
 
 
 def test_questions_and_mistakes_load_nothing_that_computes_or_draws() -> None:
@@ -94,7 +96,10 @@ def test_commands_print_the_same_usage_themselves(command: str, capsys: pytest.C
     module = importlib.import_module(f"nearsight.commands.{command}")
     for arguments, code in (([], 2), (["-h"], 0), (["--help"], 0)):
         assert module.main(arguments) == code
-        assert capsys.readouterr().out == f"{usages.USAGES[command]}\n"
+        printed = capsys.readouterr()
+        assert printed.out == f"{usages.USAGES[command]}\n"
+        missing = f"nearsight: no {usages.MISSING[command]} is named; see nearsight {command} --help\n"
+        assert printed.err == ("" if arguments else missing)
 
 
 def test_the_same_from_the_package_and_where_it_is_not_installed(

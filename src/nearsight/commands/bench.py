@@ -14,7 +14,7 @@ import torch
 from nearsight.commands.options import find_device, parse
 from nearsight.errors import unknown_name
 from nearsight.models import ModelConfig
-from nearsight_command import listed
+from nearsight_command import told_usage
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,9 +131,7 @@ called."""
 
 def main(arguments: Sequence[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
-        about = {name: (options.__doc__ or "").splitlines()[0] for name, options in BENCHES.items()}
-        print(f"usage: nearsight bench {{{','.join(BENCHES)}}} [OPTIONS]\n\n{listed(about)}")
-        return 0 if arguments else 2
+        return told_usage("bench", arguments)
     name = arguments[0]
     if name not in BENCHES:
         raise unknown_name("benchmark", name, BENCHES)

@@ -12,7 +12,7 @@ import tyro
 from nearsight.commands.options import parse
 from nearsight.data import check_dataset, data_folder, fetch_dataset, list_datasets
 from nearsight.errors import InputError, unknown_name
-from nearsight_command.usages import USAGES
+from nearsight_command import told_usage
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,8 +36,7 @@ class NameOptions(ListOptions):
 def main(arguments: Sequence[str]) -> int:
     actions = {"list": _list, "fetch": _fetch, "check": _check}
     if not arguments or arguments[0] in ("-h", "--help"):
-        print(USAGES["data"])
-        return 0 if arguments else 2
+        return told_usage("data", arguments)
     if arguments[0] not in actions:
         raise unknown_name("action", arguments[0], actions)
     return actions[arguments[0]](list(arguments[1:]))

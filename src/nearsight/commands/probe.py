@@ -4,13 +4,13 @@ import importlib
 from collections.abc import Sequence
 
 from nearsight.errors import unknown_name
-from nearsight_command.usages import PROBES, USAGES
+from nearsight_command import told_usage
+from nearsight_command.usages import PROBES
 
 
 def main(arguments: Sequence[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
-        print(USAGES["probe"])
-        return 0 if arguments else 2
+        return told_usage("probe", arguments)
     if arguments[0] not in PROBES:
         raise unknown_name("probe", arguments[0], PROBES)
     return int(importlib.import_module(f"nearsight.commands.probe_{arguments[0]}").main(list(arguments[1:])))

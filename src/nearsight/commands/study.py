@@ -25,7 +25,7 @@ from nearsight.study.executors import Executor, LocalExecutor, ProcessesExecutor
 from nearsight.study.location import Location, is_url, scratch_folder
 from nearsight.study.running import StackBy, fetch_study
 from nearsight.train import Stop
-from nearsight_command.usages import USAGES
+from nearsight_command import told_usage
 
 _OF_TRAININGS = ("reuse", "stack_by", "cells_per_stack", "engine", "workers", "address", "checkpoint_every")
 """Options that say nothing to a simulation."""
@@ -83,8 +83,7 @@ class ShowOptions(ListOptions):
 def main(arguments: Sequence[str]) -> int:
     actions = {"list": _list, "run": _run, "show": _show}
     if not arguments or arguments[0] in ("-h", "--help"):
-        print(USAGES["study"])
-        return 0 if arguments else 2
+        return told_usage("study", arguments)
     if arguments[0] not in actions:
         raise unknown_name("action", arguments[0], actions)
     return actions[arguments[0]](list(arguments[1:]))

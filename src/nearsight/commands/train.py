@@ -23,7 +23,7 @@ from nearsight.recipes import RUNS
 from nearsight.recipes.dino import PRETRAININGS
 from nearsight.train import ASSUMED, PROTOCOLS, Protocol, RunConfig, RunFolder, Stop, train_run
 from nearsight.train.processes import TIMEOUT, Processes, together
-from nearsight_command.usages import USAGES
+from nearsight_command import told_usage
 
 _CHECKPOINT_HELP = (
     "Epochs between checkpoints; a kill costs those since the last one, SIGINT and SIGTERM cost none. "
@@ -34,8 +34,7 @@ _TIMEOUT_HELP = "Seconds that one of several processes (torchrun) waits for the 
 
 def main(arguments: Sequence[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
-        print(USAGES["train"])
-        return 0 if arguments else 2
+        return told_usage("train", arguments)
     name, *rest = arguments
     if name.startswith("-"):
         names = ", ".join([*RUNS, *PRETRAININGS])
