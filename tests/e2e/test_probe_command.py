@@ -217,7 +217,7 @@ def test_all_probes_of_two_models_agree_with_each_alone(factory, voc, tmp_path, 
     assert json.loads(printed.out)["models"][0]["mean_iou"] == found[factory[1], "retrieve_miou"]["value"]
     steps = ["--iterations", "2", "--batch-size", "2"]
     _, printed = run(["segment", factory[1], *dense, *steps, "--out", "segment"], capsys)
-    assert json.loads(printed.out)[0]["miou"] == found[factory[1], "segment_miou"]["value"]
+    assert json.loads(printed.out)["models"][0]["miou"] == found[factory[1], "segment_miou"]["value"]
 
 
 def test_all_probes_do_only_what_is_missing(factory, voc, tmp_path, capsys):
