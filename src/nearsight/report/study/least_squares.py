@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 import pandas as pd
@@ -9,7 +10,7 @@ from numpy.typing import NDArray
 
 from nearsight.errors import InputError
 from nearsight.report.study.table import mean_and_ends
-from nearsight.study.statistics.intervals import LEVEL
+from nearsight.study.statistics.intervals import LEVEL, MeanInterval
 
 POOLED = (
     "Intervals (95 %) come from one fit to all runs, which takes the spread over seeds to be the same everywhere; runs "
@@ -27,6 +28,10 @@ class Estimate:
     """The ends of Student's t interval; NaN where no run is left over to learn the noise from."""
     p: float = float("nan")
     """Of its being 0, in a two-sided t test, where the fit told."""
+
+    @classmethod
+    def of(cls, interval: MeanInterval) -> Self:
+        return cls(value=interval.mean, low=interval.low, high=interval.high)
 
     @property
     def has_interval(self) -> bool:

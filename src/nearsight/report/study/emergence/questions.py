@@ -20,13 +20,13 @@ from nearsight.report.study.table import layers_in_words, rounded, share, with_i
 from nearsight.study.results import StudyResults
 from nearsight.study.statistics import mean_interval
 
-WITH_CUTMIX = (ONLY_CUTMIX, MODERN)
 LESS_CUTMIX = {ONLY_CUTMIX: BASELINE, MODERN: WITHOUT_CUTMIX}
-"""What differs from each by CutMix alone."""
+"""Of conditions with CutMix, what differs from each by CutMix alone."""
+WITH_CUTMIX = tuple(LESS_CUTMIX)
 
 
-def _epochs(number: float) -> str:
-    return f"{number:g} epoch{'' if number == 1 else 's'}"
+def _several(number: float, noun: str) -> str:
+    return f"{number:g} {noun}{'' if number == 1 else 's'}"
 
 
 def _of(results: StudyResults, *conditions: str) -> list[Course]:
@@ -103,9 +103,8 @@ def _judge_equally_long(results: StudyResults) -> Finding:
     without, with_it = ([pair[place].smallest[pair[place].epochs_E <= epoch][-1] for pair in pairs] for place in (0, 1))
     ours = mean_interval(np.subtract(with_it, without))
     change = change_in_words(mean_interval(without), mean_interval(with_it), ours, accuracy=False)
-    words = f"{change} at epoch {epoch:g}, {len(pairs)} pair{'' if len(pairs) == 1 else 's'} of runs"
-    estimate = Estimate(value=ours.mean, low=ours.low, high=ours.high)
-    return judge_sign(estimate, sign=-1, words=words, n=_num_seeds([course for _, course in pairs]))
+    words = f"{change} at epoch {epoch:g}, {_several(len(pairs), 'pair')} of runs"
+    return judge_sign(Estimate.of(ours), sign=-1, words=words, n=_num_seeds([course for _, course in pairs]))
 
 
 def _judge_first(results: StudyResults) -> Finding:
@@ -116,7 +115,9 @@ def _judge_own_patch(results: StudyResults) -> Finding:
     step = next_patch_distance(grid_of(results))
     turns = {course: course.first_own_patch(step) for course in _of(results, *WITH_CUTMIX)}
     how_fast = {
-        course: f", within {_epochs(turn.lasted)}" for course, turn in turns.items() if turn and turn.lasted > 0
+        course: f", within {_several(turn.lasted, 'epoch')}"
+        for course, turn in turns.items()
+        if turn and turn.lasted > 0
     }
     firsts = {course: (turn.epoch, turn.layer) if turn else None for course, turn in turns.items()}
     return _first_of_each(firsts, how_fast)

@@ -91,4 +91,4 @@ def _change(reference: str, condition: str, results: StudyResults) -> Finding:
         return not_tested(f"no seed has such heads of both {reference} and {condition}")
     before, after = (mean_interval(runs.loc[runs["condition"] == label, OTHERS]) for label in (reference, condition))
     words = change_in_words(before, after, ours, accuracy=False)
-    return judge_sign(Estimate(value=ours.mean, low=ours.low, high=ours.high), sign=-1, words=words, n=ours.n)
+    return judge_sign(Estimate.of(ours), sign=-1, words=words, n=ours.n)

@@ -117,7 +117,7 @@ def _effects(results: StudyResults) -> list[Row]:
         ours = paired_difference(runs.assign(condition=runs[factor]), last, first, ASSOCIATION)
         if not ours.n:
             return []
-        estimate = Estimate(value=ours.mean, low=ours.low, high=ours.high)
+        estimate = Estimate.of(ours)
         return [_effect_row(f"change of association, {last} minus {first}", estimate, n=ours.n, counted="seeds")]
     found = []
     for row in records(factorial_effects(runs, results.factors, ASSOCIATION).table):
