@@ -34,6 +34,22 @@ def check_probability(name: str, value: float) -> None:
         raise InputError(f"{name} is {value}, but a probability lies in [0, 1]")
 
 
+def check_below_one(name: str, value: float) -> None:
+    if not 0 <= value < 1:  # also false for NaN
+        raise InputError(f"{name} is {value}, but must lie in [0, 1)")
+
+
+def check_fraction(name: str, value: float) -> None:
+    """Of a part that is neither nothing nor the whole."""
+    if not 0 < value < 1:  # also false for NaN
+        raise InputError(f"{name} is {value}, but must lie between 0 and 1")
+
+
+def check_flag(name: str, value: object) -> None:
+    if not isinstance(value, bool):  # of a text every word would mean yes
+        raise InputError(f"{name} is {value!r}, but must be True or False")
+
+
 def check_at_least(name: str, value: float, least: float) -> None:
     if not value >= least:  # also true for NaN
         raise InputError(f"{name} is {value}, but must be at least {least}")

@@ -9,7 +9,7 @@ Shape suffixes: N images of the set, n chosen ones.
 import torch
 from torch import Tensor
 
-from nearsight.errors import InputError
+from nearsight.errors import InputError, check_fraction
 from nearsight.randomness import permutation
 
 
@@ -45,8 +45,7 @@ def _choose_per_class(labels_N: Tensor, num: int, stream: str, seed: int) -> tup
 
 def stratified_split(labels_N: Tensor, fraction: float, seed: int) -> tuple[Tensor, Tensor]:
     """(train, held out) positions, both ascending: `fraction` is held out, with the class proportions of the whole."""
-    if not 0.0 < fraction < 1.0:
-        raise InputError(f"the held-out fraction is {fraction}, but must lie between 0 and 1")
+    check_fraction("the held-out fraction", fraction)
     num_held_out = round(len(labels_N) * fraction)
     if not 0 < num_held_out < len(labels_N):
         raise InputError(

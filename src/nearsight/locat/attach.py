@@ -10,7 +10,7 @@ from timm.models.swin_transformer import SwinTransformer
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
-from nearsight.errors import InputError, check_at_least
+from nearsight.errors import InputError, check_at_least, check_flag
 from nearsight.locat.attention import LOCAL_CLASSES
 from nearsight.locat.bias import Kernel
 from nearsight.locat.gaussian import GaussianConfig, GaussianHeads, Resolution, Scale
@@ -59,8 +59,7 @@ def add_locat(
         initial_grid: the grid (Swin: window) that the widths were learned on; by default that of the model now.
     """
     for name, chosen in (("gaug", gaug), ("prr", prr)):
-        if not isinstance(chosen, bool):  # of a text every other word would mean yes
-            raise InputError(f"{name} is {chosen!r}, but must be True or False")
+        check_flag(name, chosen)
     config = GaussianConfig(kernel=kernel, width=width, isotropic=isotropic, scale=scale, resolution=resolution)
     _check_grid(initial_grid)
     if not gaug and (config != GaussianConfig() or blocks is not None or initial_grid is not None):

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from nearsight.errors import InputError, unknown_name
+from nearsight.errors import InputError, check_flag, unknown_name
 from nearsight.locat.bias import Kernel
 from nearsight.locat.grid import Grid
 
@@ -55,8 +55,7 @@ class GaussianConfig:
             raise InputError(f"width is {self.width!r}, but must be 'query', 'input' or a number of patches")
         elif not (math.isfinite(self.width) and self.width > 0):
             raise InputError(f"width is {self.width}, but a number of patches is finite and above 0")
-        if not isinstance(self.isotropic, bool):
-            raise InputError(f"isotropic is {self.isotropic!r}, but must be True or False")
+        check_flag("isotropic", self.isotropic)
 
 
 class GaussianHeads(nn.Module):

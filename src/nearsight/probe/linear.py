@@ -18,7 +18,7 @@ from torch import Tensor
 
 from nearsight.configuration import check_choices
 from nearsight.data import epoch_batches, stratified_split
-from nearsight.errors import InputError, check_at_least, check_numbers
+from nearsight.errors import InputError, check_at_least, check_below_one, check_fraction, check_numbers
 from nearsight.probe.classes import check_classes_seen
 
 _EPS = 1e-8
@@ -54,11 +54,9 @@ class LinearConfig:
                 check_at_least(name, value, 0.0)
         check_at_least("batch_size", self.batch_size, 1)
         check_at_least("num_epochs", self.num_epochs, 1)
-        if not 0 < self.validation_fraction < 1:
-            raise InputError(f"validation_fraction is {self.validation_fraction}, but must lie between 0 and 1")
+        check_fraction("validation_fraction", self.validation_fraction)
         for name, value in (("momentum", self.momentum), *(("betas", beta) for beta in self.betas)):
-            if not 0 <= value < 1:
-                raise InputError(f"{name} is {value}, but must lie in [0, 1)")
+            check_below_one(name, value)
         check_numbers(self)
 
     @property

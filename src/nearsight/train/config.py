@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from nearsight.augment.stacking import stack_key
 from nearsight.configuration import check_choices, decode, encode, identifying, settle_numbers
-from nearsight.errors import InputError, check_at_least, check_numbers
+from nearsight.errors import InputError, check_at_least, check_fraction, check_numbers
 from nearsight.files import canonical_hash
 from nearsight.models import ModelConfig
 from nearsight.train.protocol import Protocol
@@ -33,8 +33,7 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         settle_numbers(self)
-        if not 0 < self.validation_fraction < 1:
-            raise InputError(f"validation_fraction is {self.validation_fraction}, but must lie between 0 and 1")
+        check_fraction("validation_fraction", self.validation_fraction)
         for name in ("image_size", "num_train", "num_test"):
             if (value := getattr(self, name)) is not None:
                 check_at_least(name, value, 1)

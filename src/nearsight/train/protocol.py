@@ -22,7 +22,7 @@ from nearsight.augment import (
     TimmRandAugment,
 )
 from nearsight.configuration import ADDED, register_family, settle_numbers
-from nearsight.errors import InputError, check_at_least, unknown_name
+from nearsight.errors import InputError, check_at_least, check_below_one, unknown_name
 
 ASSUMED = (
     "lr", "weight_decay", "decay_all", "smoothing", "cutmix.p", "cutmix.alpha", "crop.padding", "precision", "init",
@@ -90,8 +90,7 @@ class Protocol:
         check_at_least("weight_decay", self.weight_decay, 0)
         if not self.lr > 0:
             raise InputError(f"lr is {self.lr}, but must be positive")
-        if not 0 <= self.smoothing < 1:
-            raise InputError(f"smoothing is {self.smoothing}, but must lie in [0, 1)")
+        check_below_one("smoothing", self.smoothing)
         if not all(0 <= beta < 1 for beta in self.betas):
             raise InputError(f"betas are {self.betas}, but must lie in [0, 1)")
         if self.schedule not in get_args(Schedule):
@@ -99,8 +98,7 @@ class Protocol:
         if self.lr_scaling not in get_args(Scaling):
             raise unknown_name("lr_scaling", self.lr_scaling, get_args(Scaling))
         check_at_least("lr_scaling_batch", self.lr_scaling_batch, 1)
-        if not 0 <= self.drop_path < 1:
-            raise InputError(f"drop_path is {self.drop_path}, but must lie in [0, 1)")
+        check_below_one("drop_path", self.drop_path)
         if self.clip_norm is not None and not self.clip_norm > 0:
             raise InputError(f"clip_norm is {self.clip_norm}, but must be positive")
         if self.teacher == "":

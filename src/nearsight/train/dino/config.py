@@ -10,7 +10,7 @@ from typing import Any, Literal
 from nearsight.augment import GaussianBlur
 from nearsight.augment.colorjitter import LARGEST_HUE
 from nearsight.configuration import check_choices, decode, encode, identifying, settle_numbers
-from nearsight.errors import InputError, check_at_least, check_numbers, check_probability
+from nearsight.errors import InputError, check_at_least, check_below_one, check_numbers, check_probability
 from nearsight.files import canonical_hash
 from nearsight.models import ModelConfig
 from nearsight.train.config import SCHEMA
@@ -147,8 +147,7 @@ class DinoProtocol:
         check_at_least("frozen_epochs", self.frozen_epochs, 0)
         for name in ("momentum", "centre_momentum"):
             check_probability(name, getattr(self, name))
-        if not 0 <= self.drop_path < 1:
-            raise InputError(f"drop_path is {self.drop_path}, but must lie in [0, 1)")
+        check_below_one("drop_path", self.drop_path)
         for name in ("clip_norm", "teacher_temperature", "teacher_temperature_start", "student_temperature"):
             if not getattr(self, name) > 0:
                 raise InputError(f"{name} is {getattr(self, name)}, but must be above 0")
