@@ -167,7 +167,9 @@ def test_logits_lie_at_their_query_and_look_at_their_key_and_outputs_lie_at_the_
         torch.testing.assert_close(found.looked_at[1], pixels[::3].expand(64, 22))
     weights, result = trace.of(traces["weights"]), trace.of(output)
     assert weights is not None
-    assert weights.softmax == 0
+    assert weights.weights is not None
+    assert trace.weights[weights.weights].softmaxes == {0}
+    assert trace.weights[weights.weights].softmax_over == (22, 1)
     assert result is not None
     assert result.looked_at is None
     torch.testing.assert_close(result.own[1], pixels[:, None].expand(64, 4))
@@ -219,19 +221,21 @@ def test_heads_that_are_mixed_are_noticed(mix: str) -> None:
 
     def program(x: Tensor) -> Tensor:
         heads = torch.stack([tokens_of(x), tokens_of(x) * 2], dim=1)
-        attn = heads @ heads.transpose(2, 3)
+        attn = (heads @ heads.transpose(2, 3)).softmax(-1)
         if mix == "linear":
             attn = F.linear(attn.permute(0, 2, 3, 1), torch.randn(2, 2)).permute(0, 3, 1, 2)
         else:
             attn = F.conv2d(attn, torch.randn(2, 2, 1, 1))
-        weights.append(attn.softmax(-1))
-        return weights[0] @ heads
+        weights.append(attn)
+        return attn @ heads
 
     trace, _ = follow(program, side=4)
     found = trace.of(weights[0])
     assert found is not None
-    assert found.heads_mixed
     assert found.looked_at is not None
+    assert found.weights is not None
+    assert trace.weights[found.weights].softmax_over is None
+    assert trace.weights[found.weights].softmaxes == {0}
 
 
 def test_the_smaller_region_wins_and_images_stay_apart() -> None:

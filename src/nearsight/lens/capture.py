@@ -36,8 +36,8 @@ _FUSED: dict[Any, tuple[str, Callable[..., Attention]]] = {
     F.multi_head_attention_forward: ("multihead", of_multihead_function),
 }
 _PRODUCTS = {
-    torch.matmul, Tensor.matmul, Tensor.__matmul__, Tensor.__rmatmul__, torch.bmm, Tensor.bmm, torch.einsum,
-    torch.baddbmm, Tensor.baddbmm,
+    torch.matmul, Tensor.matmul, Tensor.__matmul__, Tensor.__rmatmul__, torch.linalg.matmul, torch.bmm, Tensor.bmm,
+    torch.mm, Tensor.mm, torch.einsum, torch.tensordot, torch.baddbmm, Tensor.baddbmm, torch.addmm, Tensor.addmm,
 }  # fmt: skip
 
 
@@ -83,6 +83,8 @@ class AttentionTap(TorchFunctionMode):
         self._undo = ExitStack()
         self.inside_fused = False
         """Whether an attention that was told of as a whole is being computed."""
+        self.product: tuple[Call, Sequence[Tensor]] | None = None
+        """The product that is being computed, with its factors."""
 
     @property
     def layer_name(self) -> str | None:
@@ -139,15 +141,21 @@ class AttentionTap(TorchFunctionMode):
                     return func(*args, **kwargs)
             elif func in _PRODUCTS:
                 factors = [factor for factor in _flat((*args, *kwargs.values())) if isinstance(factor, Tensor)]
-                self._tell("product", [partial(ExplicitAttention, factor, i) for i, factor in enumerate(factors)])
+                call = self._tell("product", [partial(ExplicitAttention, f, i) for i, f in enumerate(factors)])
+                try:
+                    self.product = call, factors
+                    return func(*args, **kwargs)
+                finally:
+                    self.product = None
         return func(*args, **kwargs)
 
-    def _tell(self, kind: str, candidates: Sequence[Callable[[], Attention]]) -> None:
+    def _tell(self, kind: str, candidates: Sequence[Callable[[], Attention]]) -> Call:
         name = self._running[-1]
         call = Call(name, kind, self._calls[name, kind])
         self._calls[name, kind] += 1
         with on_the_host():
             self._on_attention(call, candidates)
+        return call
 
     @contextmanager
     def _fused(self) -> Iterator[None]:

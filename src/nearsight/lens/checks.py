@@ -1,19 +1,22 @@
 """`check_vit_adapter`: does the lens see your model right? Checks that anybody can run on a model of their own."""
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from nearsight.lens.attention import Attention, ExplicitAttention, FusedAttention
 from nearsight.lens.capture import AttentionTap, Call
 from nearsight.lens.measuring import measure
 from nearsight.lens.running import running
+from nearsight.lens.stream import in_full_precision, tiles
 from nearsight.lens.survey import Site, Survey, survey
 
 
@@ -58,7 +61,7 @@ def check_vit_adapter(model: nn.Module, image_size: int | tuple[int, int]) -> Ad
     with running(model) as run:
         images = run.brought(images)
         found = survey(run.model, images[0])
-        for check in (_check_outputs, _check_batches, _check_queries, _check_weights, _check_places):
+        for check in (_check_outputs, _check_batches, _check_queries, _check_maps, _check_places):
             try:
                 check(run.model, images, found)
                 passed.append(_said(check))
@@ -145,21 +148,104 @@ def _spans(lines: Tensor, side: int) -> bool:
 
 
 @torch.no_grad()
-def _check_weights(model: nn.Module, images: Tensor, found: Survey) -> None:
-    """Weights of the same query sum to one."""
-    worst: dict[str, float] = {}
+def _check_maps(model: nn.Module, images: Tensor, found: Survey) -> None:
+    """Maps times values give each attention's own output, and values come from the image."""
+    values = []
+    for image in images[:2].split(1):
+        with _Rebuilding(model, found) as rebuilding:
+            model(image)
+        values.append(rebuilding.values)
+    for name, (one, other) in ((name, (values[0][name], values[1][name])) for name in values[0]):
+        if _equal(one, other):
+            raise AdapterError(f"what the weights of {name} multiply does not change with the image")
 
-    def look(call: Call, candidates: Sequence[Callable[[], Attention]]) -> None:
-        site = found.sites.get(call)
-        if site is not None and isinstance(attention := candidates[site.operand](), ExplicitAttention):
-            sums = attention.weights.double().sum(site.axes[1])
-            worst[site.name] = float((sums - 1).abs().max())
 
-    with AttentionTap(model, look):
-        model(images)
-    for name, error in worst.items():
-        if error > 0.05:
-            raise AdapterError(f"those of {name} are off by {error:.2g}")
+class _Rebuilding(AttentionTap):
+    """Computes the output of each attention again, from the map that is measured."""
+
+    def __init__(self, model: nn.Module, found: Survey) -> None:
+        super().__init__(model, self._look, found.calling)
+        self._found = found
+        self._seen: list[tuple[Site, Attention, Sequence[Callable[[], Attention]]]] = []
+        """The attention of the call that is being looked at, if it is one."""
+        self.values: dict[str, list[Tensor]] = {}
+        """By layer, what the weights were multiplied with."""
+
+    def _look(self, call: Call, candidates: Sequence[Callable[[], Attention]]) -> None:
+        if (site := self._found.sites.get(call)) is not None:
+            self._seen.append((site, candidates[site.operand](), candidates))
+
+    def __torch_function__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        self._seen.clear()
+        kwargs = kwargs or {}
+        output = super().__torch_function__(func, types, args, kwargs)
+        for site, attention, candidates in self._seen:
+            with torch._C.DisableTorchFunction(), in_full_precision(output.device):
+                if isinstance(attention, ExplicitAttention):
+                    self._compare_product(site, attention, candidates, output, partial(func, **kwargs), args)
+                elif func is not F.multi_head_attention_forward:
+                    value = kwargs["value"] if "value" in kwargs else args[2]
+                    self._compare(site, _map_of(attention, site, output.shape[:-2]) @ _for_heads(value, output), output)
+        return output
+
+    def _multihead(self, module: nn.MultiheadAttention, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        self._seen.clear()
+        output = super()._multihead(module, forward, *args, **kwargs)
+        for site, attention, _ in self._seen:
+            settings = {**kwargs, "need_weights": True, "average_attn_weights": False}
+            with torch._C.DisableTorchFunction():
+                _, own = forward(*args, **settings)
+            own = own if own.dim() == 4 else own[None]
+            self._compare(site, _map_of(attention, site, own.shape[:-2]), own)
+        return output
+
+    def _compare_product(
+        self,
+        site: Site,
+        attention: ExplicitAttention,
+        candidates: Sequence[Callable[[], Attention]],
+        output: Tensor,
+        product: Callable[..., Tensor],
+        args: Sequence[Any],
+    ) -> None:
+        weights = attention.weights
+        factors = [factor for candidate in candidates if isinstance(factor := candidate(), ExplicitAttention)]
+        others = [factor.weights for factor in factors if factor.operand != site.operand]
+        if any(other is weights for other in others):
+            raise AdapterError(f"the weights of {site.name} multiply weights, not values")
+        self.values[site.name] = others
+        first = weights.movedim(site.axes, (-2, -1))
+        rebuilt = _map_of(attention, site, first.shape[:-2])
+        rebuilt = torch.where(rebuilt.isnan(), first.to(rebuilt), rebuilt).movedim((-2, -1), site.axes)
+
+        def replaced(leaf: Any) -> Any:
+            if leaf is weights:
+                return rebuilt
+            return leaf.double() if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
+
+        self._compare(site, product(*tree_map(replaced, tuple(args))), output)
+
+    def _compare(self, site: Site, rebuilt: Tensor, output: Tensor) -> None:
+        looking = rebuilt.isfinite()
+        scale = float(output.abs().max())
+        error = float(torch.where(looking, rebuilt.to(output) - output, 0.0).abs().max())
+        if error > (2e-2 if output.dtype in (torch.float16, torch.bfloat16) else 1e-3) * scale:
+            raise AdapterError(f"{site.name} gives another output than its map does: off by {error / scale:.2g} of it")
+
+
+def _map_of(attention: Attention, site: Site, shape: Sequence[int]) -> Tensor:
+    """All of the map that is measured, as the model's own axes have it: float64 [L..., N, M]."""
+    parts = [tile.log_weights_BWHTM for tile in tiles(attention, site, dtype=torch.float64, whole=True)]
+    return site.geometry.layout.restore(torch.cat(parts, dim=-2).softmax(-1), shape)
+
+
+def _for_heads(value: Tensor, output: Tensor) -> Tensor:
+    """Values [..., H, M, d] of all heads, where several heads share some."""
+    if value.dim() > 2 and value.shape[-3] != output.shape[-3]:
+        value = value.repeat_interleave(output.shape[-3] // value.shape[-3], dim=-3)
+    return value.double()
 
 
 @torch.no_grad()
@@ -205,10 +291,11 @@ def _changes_of_keys(model: nn.Module, images: Tensor, call: Call, site: Site) -
         if other != call:
             return
         attention = candidates[site.operand]()
-        if isinstance(attention, FusedAttention):
-            key = arrange(attention.key).double()
+        key = attention.key if isinstance(attention, FusedAttention) else _values_of(attention, candidates, site)
+        if key is not None:
+            key = arrange(key).double()
             seen.append((key[1:] - key[:1]).norm(dim=-1).sum(2))
-        else:
+        elif isinstance(attention, ExplicitAttention):
             weights = arrange(attention.weights.movedim(site.axes, (-2, -1))).double()
             logs = weights.clamp(min=torch.finfo(torch.float32).tiny).log()
             # Less its mean, since a softmax lowers all other keys of a query when one of them rises; and the median
@@ -222,6 +309,20 @@ def _changes_of_keys(model: nn.Module, images: Tensor, call: Call, site: Site) -
     with AttentionTap(model, look):
         model(images)
     return seen[0].flatten(1).cpu()
+
+
+def _values_of(
+    attention: ExplicitAttention, candidates: Sequence[Callable[[], Attention]], site: Site
+) -> Tensor | None:
+    """What explicit weights multiply, [L..., M, d], where its axes are those of the weights; else None."""
+    weights = attention.weights.movedim(site.axes, (-2, -1))
+    for candidate in candidates:
+        factor = candidate()
+        assert isinstance(factor, ExplicitAttention)
+        value = factor.weights if site.axes[1] % weights.dim() == weights.dim() - 1 else factor.weights.mT
+        if factor.operand != site.operand and value.shape[:-1] == (*weights.shape[:-2], weights.shape[-1]):
+            return value
+    return None
 
 
 def _tensors(output: Any) -> list[Tensor]:

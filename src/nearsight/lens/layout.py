@@ -41,6 +41,18 @@ class Layout:
         num_windows, num_heads = tensor.shape[1:lead].numel(), tensor.shape[lead:-2].numel()
         return tensor.reshape(tensor.shape[0], num_windows, num_heads, *tensor.shape[-2:])
 
+    def restore(self, tensor_BWHxy: Tensor, shape: Sequence[int]) -> Tensor:
+        """[B, W, H, x, y] → [L..., x, y], where the model's leading axes have this shape: what `arrange` came from."""
+        split = torch.empty(*shape, 1, 1, device="meta")
+        for axis, sizes in self.splits:
+            split = split.unflatten(axis, sizes)
+        order = (self.images, *self.windows, *self.heads)
+        tensor = tensor_BWHxy.reshape(*(split.shape[axis] for axis in order), *tensor_BWHxy.shape[-2:])
+        tensor = tensor.permute(*(order.index(axis) for axis in range(len(order))), -2, -1)
+        for axis, sizes in reversed(self.splits):
+            tensor = tensor.flatten(axis, axis + len(sizes) - 1)
+        return tensor
+
 
 def find_layout(images_L: Tensor, places: Sequence[Tensor]) -> Layout:
     """From what lies where for two images.
@@ -95,8 +107,9 @@ def _classify(rows: Sequence[Tensor], axis: int) -> tuple[str, tuple[int, int] |
     """Whether an axis is windows (places change along it) or heads; or how to split one that is both."""
     size = rows[0].shape[axis]
     slices = torch.cat([numbers.movedim(axis, 0).flatten(1) for numbers in rows], dim=1)
-    which = torch.unique(slices, dim=0, return_inverse=True)[1]
-    num_windows = int(which.max()) + 1
+    seen: dict[bytes, int] = {}
+    which = torch.tensor([seen.setdefault(row.tobytes(), len(seen)) for row in slices.contiguous().numpy()])
+    num_windows = len(seen)
     if num_windows == 1:
         return "head", None
     if num_windows == size:

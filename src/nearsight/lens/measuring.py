@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from nearsight.errors import InputError, check_at_least
-from nearsight.lens.attention import Attention
+from nearsight.lens.attention import Attention, ExplicitAttention
 from nearsight.lens.capture import AttentionTap, Call
 from nearsight.lens.measurement import Measurement, stack_layers
 from nearsight.lens.registry import chosen
 from nearsight.lens.running import batches, never_compiled, not_finite, running, surveyed, without_gradients
 from nearsight.lens.stream import in_full_precision, reduce_attention, tiles
-from nearsight.lens.survey import Survey
+from nearsight.lens.survey import RowSums, Survey
 from nearsight.lens.table import Array, HeadTable
 from nearsight.metrics import Moments
 
@@ -94,6 +94,7 @@ class Look:
         self._found, self._dtype, self._device = found, dtype, images.device
         self._further = [measurement for measurement in further if measurement.needs_tiles]
         self._reduced: dict[Call, Tensor] = {}
+        self._rows: dict[str, RowSums] = {}
         with ExitStack() as looking:
             looking.enter_context(AttentionTap(model, self._reduce, found.calling))
             for measurement in further:
@@ -110,6 +111,8 @@ class Look:
         if (site := self._found.sites.get(call)) is None:
             return
         attention = candidates[site.operand]()
+        if site.changed and isinstance(attention, ExplicitAttention):
+            self._rows[site.name] = RowSums(attention, site)
         with in_full_precision(self._device):
             self._reduced[call] = reduce_attention(attention, site, dtype=self._dtype)
             for tile in tiles(attention, site, dtype=self._dtype, whole=True) if self._further else ():
@@ -118,6 +121,9 @@ class Look:
 
     def table(self) -> HeadTable:
         """What was seen; waits for the device."""
+        for name, rows in self._rows.items():
+            if (fault := rows.fault()) is not None:
+                raise InputError(f"{name}: {fault}, for some of the images; leave it out with layers=…")
         return table_of(self._found, self._reduced, self._extra)
 
 

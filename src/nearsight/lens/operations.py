@@ -18,15 +18,13 @@ MOVES = {
     "pixel_shuffle", "pixel_unshuffle", "channel_shuffle", "native_channel_shuffle", "diagonal", "rot90", "movedim",
     "repeat_interleave", "take_along_dim",
 }  # fmt: skip
-# Memory may lie otherwise in the places than in the data: a view of one can be a copy of the other. And im2col is
-# written for floating point alone.
+# Memory may lie otherwise in the places than in the data: a view of one can be a copy of the other.
+RESHAPING = {"view", "_unsafe_view", "reshape", "_reshape_copy", "_reshape_alias"}
+# im2col is written for floating point alone.
 RENAMED: dict[str, Callable[..., Tensor]] = {
-    "view": torch.reshape,
-    "_unsafe_view": torch.reshape,
-    "reshape": torch.reshape,
-    "_reshape_copy": torch.reshape,
-    "_reshape_alias": lambda ids, size, stride: ids.reshape(size),
     "im2col": lambda ids, *settings: torch.ops.aten.im2col(ids.double(), *settings).long(),
+    "view_as_complex": lambda ids: ids[..., 0],
+    "view_as_real": lambda ids: ids.unsqueeze(-1).expand(*ids.shape, 2),
 }
 # These put data into part of a tensor: by name, which argument the data are. In place, a name ends with an underscore.
 PLACING = {
@@ -54,6 +52,8 @@ RESAMPLING = {
 }  # fmt: skip
 _POOLING = {"avg_pool2d", "avg_pool3d", "max_pool2d_with_indices", "max_pool3d_with_indices"}
 SOFTMAX = {"_softmax", "_safe_softmax"}
+# What comes out are the same numbers.
+SAME = {"clone", "_to_copy", "detach", "alias", "lift_fresh", "contiguous"}
 # Same shape, other places: what comes out is not where it went in.
 MIXING = {
     "_fft_c2c", "_fft_r2c", "_fft_c2r", "cumsum", "cumprod", "linalg_solve_ex", "linalg_inv_ex", "grid_sampler_2d",

@@ -6,7 +6,7 @@ token, a register, a weight), 1 is padding.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -39,23 +39,25 @@ class Places:
         self._regions = torch.cat([torch.tensor([_EMPTY, _EMPTY], dtype=torch.float64), pixels])
         self.pixels = torch.arange(2, 2 + len(pixels)).view(num_images, 1, height, width)
         """The number of each pixel of the images."""
-        self._known = {tuple(_EMPTY): NOWHERE}
+        self._known = {_contents(self._regions[:1])[0]: NOWHERE}
 
     def union(self, numbers: Tensor, axes: Sequence[int], *, keepdim: bool = False) -> Tensor:
         """Numbers of the regions that hold all regions along these axes. Nowhere and padding add nothing."""
         axes = [axis % numbers.dim() for axis in axes]
-        for axis in axes:
+        shape = [1 if axis in axes else size for axis, size in enumerate(numbers.shape) if keepdim or axis not in axes]
+        for axis in range(numbers.dim()):
             if numbers.stride(axis) == 0 and numbers.shape[axis]:  # one number, repeated: look at it once
                 numbers = numbers.narrow(axis, 0, 1)
         lowest, highest = numbers.amin(axes, keepdim=keepdim), numbers.amax(axes, keepdim=keepdim)
-        return lowest if torch.equal(lowest, highest) else self._join(numbers, axes, keepdim)
+        return (lowest if torch.equal(lowest, highest) else self._join(numbers, axes, keepdim)).expand(shape)
 
     def _join(self, numbers: Tensor, axes: list[int], keepdim: bool) -> Tensor:
+        numbers, times = _without_runs(numbers, axes)
         regions = self._regions[numbers]
         joined = regions.new_empty(*numbers.amin(axes, keepdim=keepdim).shape, len(_EMPTY))
         joined[..., _LOWEST] = regions[..., _LOWEST].amin(axes, keepdim=keepdim)
         joined[..., _HIGHEST] = regions[..., _HIGHEST].amax(axes, keepdim=keepdim)
-        weight = regions[..., [_PIXELS]]
+        weight = regions[..., [_PIXELS]] * times.unsqueeze(-1)
         joined[..., [_PIXELS]] = pixels = weight.sum(axes, keepdim=keepdim)
         means = (regions[..., _CELL] * weight).sum(axes, keepdim=keepdim) / pixels.clamp(min=1)
         joined[..., _MEANS] = joined[..., _CELL] = _rounded(means)
@@ -64,15 +66,15 @@ class Places:
 
     def _number(self, regions: Tensor) -> Tensor:
         """The numbers of these regions; new ones where they are new."""
-        distinct, which = torch.unique(regions.reshape(-1, len(_EMPTY)), dim=0, return_inverse=True)
-        numbers: list[int] = []
-        new: list[list[float]] = []
-        for region in distinct.tolist():
-            number = self._known.setdefault(tuple(region), len(self._regions) + len(new))
-            if number == len(self._regions) + len(new):
-                new.append(region)
+        distinct, which = torch.unique(regions.reshape(-1, len(_EMPTY)) + 0.0, dim=0, return_inverse=True)  # no −0
+        next_number, numbers, new = len(self._regions), [], []
+        for row, content in enumerate(_contents(distinct)):
+            number = self._known.setdefault(content, next_number)
+            if number == next_number:
+                new.append(row)
+                next_number += 1
             numbers.append(number)
-        self._regions = torch.cat([self._regions, torch.tensor(new, dtype=torch.float64).view(-1, len(_EMPTY))])
+        self._regions = torch.cat([self._regions, distinct[new]])
         return torch.tensor(numbers)[which].view(regions.shape[:-1])
 
     def resample(self, numbers: Tensor, axis: int, size: int) -> Tensor:
@@ -87,6 +89,8 @@ class Places:
         for axis in range(numbers.dim()):
             if axis not in windows and numbers.stride(axis) == 0 and numbers.shape[axis]:
                 numbers = numbers.narrow(axis, 0, 1)  # channels, mostly: one number, repeated
+        if (of_pixels := self._windows_of_pixels(numbers, windows)) is not None:
+            return of_pixels
         placed = numbers[numbers > PADDING]
         grid = int(placed.min()) if len(placed) else NOWHERE
         means = _CELL
@@ -94,6 +98,35 @@ class Places:
             numbers = self._seen(numbers.movedim(axis, -1), count, window, means, grid).movedim(-1, axis)
             means = _MEANS
         return numbers
+
+    def _windows_of_pixels(self, numbers: Tensor, windows: Mapping[int, tuple[int, Window]]) -> Tensor | None:
+        """The same of the pixels themselves, as most models begin: along each axis by itself, where millions of pixels
+        would have to be looked at. None if these are no pixels, or windows that see none of them."""
+        axes = (numbers.dim() - 2, numbers.dim() - 1)
+        if numbers.shape != self.pixels.shape or not torch.equal(numbers, self.pixels) or set(windows) != set(axes):
+            return None
+        lines, area = [], 1
+        for axis in axes:
+            count, window = windows[axis]
+            cells, size = window.cells(count), numbers.shape[axis]
+            is_real = (cells >= 0) & (cells < size)
+            if not is_real.any(-1).all() or (window.step == 1) != (windows[axes[0]][1].step == 1):
+                return None
+            start, stop = _ends(size, count)
+            cell = window.centre(torch.arange(count)).double()
+            mean = torch.where(is_real, cells, 0).sum(-1) / is_real.sum(-1).double()
+            lines.append((start.double(), stop.double() - 1, cell if window.step == 1 else mean, cell))
+            area *= min(window.size, window.step)
+        shape = (len(numbers), *(len(line[0]) for line in lines))
+        regions = torch.empty(*shape, len(_EMPTY), dtype=torch.float64)
+        regions[..., _FIRST_IMAGE] = regions[..., _LAST_IMAGE] = torch.arange(len(numbers))[:, None, None]
+        for column, values in zip((_TOP, _BOTTOM, _Y, _CELL_Y), lines[0], strict=True):
+            regions[..., column] = _rounded(values)[:, None]
+        for column, values in zip((_LEFT, _RIGHT, _X, _CELL_X), lines[1], strict=True):
+            regions[..., column] = _rounded(values)
+        regions[..., _PIXELS] = area
+        regions[..., _GRID] = int(numbers.flatten()[0])
+        return self._number(regions).unsqueeze(1)
 
     def _seen(self, numbers: Tensor, count: int, window: Window, means: list[int], grid: int) -> Tensor:
         """The last axis in windows. Each lies at the centre of the cells it sees, those on the image alone; as a cell
@@ -179,17 +212,46 @@ class Places:
         return (box[..., _BOTTOM] - box[..., _TOP] >= height - 1) & (box[..., _RIGHT] - box[..., _LEFT] >= width - 1)
 
 
+def _without_runs(numbers: Tensor, axes: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Numbers once where they are repeated one after the other along these axes, as where maps are put beside each
+    other; and how often each was there, which expands to their shape."""
+    times = torch.ones([1] * numbers.dim(), dtype=torch.float64)
+    for axis in axes:
+        if (size := numbers.shape[axis]) < 2:
+            continue
+        others = [other for other in range(numbers.dim()) if other != axis]
+        changes = (numbers.narrow(axis, 1, size - 1) != numbers.narrow(axis, 0, size - 1)).any(dim=others)
+        first = torch.cat([torch.zeros(1, dtype=torch.long), changes.nonzero().flatten() + 1])
+        if len(first) < size:
+            lengths = torch.cat([first, torch.tensor([size])]).diff().double()
+            numbers = numbers.index_select(axis, first)
+            times = times * lengths.view([-1 if other == axis else 1 for other in range(numbers.dim())])
+    return numbers, times
+
+
+def _contents(regions: Tensor) -> list[bytes]:
+    """Of each region, equal where they are."""
+    rows = regions.contiguous().numpy()
+    contents: list[bytes] = rows.view(f"V{rows.shape[1] * rows.itemsize}").ravel().tolist()
+    return contents
+
+
 def _pieces(numbers: Tensor, axis: int, size: int) -> Tensor:
     """An axis cut into pieces of equal length (±1): [..., size, length, ...]; nowhere fills up the shorter ones."""
     old = numbers.shape[axis]
-    start = torch.arange(size) * old // size
-    stop = torch.maximum((torch.arange(1, size + 1) * old + size - 1) // size, start + 1)
+    start, stop = _ends(old, size)
     steps = torch.arange(int((stop - start).max()))
     inside = start[:, None] + steps
     padded = torch.cat([numbers, torch.full_like(numbers.narrow(axis, 0, 1), NOWHERE)], dim=axis)
     taken = padded.index_select(axis, torch.where(inside < stop[:, None], inside, old).flatten())
     pieces: Tensor = taken.unflatten(axis, (size, len(steps)))
     return pieces
+
+
+def _ends(length: int, size: int) -> tuple[Tensor, Tensor]:
+    """Where each of so many pieces of an axis begins and ends."""
+    start = torch.arange(size) * length // size
+    return start, torch.maximum((torch.arange(1, size + 1) * length + size - 1) // size, start + 1)
 
 
 def _rounded(places: Tensor) -> Tensor:
@@ -201,3 +263,54 @@ def constant_along(numbers: Tensor, axis: int) -> Tensor | None:
     """The numbers without this axis (kept with size 1), if they do not change along it."""
     first = numbers.narrow(axis, 0, 1)
     return first if numbers.stride(axis) == 0 or bool((numbers == first).all()) else None
+
+
+def reshaped(numbers: Tensor, shape: Sequence[int]) -> Tensor:
+    """Numbers in another shape. Those that are repeated along whole axes, as places are along channels, stay so: else
+    each channel of each token would be in memory."""
+    old, new = list(numbers.shape), list(shape)
+    kept: list[int] = []
+    at = 0
+    for sizes in _groups(old, new):
+        if sizes is None:
+            return numbers.reshape(shape)
+        count, wanted = sizes
+        axes = range(at, at + count)
+        repeats = all(numbers.stride(axis) == 0 or numbers.shape[axis] == 1 for axis in axes) and math.prod(wanted) > 0
+        if repeats:
+            for axis in axes:
+                numbers = numbers.narrow(axis, 0, 1)
+        kept += [1] * len(wanted) if repeats else wanted
+        at += count
+    return numbers.reshape(kept).expand(shape)
+
+
+def _groups(old: list[int], new: list[int]) -> Iterator[tuple[int, list[int]] | None]:
+    """How one shape becomes another: so many axes, then the sizes they become; None if it cannot be told."""
+    i = j = 0
+    while i < len(old) or j < len(new):
+        if i == len(old) or j == len(new):  # axes of size 1 at the end
+            yield len(old) - i, new[j:]
+            return
+        first_old, first_new = i, j
+        have, want = old[i], new[j]
+        i, j = i + 1, j + 1
+        while have != want:
+            if have < want and i < len(old):
+                have *= old[i]
+                i += 1
+            elif j < len(new):
+                want *= new[j]
+                j += 1
+            else:
+                yield None
+                return
+        yield i - first_old, new[first_new:j]
+
+
+def compact(numbers: Tensor) -> Tensor:
+    """The same numbers, once where they are repeated along the last axis, as along channels."""
+    if numbers.dim() < 2 or numbers.stride(-1) == 0 or numbers.shape[-1] == 1 or not numbers.numel():
+        return numbers
+    first = constant_along(numbers, -1)
+    return numbers if first is None else first.clone().expand(numbers.shape)

@@ -6,6 +6,7 @@ Done once per model and image size; measuring then knows which calls to look at 
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +16,7 @@ from nearsight.lens.capture import OPAQUE, AttentionTap, Call
 from nearsight.lens.geometry import Geometry, NotSpatialError, locate
 from nearsight.lens.layout import LayoutError
 from nearsight.lens.places import PADDING, constant_along
-from nearsight.lens.trace import PlaceTrace, Trace, traced_pair
+from nearsight.lens.trace import Meeting, PlaceTrace, Trace, traced_pair, without_values_first
 from nearsight.locat.refine import REFINEMENTS
 
 
@@ -32,6 +33,8 @@ class Site:
     """For explicit attention, which of their axes are queries and keys."""
     hidden_WHNM: Tensor | None = None
     """For explicit attention, the keys that a mask hides from a query."""
+    changed: bool = False
+    """For explicit attention, whether the weights are anything else than what a softmax made sum to 1."""
 
 
 @dataclass(frozen=True)
@@ -47,9 +50,57 @@ class Survey:
 
 
 def survey(model: nn.Module, image: Tensor) -> Survey:
-    """Survey a model (in eval mode) for images like this one, [3, H, W]."""
+    """Survey a model (in eval mode) for images like this one, [C, H, W]."""
     images = traced_pair(image)
-    surveyor = _Surveyor(model, images)
+    return _in_use(model, image, without_values_first(lambda with_values: _surveyed(model, images, with_values)))
+
+
+class RowSums:
+    """Whether explicit weights are distributions over the keys, as maps must be; and if not, what they are."""
+
+    def __init__(self, attention: ExplicitAttention, site: Site) -> None:
+        weights = site.geometry.layout.arrange(attention.weights.movedim(site.axes, (-2, -1)))
+        is_patch_WN = site.geometry.query_places_WN2[..., 0].isfinite().to(weights.device)
+        sums_BWHN = weights.sum(-1, dtype=torch.promote_types(weights.dtype, torch.float32))
+        # A query that looks nowhere has no distribution; and that weights are not finite is said elsewhere.
+        sums_BWHN = torch.where(is_patch_WN[:, None] & (sums_BWHN != 0), sums_BWHN, 1.0).nan_to_num(1.0, 1.0, 1.0)
+        self._numbers = torch.stack([weights.amin().nan_to_num(0.0).to(sums_BWHN), sums_BWHN.amin(), sums_BWHN.amax()])
+        self._tolerance = 0.03 if weights.dtype in (torch.float16, torch.bfloat16) else 1e-3
+
+    def fault(self) -> str | None:
+        """What is wrong with them; waits for the device."""
+        lowest, smallest, largest = self._numbers.tolist()
+        if lowest < -self._tolerance:
+            return f"its weights are no distribution over the keys: some are negative (the lowest is {lowest:.2g})"
+        if max(1 - smallest, largest - 1) > self._tolerance:
+            return (
+                f"its weights are no distribution over the keys: they sum to {smallest:.3g} … {largest:.3g}, not to 1"
+            )
+        return None
+
+
+def _in_use(model: nn.Module, image: Tensor, found: Survey) -> Survey:
+    """Weights that are not just what a softmax gave are looked at once with their values."""
+    rows: dict[Call, RowSums] = {}
+
+    def look(call: Call, candidates: Sequence[Callable[[], Attention]]) -> None:
+        if (site := found.sites.get(call)) is not None and site.changed:
+            attention = candidates[site.operand]()
+            assert isinstance(attention, ExplicitAttention)
+            rows[call] = RowSums(attention, site)
+
+    if not any(site.changed for site in found.sites.values()):
+        return found
+    with torch.no_grad(), AttentionTap(model, look, found.calling):
+        model(image[None])
+    faults = {call: fault for call, row in rows.items() if (fault := row.fault()) is not None}
+    sites = {call: site for call, site in found.sites.items() if call not in faults}
+    skipped = {**found.skipped, **{found.sites[call].name: fault for call, fault in faults.items()}}
+    return replace(found, sites=sites, skipped=skipped)
+
+
+def _surveyed(model: nn.Module, images: Tensor, with_values: bool) -> Survey:
+    surveyor = _Surveyor(model, images, with_values)
     try:
         return surveyor.run(images)
     finally:
@@ -57,9 +108,9 @@ def survey(model: nn.Module, image: Tensor) -> Survey:
 
 
 class _Surveyor:
-    def __init__(self, model: nn.Module, images: Tensor) -> None:
+    def __init__(self, model: nn.Module, images: Tensor, with_values: bool) -> None:
         self._model = model
-        self._trace = PlaceTrace(images, self._softmax, self._keys_first)
+        self._trace = PlaceTrace(images, self._softmax, self._met, with_values=with_values)
         self._tap = AttentionTap(model, self._candidates)
         self._modules = dict(model.named_modules())
         self._calling: dict[str, nn.Module] = {
@@ -69,10 +120,9 @@ class _Surveyor:
         self._softmaxes: dict[int, tuple[str, str]] = {}
         """Those not yet seen to multiply values: their layer, and what is to be said of them."""
         self._unused: dict[int, int] = {}
-        """How many weights of each softmax have not yet multiplied values."""
+        """Of the weights that have been seen to multiply values, how many of each have not yet."""
         self._used: set[tuple[int, int, torch.Size]] = set()
-        """The parts of a softmax that have: its number, where they begin in memory, their shape."""
-        self._last_explicit: tuple[Call, ExplicitAttention, Trace] | None = None
+        """The parts of them that have: their number, where they begin in memory, their shape."""
         self._times: Counter[str] = Counter()
         """How many attentions each layer has had."""
         self._located: dict[tuple[object, ...], Geometry] = {}
@@ -91,8 +141,10 @@ class _Surveyor:
                 sites[call] = result
             else:
                 skipped[name] = result
+        named = {site.name for site in sites.values()}
         for name, reason in self._softmaxes.values():
-            skipped.setdefault(name, reason)
+            if name not in named:  # else it is beside the attention of that module, such as a score nobody uses
+                skipped.setdefault(name, reason)
         return Survey(sites, skipped, self._calling)
 
     def _softmax(self, number: int, trace: Trace, axis: int) -> None:
@@ -113,47 +165,55 @@ class _Surveyor:
         else:
             reason = "its weights come from one token alone, not from queries and keys"
         self._softmaxes[number] = name, reason
-        self._unused[number] = trace.own.numel()
 
     def _candidates(self, call: Call, candidates: Sequence[Callable[[], Attention]]) -> None:
         self._calling[call.layer_name] = self._modules[call.layer_name]
-        for candidate in candidates:
-            attention = candidate()
-            if isinstance(attention, FusedAttention):
-                self._note(call, lambda attention=attention: self._fused(attention))  # type: ignore[misc]
-                continue
-            trace = self._trace.of(attention.weights)
-            if trace is not None and trace.looked_at is not None and self._is_new_part(attention.weights, trace):
-                self._note(call, lambda a=attention, t=trace: self._explicit(a, t))  # type: ignore[misc]
-                self._last_explicit = call, attention, trace
+        attention = candidates[0]()
+        if isinstance(attention, FusedAttention):
+            self._note(call, lambda: self._fused(attention))
 
-    def _is_new_part(self, weights: Tensor, trace: Trace) -> bool:
-        """One softmax may meet the values in several products, by heads or by queries: each part is a site. The same
+    def _met(self, meeting: Meeting) -> None:
+        """Weights multiply values, somewhere inside an operation."""
+        if self._tap.inside_fused or self._tap.layer_name is None:
+            return
+        weights = self._trace.weights[meeting.weights]
+        for softmax in weights.softmaxes:
+            self._softmaxes.pop(softmax, None)
+        call, factors = self._tap.product or (Call(self._tap.layer_name, "unseen", meeting.weights), [])
+        holding = [
+            (operand, factor, trace)
+            for operand, factor in enumerate(factors)
+            if (trace := self._trace.of(factor)) is not None and trace.weights == meeting.weights
+        ]
+        if not holding:  # they were made of others within the call, or it is none that can be looked into
+            self._note(call, lambda: _refused("its weights meet the values in an operation that cannot be looked into"))
+            return
+        operand, factor, trace = holding[0]
+        if not self._is_new_part(meeting.weights, weights.size, factor):
+            return
+        if not meeting.are_keys:
+            self._note(call, lambda: _refused("its weights were moved to other keys by a matrix"))
+            return
+        if meeting.keys_first:
+            assert trace.looked_at is not None
+            trace = replace(trace, own=trace.looked_at, looked_at=trace.own)
+        examine = partial(self._explicit, ExplicitAttention(factor, operand), trace, not meeting.is_softmax)
+        self._note(call, examine, may_be_none=not weights.softmaxes)
+
+    def _is_new_part(self, number: int, size: int, part: Tensor) -> bool:
+        """Weights may meet the values in several products, by heads or by queries: each part is a site. The same
         weights may also do it twice, which is one."""
-        self._last_explicit = None
-        if trace.softmax is None or self._unused.get(trace.softmax, 0) <= 0:
+        left = self._unused.setdefault(number, size)
+        key = number, part.data_ptr(), part.shape
+        if left <= 0 or (part._base is not None and key in self._used):  # a copy may be where another one was
             return False
-        part = trace.softmax, weights.data_ptr(), weights.shape
-        if weights._base is not None and part in self._used:  # the memory of a copy may have been another copy's
-            return False
-        self._softmaxes.pop(trace.softmax, None)
-        self._unused[trace.softmax] -= weights.numel()
-        self._used.add(part)
+        self._unused[number] = left - part.numel()
+        self._used.add(key)
         return True
 
-    def _keys_first(self, softmax: int) -> None:
-        """The product just noted shows that what was taken for queries are keys."""
-        if self._last_explicit is None or self._last_explicit[2].softmax != softmax:
-            return
-        call, attention, trace = self._last_explicit
-        assert trace.looked_at is not None
-        swapped = replace(trace, own=trace.looked_at, looked_at=trace.own)
-        self._found.pop()
-        self._times[call.layer_name] -= 1
-        self._note(call, lambda: self._explicit(attention, swapped))
-        self._last_explicit = None
-
-    def _note(self, call: Call, examine: Callable[[], Site]) -> None:
+    def _note(self, call: Call, examine: Callable[[], Site], *, may_be_none: bool = False) -> None:
+        """What an attention is found to be. What has no softmax may be none at all, and is not named unless it is one
+        between places."""
         self._times[call.layer_name] += 1
         times = self._times[call.layer_name]
         name = call.layer_name if times == 1 else f"{call.layer_name}#{times}"
@@ -162,6 +222,9 @@ class _Surveyor:
                 raise NotSpatialError("tokens that refine each other without any weights (PRR), which is no layer")
             site: Site | str = examine()
         except (NotSpatialError, LayoutError) as error:
+            if may_be_none:
+                self._times[call.layer_name] -= 1
+                return
             lost = f"; places could not be followed through {self._trace.lost[-1]}" if self._trace.lost else ""
             site = f"{error}{lost}"
         self._found.append((call, name, site if isinstance(site, str) else replace(site, name=name)))
@@ -182,9 +245,7 @@ class _Surveyor:
             self._located[known] = locate(self._trace.places, query_LN, key_LM)
         return self._located[known]
 
-    def _explicit(self, attention: ExplicitAttention, trace: Trace) -> Site:
-        if trace.heads_mixed:
-            raise NotSpatialError("talking heads: weights are mixed across heads, so that no map belongs to one head")
+    def _explicit(self, attention: ExplicitAttention, trace: Trace, changed: bool) -> Site:
         assert trace.looked_at is not None
         own, looked_at = trace.own, trace.looked_at
         query_axis, key_axis = _token_axes(own, looked_at)
@@ -195,7 +256,11 @@ class _Surveyor:
         if trace.hidden is not None and trace.hidden.any():
             hidden = trace.hidden.movedim((query_axis, key_axis), (-2, -1))
             hidden_WHNM = geometry.layout.arrange(hidden)[0].bool()
-        return Site("", geometry, attention.operand, (query_axis, key_axis), hidden_WHNM)
+        return Site("", geometry, attention.operand, (query_axis, key_axis), hidden_WHNM, changed)
+
+
+def _refused(reason: str) -> Site:
+    raise NotSpatialError(reason)
 
 
 def _content(numbers: Tensor) -> tuple[object, ...]:

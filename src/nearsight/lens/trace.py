@@ -10,7 +10,7 @@ keys. Which operation does what is in `operations`.
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -31,10 +31,13 @@ from nearsight.lens.operations import (
     PRODUCTS,
     RENAMED,
     RESAMPLING,
+    RESHAPING,
+    SAME,
     SOFTMAX,
     window_of,
 )
-from nearsight.lens.places import NOWHERE, PADDING, Places, constant_along
+from nearsight.lens.places import NOWHERE, PADDING, Places, compact, constant_along, reshaped
+from nearsight.lens.standins import StandIns, ValueNeededError
 
 
 @dataclass(frozen=True)
@@ -45,10 +48,8 @@ class Trace:
     """Number of the place of each element."""
     looked_at: Tensor | None = None
     """In logits and weights of attention: the place of the key, where `own` is that of the query."""
-    softmax: int | None = None
-    """Which softmax made these weights, counted from 0."""
-    heads_mixed: bool = False
-    """Whether heads were combined (talking heads): a map of one head is not one any more."""
+    weights: int | None = None
+    """Which numbers between queries and keys these are, in `PlaceTrace.weights`: what changes them makes new ones."""
     hidden: Tensor | None = None
     """In logits and weights: 1 where a mask that does not depend on the image hides the key from the query."""
 
@@ -58,9 +59,36 @@ class Trace:
         return replace(self, own=move(self.own), looked_at=looked_at, hidden=hidden)
 
 
+@dataclass(frozen=True)
+class Weights:
+    """Numbers between queries and keys, from logits to what multiplies the values, as they are at one moment."""
+
+    size: int
+    """How many there are."""
+    softmaxes: frozenset[int] = frozenset()
+    """Those they have been through, counted from 0."""
+    softmax_over: tuple[int, int] | None = None
+    """If they are what a softmax gave: how many it made sum to 1, and whether these are keys (1) or queries (0)."""
+    assumed: bool = False
+    """Whether they were multiplied by a matrix of keys × keys, so that their keys are where its columns should be."""
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """Weights multiply what comes from the tokens: this is where they are in use."""
+
+    weights: int
+    keys_first: bool
+    """Whether what was taken for queries are keys, since it is over these that the product sums."""
+    are_keys: bool
+    """Whether the values lie where the keys were assumed to lie."""
+    is_softmax: bool
+    """Whether what the product sums over is just what a softmax made sum to 1."""
+
+
 PARTS = ("own", "looked_at", "hidden")
 SoftmaxListener = Callable[[int, Trace, int], None]
-KeysFirstListener = Callable[[int], None]
+MeetingListener = Callable[[Meeting], None]
 
 
 def traced_pair(image: Tensor) -> Tensor:
@@ -72,6 +100,17 @@ def traced_pair(image: Tensor) -> Tensor:
     return torch.stack([image, image.flip(-2, -1)])
 
 
+_T = TypeVar("_T")
+
+
+def without_values_first(run: Callable[[bool], _T]) -> _T:
+    """What `run(with_values)` gives: without values, which is quick, unless the model asks for some."""
+    try:
+        return run(False)
+    except ValueNeededError:
+        return run(True)
+
+
 class PlaceTrace(TorchDispatchMode):
     """While active, knows the place of every element of every tensor that comes from the images."""
 
@@ -79,17 +118,36 @@ class PlaceTrace(TorchDispatchMode):
         self,
         images: Tensor,
         on_softmax: SoftmaxListener = lambda *_: None,
-        on_keys_first: KeysFirstListener = lambda _: None,
+        on_meeting: MeetingListener = lambda _: None,
+        *,
+        with_values: bool = True,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         with on_the_host():
             self.places = Places(images.shape[0], (images.shape[-2], images.shape[-1]))
         self.lost: list[str] = []
         """Operations after which the places of their results were not known."""
-        self._on_softmax, self._on_keys_first = on_softmax, on_keys_first
+        self.weights: list[Weights] = []
+        """All that were met, by their numbers."""
+        self.values = None if with_values else StandIns(images)
+        """What stands for what is not computed; None: everything is."""
+        self._on_softmax, self._on_meeting = on_softmax, on_meeting
         self._num_softmaxes = 0
         self._traces: MutableMapping[Tensor, Trace] = WeakIdKeyDictionary()
         self._traces[images] = Trace(self.places.pixels.expand(images.shape))
+
+    def __enter__(self) -> Self:
+        if self.values is not None:
+            self.values.reading.__enter__()  # type: ignore[no-untyped-call]
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        super().__exit__(*exception)  # type: ignore[no-untyped-call]
+        if self.values is not None:
+            self.values.reading.__exit__(*exception)  # type: ignore[no-untyped-call]
+            if self.values.asked and exception[0] is None:  # the model caught it, and went on with something else
+                raise ValueNeededError("the model asked for a value")
 
     def of(self, tensor: Tensor) -> Trace | None:
         return self._traces.get(tensor)
@@ -101,7 +159,7 @@ class PlaceTrace(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        output = func(*args, **(kwargs or {}))
+        output = func(*args, **(kwargs or {})) if self.values is None else self.values.run(func, args, kwargs or {})
         if any(isinstance(leaf, Tensor) and leaf in self._traces for leaf in tree_leaves((args, kwargs))):
             with torch._C.DisableTorchFunction():
                 self._follow(func, args, kwargs or {}, output)
@@ -109,7 +167,7 @@ class PlaceTrace(TorchDispatchMode):
 
     def _follow(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any) -> None:
         name = func.overloadpacket.__name__
-        if name in MOVES or name in RENAMED:
+        if name in MOVES or name in RENAMED or name in RESHAPING:
             self._move(func, args, kwargs, output)
         elif name in JOINING:
             self._keep(output, self._joined(args, kwargs, output))
@@ -124,7 +182,7 @@ class PlaceTrace(TorchDispatchMode):
             self._keep(output, self._at_the_queries(args[0], output))
         elif name == "constant_pad_nd":
             trace = self._traces[args[0]]
-            self._keep(output, trace.moved(lambda ids: torch.constant_pad_nd(ids, args[1], PADDING)))
+            self._keep(output, trace.moved(lambda ids: compact(torch.constant_pad_nd(ids, args[1], PADDING))))
         elif (plain := name.rstrip("_")) in ADDING or (plain in PLACING and _adds(args, kwargs)):
             self._add(name, args[0], output)
         elif plain in PLACING and isinstance(args[PLACING[plain]], Tensor):
@@ -133,6 +191,8 @@ class PlaceTrace(TorchDispatchMode):
             else:
                 self._move(func, args, kwargs, output)
         elif name in ("sort", "topk"):
+            if self.values is not None:
+                raise self.values.need_values(name)
             given = dict(zip(("self", "dim") if name == "sort" else ("self", "k", "dim"), args, strict=False))
             axis = {"dim": -1, **given, **kwargs}["dim"]
             self._keep(output[0], self._traces[args[0]].moved(lambda ids: ids.gather(axis, output[1].cpu())))
@@ -155,20 +215,36 @@ class PlaceTrace(TorchDispatchMode):
 
         def moved(part: Callable[[Tensor], Tensor]) -> list[Tensor]:
             swapped = [self._swapped(argument, part, may_index=place > 0) for place, argument in enumerate(args)]
+            if name in RESHAPING:
+                return [reshaped(swapped[0], output.shape)]
             result = RENAMED[name](*swapped, **kwargs) if name in RENAMED else func(*swapped, **kwargs)
-            return [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+            return [compact(leaf) for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
 
         parts = {
             part: moved(partial(self._ids, part=part))
             for part in PARTS
             if any(getattr(t, part) is not None for t in traces)
         }
-        softmax = next((trace.softmax for trace in traces if trace.softmax is not None), None)
-        mixed = any(trace.heads_mixed for trace in traces)
         outputs = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
+        weights = self._joined_weights(sum(leaf.numel() for leaf in outputs), traces)
         for number, leaf in enumerate(outputs):
             ids = {part: values[number] for part, values in parts.items()}
-            self._keep(leaf, Trace(**ids, softmax=softmax, heads_mixed=mixed))
+            self._keep(leaf, Trace(**ids, weights=weights))
+
+    def _joined_weights(self, size: int, traces: Sequence[Trace]) -> int | None:
+        """Moved alone they are what they were; put together with others, new ones."""
+        numbers = {trace.weights for trace in traces if trace.weights is not None}
+        return numbers.pop() if len(numbers) == 1 and len(traces) == 1 else self._new_weights(size, traces)
+
+    def _new_weights(self, size: int, traces: Sequence[Trace], **said: Any) -> int | None:
+        """The number of what an operation makes of such weights; None if they are none."""
+        before = [self.weights[trace.weights] for trace in traces if trace.weights is not None]
+        if not before:
+            return None
+        softmaxes = frozenset().union(*(weights.softmaxes for weights in before))
+        said = {"softmaxes": softmaxes, "assumed": any(weights.assumed for weights in before), **said}
+        self.weights.append(Weights(size, **said))
+        return len(self.weights) - 1
 
     def _swapped(self, argument: Any, part: Callable[[Tensor], Tensor], *, may_index: bool) -> Any:
         """An argument of a moving operation with tensors replaced by places; an index, which may have been computed
@@ -177,8 +253,11 @@ class PlaceTrace(TorchDispatchMode):
             return type(argument)(self._swapped(item, part, may_index=may_index) for item in argument)
         if not isinstance(argument, Tensor):
             return argument
-        is_index = may_index and not (argument.is_floating_point() or argument.is_complex())
-        return argument.cpu() if is_index else part(argument)
+        if not may_index or argument.is_floating_point() or argument.is_complex():
+            return part(argument)
+        if self.values is not None and self.values.has(argument):
+            raise self.values.need_values("an index")
+        return argument.cpu()
 
     def _ids(self, tensor: Tensor, part: str) -> Tensor:
         trace = self.of(tensor)
@@ -227,24 +306,34 @@ class PlaceTrace(TorchDispatchMode):
         given = kwargs.get("dim", next((a for a in args[1:] if _is_axes(a)), None))
         axes = list(range(source.dim())) if given in (None, []) else [given] if isinstance(given, int) else given
         result = next(leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor))
-        return Trace(self.places.union(trace.own, axes, keepdim=result.dim() == source.dim()))
+        keepdim = result.dim() == source.dim()
+        own = self.places.union(trace.own, axes, keepdim=keepdim)
+        if trace.looked_at is None or any(_varies(trace, axis) != (False, False) for axis in axes):
+            return Trace(own)
+        looked_at = self.places.union(trace.looked_at, axes, keepdim=keepdim)  # over heads: still pairs of tokens
+        return Trace(own, looked_at, self._new_weights(own.numel(), [trace]))
 
     def _product(self, left: Trace | None, right: Trace | None, shape: torch.Size) -> Trace | None:
         """left [..., i, c] times right [..., c, j]."""
-        if left is None or right is None:
-            one, axis = (left, -1) if left is not None else (right, -2)
-            assert one is not None
-            looked_at = one.looked_at
-            if looked_at is not None:  # a linear layer over heads keeps queries and keys apart; any other does not
-                looked_at = constant_along(looked_at, axis)
-            own = self.places.union(one.own, [axis], keepdim=True)
-            if looked_at is None:
-                return Trace(own.expand(shape))
-            return Trace(own.expand(shape), looked_at.expand(shape), one.softmax, heads_mixed=True)
-        left, right = self._queries_first(left, -1), self._queries_first(right, -2)
-        rows, columns = constant_along(left.own, -1), constant_along(right.own, -2)
+        factors = [(factor, axis) for factor, axis in ((left, -1), (right, -2)) if factor is not None]
+        pairs = [factor for factor in factors if factor[0].looked_at is not None]
+        if len(pairs) == 1:
+            (weights, axis), other = *pairs, next((one for one in factors if one is not pairs[0]), None)
+            return self._weights_times(weights, axis, other, shape)
+        if len(factors) == 1:
+            ((one, axis),) = factors
+            return Trace(self.places.union(one.own, [axis], keepdim=True).expand(shape))
+        assert left is not None
+        assert right is not None
+        # What does not change along the axis that is summed over: of weights, queries or keys.
+        rows, columns = _kept(left, -1), _kept(right, -2)
         if rows is not None and columns is not None and constant_along(columns, -1) is None:
-            return Trace(rows.expand(shape), columns.expand(shape))
+            if constant_along(rows, -2) is not None and bool(self.places.covers_image(rows).all()):
+                return Trace(columns.expand(shape))  # channels, or summaries, of the image: they ask from nowhere
+            if not pairs:  # queries times keys
+                self.weights.append(Weights(shape.numel()))
+            number = self._new_weights(shape.numel(), [left, right]) if pairs else len(self.weights) - 1
+            return Trace(rows.expand(shape), columns.expand(shape), number)
         if rows is not None:
             return Trace(rows.expand(shape))
         if columns is not None:
@@ -257,15 +346,33 @@ class PlaceTrace(TorchDispatchMode):
         )
         return Trace(self.places.union(own, [0]))
 
-    def _queries_first(self, factor: Trace, axis: int) -> Trace:
-        """Weights are summed over their keys when they meet the values. Until then the left factor of the logits was
-        taken for the query; where it was the key, the two change places."""
-        if factor.softmax is None or factor.looked_at is None:
-            return factor
-        if constant_along(factor.looked_at, axis) is None or constant_along(factor.own, axis) is not None:
-            return factor
-        self._on_keys_first(factor.softmax)
-        return replace(factor, own=factor.looked_at, looked_at=factor.own)
+    def _weights_times(
+        self, weights: Trace, axis: int, other: tuple[Trace, int] | None, shape: torch.Size
+    ) -> Trace | None:
+        """Weights between queries and keys, summed along an axis in a product: with the values, if these come from the
+        tokens; with numbers of the model's own, which change the weights."""
+        assert weights.looked_at is not None
+        own, looked_at = weights.own, weights.looked_at
+        varies = _varies(weights, axis)
+        if varies == (False, False) and (other is None or own.shape[axis] > 1):  # heads: each pair stays where it is
+            kept = [constant_along(numbers, axis) for numbers in (own, looked_at)]
+            assert kept[0] is not None
+            assert kept[1] is not None
+            return Trace(kept[0].expand(shape), kept[1].expand(shape), self._new_weights(shape.numel(), [weights]))
+        if other is not None and varies != (True, True):
+            keys_first = varies == (True, False)
+            queries, keys = (looked_at, own) if keys_first else (own, looked_at)
+            if (number := weights.weights) is not None:
+                met = self.weights[number]
+                are_keys = not met.assumed or _same_along(keys, axis, other[0].own, other[1])
+                is_softmax = met.softmax_over == (own.shape[axis], int(not keys_first))
+                self._on_meeting(Meeting(number, keys_first, are_keys, is_softmax))
+            return Trace(queries.narrow(axis, 0, 1).expand(shape))
+        if varies == (False, True) and shape[axis] == own.shape[axis]:  # keys × keys: blurred, or moved
+            queries = own.narrow(axis, 0, 1).expand(shape)
+            return Trace(queries, looked_at.expand(shape), self._new_weights(shape.numel(), [weights], assumed=True))
+        self.lost.append("a product of weights")
+        return Trace(self.places.union(own, [axis], keepdim=True).expand(shape))
 
     def _resampled(self, name: str, args: Sequence[Any], output: Any) -> Trace | None:
         """Convolution, pooling, interpolation: channels are joined, and so is what each window sees of the space; where
@@ -290,7 +397,7 @@ class PlaceTrace(TorchDispatchMode):
         own = ids.expand(result.shape)
         if looked_at is None or not pointwise:
             return Trace(own)
-        return Trace(own, looked_at.expand(result.shape), trace.softmax, heads_mixed=True)
+        return Trace(own, looked_at.expand(result.shape), self._new_weights(result.numel(), [trace]))
 
     def _folded(self, args: Sequence[Any], output: Tensor) -> Trace:
         """Windows [..., channels · area, windows] added up where they overlap: each pixel lies where a window does."""
@@ -322,42 +429,72 @@ class PlaceTrace(TorchDispatchMode):
         for result, trace in found:
             if trace is None:
                 continue
-            if trace.looked_at is not None and (mask := self._hiding(name, args)) is not None:
-                trace = replace(trace, hidden=torch.maximum(self._hidden_before(trace), mask.expand(result.shape)))
-            if name in ("sub", "sub_") and sum(trace.softmax is not None for trace in traces) > 1:
-                trace = replace(trace, heads_mixed=True)  # a difference of two maps is no map: it can be negative
+            if trace.looked_at is not None and (mask := self._hiding(name, args, traces)) is not None:
+                mask = mask.expand(result.shape)
+                trace = replace(trace, hidden=mask if trace.hidden is None else torch.maximum(trace.hidden, mask))
             if name in SOFTMAX:
                 self._on_softmax(self._num_softmaxes, trace, args[1])
-                trace = replace(trace, softmax=self._num_softmaxes)
+                softmaxes = frozenset([self._num_softmaxes])
+                over = None
+                if trace.looked_at is not None and (varies := _varies(trace, args[1])) in (
+                    (True, False),
+                    (False, True),
+                ):
+                    over = result.shape[args[1]], int(varies[1])
+                weights = self._new_weights(result.numel(), [trace], softmaxes=softmaxes, softmax_over=over)
+                trace = replace(trace, weights=weights)
                 self._num_softmaxes += 1
+            elif name not in SAME:
+                pairs = [one for one in traces if one.looked_at is not None]
+                trace = replace(trace, weights=self._new_weights(result.numel(), pairs))
             self._traces[result] = trace
 
-    def _hiding(self, name: str, args: Sequence[Any]) -> Tensor | None:
-        """1 where this operation hides keys: by filling in or adding what is far below any logit."""
+    def _hiding(self, name: str, args: Sequence[Any], traces: Sequence[Trace]) -> Tensor | None:
+        """1 where this operation hides keys: by filling in or adding what is far below any logit; behind a softmax, by
+        filling in or multiplying with 0."""
+        behind = any(t.weights is not None and self.weights[t.weights].softmaxes for t in traces)
         if name.startswith("masked_fill") and args[1] not in self._traces:
             value = args[2].item() if isinstance(args[2], Tensor) else args[2]
-            return args[1].long().cpu() if value <= HIDING else None
-        if name in ("add", "add_"):
-            masks = [term for term in args[:2] if isinstance(term, Tensor) and term not in self._traces]
-            return (masks[0] <= HIDING).long().cpu() if masks else None
+            return args[1].long().cpu() if value <= HIDING or (behind and value == 0) else None
+        if name in ("add", "add_") or (behind and name in ("mul", "mul_")):
+            terms = [term for term in args[:2] if isinstance(term, Tensor) and term not in self._traces]
+            is_hidden = [(term == 0) if name.startswith("mul") else (term <= HIDING) for term in terms]
+            return is_hidden[0].long().cpu() if is_hidden and is_hidden[0].any() else None
         return None
-
-    def _hidden_before(self, trace: Trace) -> Tensor:
-        return torch.zeros((), dtype=torch.long).expand(trace.own.shape) if trace.hidden is None else trace.hidden
 
     def _merged(self, traces: Sequence[Trace], shape: torch.Size) -> Trace | None:
         fitting = [trace for trace in traces if _can_expand(trace.own.shape, shape)]
         if not fitting:
             return None
-        own = fitting[0].own.expand(shape)
-        for trace in fitting[1:]:
+        # Beside weights, which lie at a query and look at a key, what lies at either of them says nothing.
+        placing = [trace for trace in fitting if trace.looked_at is not None] or fitting
+        own = placing[0].own.expand(shape)
+        for trace in placing[1:]:
             own = self.places.smaller(own, trace.own.expand(shape))
 
         def first(part: str) -> Any:
             return next((value for trace in fitting if (value := getattr(trace, part)) is not None), None)
 
         looked_at, hidden = (None if (ids := first(part)) is None else ids.expand(shape) for part in PARTS[1:])
-        return Trace(own, looked_at, first("softmax"), any(trace.heads_mixed for trace in fitting), hidden)
+        return Trace(own, looked_at, first("weights"), hidden)
+
+
+def _varies(weights: Trace, axis: int) -> tuple[bool, bool]:
+    """Whether queries, and whether keys, change along an axis."""
+    assert weights.looked_at is not None
+    return constant_along(weights.own, axis) is None, constant_along(weights.looked_at, axis) is None
+
+
+def _kept(factor: Trace, axis: int) -> Tensor | None:
+    """Places that do not change along this axis, without it: of weights, those of queries or of keys."""
+    parts = [constant_along(part, axis) for part in (factor.own, factor.looked_at) if part is not None]
+    return next((part for part in parts if part is not None), None)
+
+
+def _same_along(one: Tensor, axis: int, other: Tensor, other_axis: int) -> bool:
+    """Whether places are the same along the axes that a product sums over."""
+    lines = [numbers.movedim(along, -1) for numbers, along in ((one, axis), (other, other_axis))]
+    return torch.equal(*(line.reshape(-1, line.shape[-1]).unique(dim=0) for line in lines))
 
 
 def _adds(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
