@@ -18,7 +18,7 @@ def test_python_examples_run(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(EXAMPLES) >= 2
     names: dict[str, object] = {}
     for example in EXAMPLES:
-        offline = example.replace("pretrained=True", "pretrained=False").replace("vit_base", "vit_tiny")
+        offline = example.replace("pretrained=True", "pretrained=False").replace("vit_base", "vit_small")
         exec(offline, names)
     assert "blocks.11.attn" in capsys.readouterr().out
 

@@ -4,9 +4,19 @@ Importing it registers its models with timm, so that `timm.create_model("compact
 """
 
 from nearsight import metrics
-from nearsight.lens import HeadTable, check_vit_adapter, measure
+from nearsight.lens import HeadTable, attention_maps, check_vit_adapter, measure, open_maps
 from nearsight.locat import add_locat
 from nearsight.models import create_model
 from nearsight.version import __version__
 
-__all__ = ["HeadTable", "__version__", "add_locat", "check_vit_adapter", "create_model", "measure", "metrics"]
+__all__ = [
+    "HeadTable",
+    "__version__",
+    "add_locat",
+    "attention_maps",
+    "check_vit_adapter",
+    "create_model",
+    "measure",
+    "metrics",
+    "open_maps",
+]

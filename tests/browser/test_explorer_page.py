@@ -49,7 +49,7 @@ class Shown:
     maps: list[LayerMaps] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.maps = attention_maps(self.exhibit.model, self.exhibit.images_BCHW)
+        self.maps = attention_maps(self.exhibit.model, self.exhibit.images_BCHW, dtype=torch.float64)
 
     @property
     def label(self) -> str:

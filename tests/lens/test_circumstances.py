@@ -158,7 +158,7 @@ def test_sums_are_not_in_the_half_precision_of_autocast(by_itself: bool) -> None
         with torch.no_grad(), Weights() as weights:
             model.eval()(batch)
         table, rolled = measure(model, batch), attention_rollout(model, batch)
-        layers = attention_maps(model, batch)
+        layers = attention_maps(model, batch, dtype=torch.float64)
     mad = torch.stack([attention_distance(attn, (8, 8)).mean(0) for attn in weights.found])
     entropy = torch.stack([attention_entropy(attn).mean(0) for attn in weights.found])
     np.testing.assert_allclose(table.mad, mad.numpy(), rtol=1e-6)

@@ -80,7 +80,8 @@ def test_what_is_packed_comes_back(build: Callable[[], nn.Module]) -> None:
     data = explore([shown]).data
     (model,) = data["models"]
     error = 0.0
-    for layer, maps in zip(model["layers"], attention_maps(shown.model, shown.images_BCHW), strict=True):
+    every = attention_maps(shown.model, shown.images_BCHW, dtype=torch.float64)
+    for layer, maps in zip(model["layers"], every, strict=True):
         rows = shown.heads.measured()
         rows = rows[rows["layer"] == layer["number"]]
         assert layer["name"] == rows["layer_name"].iloc[0] == maps.name

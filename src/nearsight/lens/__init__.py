@@ -3,7 +3,8 @@
 from nearsight.lens.capture import AttentionTap
 from nearsight.lens.checks import AdapterError, AdapterReport, check_vit_adapter
 from nearsight.lens.geometry import Geometry, patch_grid
-from nearsight.lens.maps import LayerMaps, attention_maps
+from nearsight.lens.maps import attention_maps
+from nearsight.lens.mapsfile import LayerMaps, open_maps
 from nearsight.lens.measuring import measure
 from nearsight.lens.positions import PositionGram, position_gram
 from nearsight.lens.registry import WHAT
@@ -31,6 +32,7 @@ __all__ = [
     "check_vit_adapter",
     "layer_similarity",
     "measure",
+    "open_maps",
     "patch_grid",
     "position_gram",
     "survey",

@@ -182,19 +182,7 @@ class HeadTable:
 
     def choose(self, layers: Sequence[int | str]) -> Self:
         """The table of these layers alone, by position (from 0, or from the end) or name."""
-        given: Any = layers
-        if isinstance(given, str) or not isinstance(given, Iterable):
-            raise InputError(f"layers is a list of positions and names, not {given!r}; give [{given!r}]")
-        chosen = []
-        for layer in given:
-            try:
-                position = self.layer_names.index(layer) if isinstance(layer, str) else operator.index(layer)
-                chosen.append(range(len(self.layer_names))[position])
-            except (IndexError, TypeError, ValueError) as error:
-                known = ", ".join(self.layer_names[:12])
-                raise InputError(
-                    f"layer {layer!r} is not one of the {len(self.layer_names)} layers: {known}"
-                ) from error
+        chosen = layer_positions(self.layer_names, layers)
 
         def pick(moments: Moments) -> Moments:
             return Moments(moments.count, moments.mean[chosen], moments.squared_deviations[chosen])
@@ -272,6 +260,22 @@ class HeadTable:
             raise
         except Exception as error:  # numpy and zipfile raise many kinds for a damaged archive
             raise InputError(f"{path} is damaged or is not a table of heads ({error})") from error
+
+
+def layer_positions(layer_names: Sequence[str], layers: Sequence[int | str]) -> list[int]:
+    """The positions, from 0, of layers that are given by position (from 0, or from the end) or name."""
+    given: Any = layers
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise InputError(f"layers is a list of positions and names, not {given!r}; give [{given!r}]")
+    positions = []
+    for layer in given:
+        try:
+            position = layer_names.index(layer) if isinstance(layer, str) else operator.index(layer)
+            positions.append(range(len(layer_names))[position])
+        except (IndexError, TypeError, ValueError) as error:
+            known = ", ".join(layer_names[:12])
+            raise InputError(f"layer {layer!r} is not one of the {len(layer_names)} layers: {known}") from error
+    return positions
 
 
 def _agreed(values_S: Array) -> Array:

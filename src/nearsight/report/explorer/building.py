@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from nearsight.errors import InputError
-from nearsight.lens.maps import LayerMaps, attention_maps
+from nearsight.lens import LayerMaps, attention_maps
 from nearsight.report.explorer.explorer import FORMAT, Explorer
 from nearsight.report.explorer.packing import colour_table, largest_error, pack_layer, packed_size
 from nearsight.report.explorer.pictures import data_uri
@@ -40,7 +40,7 @@ class Exhibit:
 
     def maps(self, most_lines: int | None, device: torch.device | str | None) -> dict[int, LayerMaps]:
         """Of the layers that have numbers, by their number among all of the model's."""
-        found = attention_maps(self.model, self.images_BCHW, most_lines=most_lines, device=device)
+        found = attention_maps(self.model, self.images_BCHW, dtype=torch.float64, most_lines=most_lines, device=device)
         numbers = self.heads.layers()
         if numbers[-1] >= len(found):
             raise InputError(

@@ -4,7 +4,7 @@ A layer of one picture is one run of bytes, little-endian, in base64. First floa
 weight, what goes to each token that is no patch, and how far the query looks (NaN where that has no meaning). Then a
 byte for every head, query and key: the weight as a share of the query's largest, which is 255.
 
-Shape suffixes as in `nearsight.lens.maps`.
+Shape suffixes as in `nearsight.lens.mapsfile`.
 """
 
 import base64
@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from nearsight.lens.maps import Grid, LayerMaps
+from nearsight.lens.mapsfile import Grid, LayerMaps
 
 LEVELS = 255
 FLOAT_BYTES = 4
