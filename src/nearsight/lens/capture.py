@@ -238,8 +238,10 @@ class AttentionTap(TorchFunctionMode):
 
     def _tell_multihead(self, name: str, attention: Callable[[], Attention]) -> None:
         self._running.append(name)
-        self._tell("multihead", [attention])
-        self._running.pop()
+        try:
+            self._tell("multihead", [attention])
+        finally:
+            self._running.pop()
 
 
 def _flat(arguments: Sequence[Any]) -> list[Any]:

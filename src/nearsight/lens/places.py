@@ -15,31 +15,45 @@ from nearsight.lens.operations import Window
 
 NOWHERE, PADDING = 0, 1
 # Columns of the table of regions.
-_FIRST_IMAGE, _LAST_IMAGE, _TOP, _BOTTOM, _LEFT, _RIGHT, _Y, _X, _CELL_Y, _CELL_X, _PIXELS, _GRID = range(12)
-_LOWEST = [_FIRST_IMAGE, _TOP, _LEFT]
-_HIGHEST = [_LAST_IMAGE, _BOTTOM, _RIGHT]
-_MEANS = [_Y, _X]  # of what it was made from
-_CELL = [_CELL_Y, _CELL_X]  # as one of many on an even grid: windows at the borders are not cut
+_FIRST_IMAGE, _LAST_IMAGE, _EARLIEST, _LATEST, _TOP, _BOTTOM, _LEFT, _RIGHT = range(8)
+_T, _Y, _X, _CELL_T, _CELL_Y, _CELL_X, _PIXELS, _GRID = range(8, 16)
+_LOWEST = [_FIRST_IMAGE, _EARLIEST, _TOP, _LEFT]
+_HIGHEST = [_LAST_IMAGE, _LATEST, _BOTTOM, _RIGHT]
+_MEANS = [_T, _Y, _X]  # of what it was made from
+_CELL = [_CELL_T, _CELL_Y, _CELL_X]  # as one of many on an even grid: windows at the borders are not cut
 _STEPS_PER_PIXEL = 2**20
-_EMPTY = [math.inf, -math.inf, math.inf, -math.inf, math.inf, -math.inf, *[0.0] * 6]
+_EMPTY = [math.inf, -math.inf] * 4 + [0.0] * 8
 
 
 class Places:
     """The regions met so far. Regions with equal contents have equal numbers."""
 
-    def __init__(self, num_images: int, image_size: tuple[int, int]) -> None:
+    def __init__(self, num_images: int, image_size: tuple[int, int], num_frames: int = 1) -> None:
         self.image_size = height, width = image_size
-        image, row, col = (
-            axis.flatten().double()
-            for axis in torch.meshgrid(
-                torch.arange(num_images), torch.arange(height), torch.arange(width), indexing="ij"
-            )
-        )
-        pixels = torch.stack([image, image, row, row, col, col, row, col, row, col, row**0, row * 0], dim=1)
-        self._regions = torch.cat([torch.tensor([_EMPTY, _EMPTY], dtype=torch.float64), pixels])
-        self.pixels = torch.arange(2, 2 + len(pixels)).view(num_images, 1, height, width)
-        """The number of each pixel of the images."""
+        self.pixels = torch.arange(2, 2 + num_images * num_frames * height * width)
+        """The number of each pixel of each frame of the images; a picture has one frame."""
+        self.pixels = self.pixels.view(num_images, num_frames, height, width)
+        # Not those of pixels, which are many, and follow from their numbers.
+        self._regions = torch.tensor([_EMPTY, _EMPTY], dtype=torch.float64)
         self._known = {_contents(self._regions[:1])[0]: NOWHERE}
+
+    def _of(self, numbers: Tensor, columns: Sequence[int]) -> Tensor:
+        """These columns of the regions with these numbers: [..., columns]."""
+        last_pixel = 1 + self.pixels.numel()
+        is_pixel = (numbers > PADDING) & (numbers <= last_pixel)
+        rows = torch.where(numbers > last_pixel, numbers - self.pixels.numel(), numbers.clamp(max=PADDING))
+        found = self._regions[:, list(columns)][rows]
+        return torch.where(is_pixel.unsqueeze(-1), self._of_pixels(numbers, columns), found) if is_pixel.any() else found
+
+    def _of_pixels(self, numbers: Tensor, columns: Sequence[int]) -> Tensor:
+        """The same, as if all of them were pixels."""
+        _, frames, height, width = self.pixels.shape
+        number = numbers - 2
+        image, frame = number // (frames * height * width), number // (height * width) % frames
+        row, col = number // width % height, number % width
+        values = [axis for axis in (image, frame, row, col) for _ in range(2)] + [frame, row, col] * 2
+        values += [torch.ones_like(image), torch.zeros_like(image)]
+        return torch.stack([values[column].double() for column in columns], dim=-1)
 
     def union(self, numbers: Tensor, axes: Sequence[int], *, keepdim: bool = False) -> Tensor:
         """Numbers of the regions that hold all regions along these axes. Nowhere and padding add nothing."""
@@ -53,7 +67,7 @@ class Places:
 
     def _join(self, numbers: Tensor, axes: list[int], keepdim: bool) -> Tensor:
         numbers, times = _without_runs(numbers, axes)
-        regions = self._regions[numbers]
+        regions = self._of(numbers, range(len(_EMPTY)))
         joined = regions.new_empty(*numbers.amin(axes, keepdim=keepdim).shape, len(_EMPTY))
         joined[..., _LOWEST] = regions[..., _LOWEST].amin(axes, keepdim=keepdim)
         joined[..., _HIGHEST] = regions[..., _HIGHEST].amax(axes, keepdim=keepdim)
@@ -67,7 +81,7 @@ class Places:
     def _number(self, regions: Tensor) -> Tensor:
         """The numbers of these regions; new ones where they are new."""
         distinct, which = torch.unique(regions.reshape(-1, len(_EMPTY)) + 0.0, dim=0, return_inverse=True)  # no −0
-        next_number, numbers, new = len(self._regions), [], []
+        next_number, numbers, new = len(self._regions) + self.pixels.numel(), [], []
         for row, content in enumerate(_contents(distinct)):
             number = self._known.setdefault(content, next_number)
             if number == next_number:
@@ -102,15 +116,19 @@ class Places:
     def _windows_of_pixels(self, numbers: Tensor, windows: Mapping[int, tuple[int, Window]]) -> Tensor | None:
         """The same of the pixels themselves, as most models begin: along each axis by itself, where millions of pixels
         would have to be looked at. None if these are no pixels, or windows that see none of them."""
-        axes = (numbers.dim() - 2, numbers.dim() - 1)
-        if numbers.shape != self.pixels.shape or not torch.equal(numbers, self.pixels) or set(windows) != set(axes):
+        has_frames = numbers.dim() == 5
+        pixels = self.pixels.unsqueeze(1) if has_frames else self.pixels
+        axes = range(2, numbers.dim())
+        if numbers.shape != pixels.shape or not torch.equal(numbers, pixels) or not {axes[-2], axes[-1]} <= set(windows):
             return None
-        lines, area = [], 1
+        frame = torch.zeros(1, dtype=torch.float64)
+        lines, area = [] if has_frames else [(frame,) * 4], 1
         for axis in axes:
-            count, window = windows[axis]
-            cells, size = window.cells(count), numbers.shape[axis]
+            size = numbers.shape[axis]
+            count, window = windows.get(axis, (size, Window(1, 1, 0, 1)))
+            cells = window.cells(count)
             is_real = (cells >= 0) & (cells < size)
-            if not is_real.any(-1).all() or (window.step == 1) != (windows[axes[0]][1].step == 1):
+            if not is_real.any(-1).all() or (axis in windows and (window.step == 1) != (windows[axes[-1]][1].step == 1)):
                 return None
             start, stop = _ends(size, count)
             cell = window.centre(torch.arange(count)).double()
@@ -119,14 +137,15 @@ class Places:
             area *= min(window.size, window.step)
         shape = (len(numbers), *(len(line[0]) for line in lines))
         regions = torch.empty(*shape, len(_EMPTY), dtype=torch.float64)
-        regions[..., _FIRST_IMAGE] = regions[..., _LAST_IMAGE] = torch.arange(len(numbers))[:, None, None]
-        for column, values in zip((_TOP, _BOTTOM, _Y, _CELL_Y), lines[0], strict=True):
-            regions[..., column] = _rounded(values)[:, None]
-        for column, values in zip((_LEFT, _RIGHT, _X, _CELL_X), lines[1], strict=True):
-            regions[..., column] = _rounded(values)
+        regions[..., [_FIRST_IMAGE, _LAST_IMAGE]] = torch.arange(len(numbers), dtype=torch.float64).view(-1, 1, 1, 1, 1)
+        columns = ((_EARLIEST, _LATEST, _T, _CELL_T), (_TOP, _BOTTOM, _Y, _CELL_Y), (_LEFT, _RIGHT, _X, _CELL_X))
+        for axis, (line, names) in enumerate(zip(lines, columns, strict=True)):
+            for column, values in zip(names, line, strict=True):
+                regions[..., column] = _rounded(values).view([-1 if axis == other else 1 for other in range(3)])
         regions[..., _PIXELS] = area
         regions[..., _GRID] = int(numbers.flatten()[0])
-        return self._number(regions).unsqueeze(1)
+        found = self._number(regions)
+        return found.unsqueeze(1) if has_frames else found
 
     def _seen(self, numbers: Tensor, count: int, window: Window, means: list[int], grid: int) -> Tensor:
         """The last axis in windows. Each lies at the centre of the cells it sees, those on the image alone; as a cell
@@ -142,29 +161,28 @@ class Places:
         taken = torch.where((cells >= 0) & (cells < numbers.shape[-1]), taken, NOWHERE)
         is_real = (taken > PADDING).unsqueeze(-1)
         num_real = is_real.sum(-2)
-        wanted = self._regions[:, [*means, _PIXELS]]
-        seen = torch.where(is_real, wanted[taken], 0.0).sum(-2) / num_real.clamp(min=1)
+        seen = torch.where(is_real, self._of(taken, [*means, _PIXELS]), 0.0).sum(-2) / num_real.clamp(min=1)
         regions = seen.new_empty(*seen.shape[:-1], len(_EMPTY))
-        regions[..., _LOWEST] = self._regions[:, _LOWEST][shares].amin(-2)
-        regions[..., _HIGHEST] = self._regions[:, _HIGHEST][shares].amax(-2)
-        regions[..., _CELL] = _rounded(self._extended(numbers, window.centre(torch.arange(count)), seen[..., :2]))
+        regions[..., _LOWEST] = self._of(shares, _LOWEST).amin(-2)
+        regions[..., _HIGHEST] = self._of(shares, _HIGHEST).amax(-2)
+        regions[..., _CELL] = _rounded(self._extended(numbers, window.centre(torch.arange(count)), seen[..., :-1]))
         # What looks at every cell blurs the map and moves nothing, at its borders neither.
-        regions[..., _MEANS] = regions[..., _CELL] if window.step == 1 else _rounded(seen[..., :2])
-        regions[..., _PIXELS] = seen[..., 2] * min(window.size, window.step)
+        regions[..., _MEANS] = regions[..., _CELL] if window.step == 1 else _rounded(seen[..., :-1])
+        regions[..., _PIXELS] = seen[..., -1] * min(window.size, window.step)
         regions[..., _GRID] = grid
         unseen = torch.where((taken == PADDING).any(-1), PADDING, NOWHERE)
         return torch.where((num_real.squeeze(-1) > 0) & (shares > PADDING).any(-1), self._number(regions), unseen)
 
     def _extended(self, numbers: Tensor, at: Tensor, otherwise: Tensor) -> Tensor:
-        """Where cells of the last axis lie that need not be whole or on the image: [..., 2]; evenly spaced as those
+        """Where cells of the last axis lie that need not be whole or on the image: [..., 3]; evenly spaced as those
         that are. Where these are not (a map that was rolled), `otherwise`."""
         length = numbers.shape[-1]
-        cells = self._regions[:, _CELL][numbers]
+        cells = self._of(numbers, _CELL)
         is_real = (numbers > PADDING).unsqueeze(-1)
         index = torch.arange(length, dtype=torch.float64).unsqueeze(-1)
         low = torch.where(is_real, index, length - 1.0).amin(-2, keepdim=True)
         high = torch.where(is_real, index, 0.0).amax(-2, keepdim=True)
-        start, stop = (cells.gather(-2, end.long().expand(*end.shape[:-1], 2)) for end in (low, high))
+        start, stop = (cells.gather(-2, end.long().expand(*end.shape[:-1], len(_CELL))) for end in (low, high))
         slope = (stop - start) / (high - low).clamp(min=1)
         is_even = ((cells - start - slope * (index - low)).abs() < 1e-3) | ~is_real
         extended = start + slope * (at.double().unsqueeze(-1) - low)
@@ -174,42 +192,48 @@ class Places:
         """Of two regions the smaller one; nowhere and padding count as larger than anything."""
         if torch.equal(one, other):
             return one
-        sizes = torch.where(self._regions[:, _PIXELS] > 0, self._regions[:, _PIXELS], math.inf)
-        sizes[NOWHERE] = math.nan  # padding stays padding beside what is nowhere
-        return torch.where((sizes[other] < sizes[one]) | (one == NOWHERE), other, one)
+        one_size, other_size = (self._of(numbers, [_PIXELS]).squeeze(-1) for numbers in (one, other))
+        is_larger = (one_size == 0) | (one_size > other_size)
+        # Padding stays padding beside what is nowhere.
+        return torch.where((is_larger & (other_size > 0)) | (one == NOWHERE), other, one)
 
     def image_of(self, numbers: Tensor) -> Tensor:
         """Which image each region lies in; −1 where it lies in none, or in several."""
-        first, last = self._regions[numbers, _FIRST_IMAGE], self._regions[numbers, _LAST_IMAGE]
+        first, last = self._of(numbers, [_FIRST_IMAGE, _LAST_IMAGE]).unbind(-1)
         return torch.where(first == last, first, -1.0).long()
 
     def centres(self, numbers: Tensor) -> Tensor:
         """(y, x) of the centre of mass of each region, in pixels: [..., 2]; NaN where it is not in one image."""
-        return self._in_one_image(numbers, _MEANS)
+        return self._in_one_image(numbers, _MEANS)[..., 1:]
 
     def cells(self, numbers: Tensor) -> Tensor:
         """The same of each region as a cell of its grid, where windows at the borders are not cut: evenly spaced."""
-        return self._in_one_image(numbers, _CELL)
+        return self._in_one_image(numbers, _CELL)[..., 1:]
+
+    def times(self, numbers: Tensor) -> Tensor:
+        """The mean frame of each region, [...]: 0 in a picture; NaN where it is not in one image."""
+        return self._in_one_image(numbers, [_CELL_T])[..., 0]
 
     def grids(self, numbers: Tensor) -> Tensor:
         """The grids these regions were pooled from, nowhere for those that are no windows; not that of a summary of
         the image."""
-        grids: Tensor = self._regions[numbers[(numbers > PADDING) & ~self.covers_image(numbers)], _GRID].unique()
+        placed = numbers[(numbers > PADDING) & ~self.covers_image(numbers)]
+        grids: Tensor = self._of(placed, [_GRID]).unique()
         return grids
 
     def mean_size(self, numbers: Tensor) -> float:
         """How many pixels the different regions have on average, summaries of the image left aside; NaN if none."""
         placed = numbers[(numbers > PADDING) & ~self.covers_image(numbers)].unique()
-        return float(self._regions[placed, _PIXELS].mean())
+        return float(self._of(placed, [_PIXELS]).mean())
 
     def _in_one_image(self, numbers: Tensor, columns: list[int]) -> Tensor:
-        return torch.where((self.image_of(numbers) >= 0).unsqueeze(-1), self._regions[numbers][..., columns], math.nan)
+        return torch.where((self.image_of(numbers) >= 0).unsqueeze(-1), self._of(numbers, columns), math.nan)
 
     def covers_image(self, numbers: Tensor) -> Tensor:
         """Whether a region reaches from edge to edge both ways: it says nothing about where something is."""
-        box = self._regions[numbers]
+        top, bottom, left, right = self._of(numbers, [_TOP, _BOTTOM, _LEFT, _RIGHT]).unbind(-1)
         height, width = self.image_size
-        return (box[..., _BOTTOM] - box[..., _TOP] >= height - 1) & (box[..., _RIGHT] - box[..., _LEFT] >= width - 1)
+        return (bottom - top >= height - 1) & (right - left >= width - 1)
 
 
 def _without_runs(numbers: Tensor, axes: Sequence[int]) -> tuple[Tensor, Tensor]:
