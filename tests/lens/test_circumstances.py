@@ -198,10 +198,10 @@ def test_loaders_of_images_and_labels() -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ("pictures", r"images are a tensor \[B, 3, H, W\] or batches of such, not str"),
+        ("pictures", r"images are a tensor \[B, C, H, W\] or batches of such, not str"),
         (Path("pictures"), "not .*Path"),
-        (np.zeros((2, 3, 32, 32)), r"a batch of images is a tensor \[B, 3, H, W\], not ndarray"),
-        ([{"pixel_values": torch.zeros(2, 3, 32, 32)}], "not dict"),
+        (np.zeros((2, 3, 32, 32)), r"a batch of images is a tensor \[B, C, H, W\], not ndarray"),
+        ([{"text": "a horse"}], "none of text are images: name the argument that takes them"),
         (torch.zeros(2, 3, 32, 32, dtype=torch.uint8), "images are uint8, not floating point: normalise them"),
         ([(torch.zeros(2, 3, 32, 32, dtype=torch.long), torch.zeros(2))], "images are int64"),
     ],

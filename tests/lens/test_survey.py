@@ -324,7 +324,7 @@ def test_explicit_attention_in_any_layout_gives_the_same_numbers() -> None:
 
 
 def test_one_softmax_in_several_products_and_keys_first() -> None:
-    """By queries or by heads each part is a layer, the same weights twice are one; and keys may come before queries."""
+    """By queries it is one layer, by heads each part is one, the same weights twice are one; keys may come first."""
     torch.manual_seed(0)
     weight = torch.randn(3, 8, 3) * 3
 
@@ -364,9 +364,13 @@ def test_one_softmax_in_several_products_and_keys_first() -> None:
         table = measure(Program(program), images)
         torch.testing.assert_close(table.mad, whole.mad, rtol=1e-5, atol=0)
         torch.testing.assert_close(table.entropy, whole.entropy, rtol=1e-5, atol=0)
-    parts = measure(Program(by_queries), images)
-    assert parts.layer_names == ("", "#2", "#3")
-    torch.testing.assert_close(parts.mad.mean(0), whole.mad[0], rtol=1e-5, atol=0)
+    parts = measure(Program(by_queries), images, what=["shares", "quantiles", "offsets"])
+    assert parts.layer_names == ("",)
+    torch.testing.assert_close(parts.mad, whole.mad, rtol=1e-5, atol=0)
+    torch.testing.assert_close(parts.entropy, whole.entropy, rtol=1e-5, atol=0)
+    at_once = measure(Program(lambda x: torch.matmul(*weights(x))), images, what=["shares", "quantiles", "offsets"])
+    for name, values in at_once.extra.items():
+        torch.testing.assert_close(parts.extra[name], values, rtol=1e-5, atol=1e-7, equal_nan=True)
     torch.testing.assert_close(measure(Program(by_heads), images).mad.T, whole.mad, rtol=1e-5, atol=0)
 
 

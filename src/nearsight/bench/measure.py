@@ -26,6 +26,7 @@ from nearsight.bench.memory import PeakMemory
 from nearsight.bench.sizes import check_sizes, grid_of
 from nearsight.errors import InputError, check_at_least
 from nearsight.lens import survey
+from nearsight.lens.inputs import as_batch
 from nearsight.lens.measuring import Look, finished
 from nearsight.models import create_model
 
@@ -130,7 +131,7 @@ def _bench_tokens(
 
     def look(count: int) -> None:
         with torch.no_grad():
-            for _ in finished(Look(model, images, found) for _ in range(count)):
+            for _ in finished(Look(model, as_batch(images), found) for _ in range(count)):
                 pass
 
     survey_ms, _ = _timed(lambda _: survey(model, images[0]), 1, device)

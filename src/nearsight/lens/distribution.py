@@ -3,11 +3,14 @@
 Shape suffixes: B images, W windows, H heads, N queries, T queries of a tile, M keys, D distances.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
 from nearsight.lens.binning import patch_shares, sums_by_bin
 from nearsight.lens.geometry import Geometry
+from nearsight.lens.inputs import Batch
 from nearsight.lens.measurement import Measurement, QueryMeans, stack_layers
 from nearsight.lens.stream import Tile
 from nearsight.lens.survey import Site, Survey
@@ -29,18 +32,19 @@ class DistanceMass(Measurement):
 
     needs_tiles = True
 
-    def __init__(self, model: nn.Module, found: Survey, image: Tensor) -> None:
+    def __init__(self, model: nn.Module, found: Survey, batch: Batch) -> None:
         self._values: dict[str, Tensor] = {}
         self._borders: dict[str, Tensor] = {}
-        for site in found.sites.values():
-            values, borders = _bins(site.geometry)
-            self._values[site.name], self._borders[site.name] = values, borders.to(image.device, torch.float32)
+        for layer in found.layers:
+            parts = [site.geometry for site in found.sites.values() if site.layer == layer]
+            values, borders = _bins(parts)
+            self._values[layer], self._borders[layer] = values, borders.to(batch.images.device, torch.float32)
         self._means = QueryMeans(list(self._values))
 
     def add(self, site: Site, tile: Tile) -> None:
         share_BWHTM, looking_BWHT = patch_shares(tile)
-        bins_WTM = torch.bucketize(tile.distances.float(), self._borders[site.name])
-        self._means.add(site.name, sums_by_bin(share_BWHTM, bins_WTM, len(self._values[site.name])), looking_BWHT)
+        bins_WTM = torch.bucketize(tile.distances.float(), self._borders[site.layer])
+        self._means.add(site.layer, sums_by_bin(share_BWHTM, bins_WTM, len(self._values[site.layer])), looking_BWHT)
 
     def results(self) -> dict[str, Array]:
         return {
@@ -49,13 +53,13 @@ class DistanceMass(Measurement):
         }
 
 
-def _bins(geometry: Geometry) -> tuple[Tensor, Tensor]:
-    """(the values of the bins in diagonals, the borders between them in cells)."""
-    exact = _distinct_distances(geometry)
+def _bins(parts: Sequence[Geometry]) -> tuple[Tensor, Tensor]:
+    """(the values of the bins in diagonals, the borders between them in cells), for all parts of a layer."""
+    exact, diagonal = _distinct(torch.cat([_distinct_distances(part) for part in parts])), parts[0].diagonal
     if len(exact) <= MOST_DISTANCES:
-        return exact / geometry.diagonal, (exact[1:] + exact[:-1]) / 2
+        return exact / diagonal, (exact[1:] + exact[:-1]) / 2
     edges = torch.linspace(0, 1, MOST_DISTANCES + 1, dtype=torch.float64)
-    return (edges[1:] + edges[:-1]) / 2, edges[1:-1] * geometry.diagonal
+    return (edges[1:] + edges[:-1]) / 2, edges[1:-1] * diagonal
 
 
 def _distinct_distances(geometry: Geometry) -> Tensor:

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from nearsight.lens.inputs import Batch
 from nearsight.lens.measurement import Measurement
 from nearsight.lens.survey import Survey
 from nearsight.lens.table import Array
@@ -21,10 +22,10 @@ class Features(Measurement):
     the same numbers.
     """
 
-    def __init__(self, model: nn.Module, found: Survey, image: Tensor) -> None:
+    def __init__(self, model: nn.Module, found: Survey, batch: Batch) -> None:
         self._model = model
-        self._blocks = [block_of(site.name) for site in found.sites.values()]
-        self._maps = map_tokens(model, image, list(dict.fromkeys(filter(None, self._blocks))))
+        self._blocks = [block_of(layer) for layer in found.layers]
+        self._maps = map_tokens(model, batch, list(dict.fromkeys(filter(None, self._blocks))))
         self._seen: dict[str, tuple[float, float]] = {}
 
     def watching(self) -> AbstractContextManager[None]:

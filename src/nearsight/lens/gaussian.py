@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from nearsight.errors import InputError
 from nearsight.lens.geometry import Geometry
+from nearsight.lens.inputs import Batch
 from nearsight.lens.measurement import Measurement, stack_layers
 from nearsight.lens.survey import Survey
 from nearsight.lens.table import Array
@@ -37,9 +38,9 @@ class Gaussians(Measurement):
     `grid_size` of the `gaug` module, or else the grid it is measured on.
     """
 
-    def __init__(self, model: nn.Module, found: Survey, image: Tensor) -> None:
+    def __init__(self, model: nn.Module, found: Survey, batch: Batch) -> None:
         self._model = model
-        self._geometries = {site.name: site.geometry for site in found.sites.values()}
+        self._geometries = {layer: site.geometry for layer, site in found.layers.items()}
         modules = dict(model.named_modules())
         self._watched: dict[str, tuple[str, str]] = {}
         self._most: dict[str, float] = {}

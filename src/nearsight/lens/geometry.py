@@ -5,8 +5,8 @@ Shape suffixes: L a model's leading axes, W windows, N queries, M keys.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -41,6 +41,13 @@ class Geometry:
     """Likewise of each key; keys that are pooled from several cells lie at their centre of mass."""
     padding_WM: Tensor | None = None
     """Keys that only fill up a window: neither patches nor tokens of their own. None: there are none."""
+    num_frames: int = 1
+    """Of a video, how many times its tokens have; 1 for pictures."""
+    query_times_WN: Tensor | None = None
+    """Of a video, when each query is, counted in tokens; NaN for one that is no patch."""
+    key_times_WM: Tensor | None = None
+    lines: tuple[Tensor, Tensor] | None = field(default=None, compare=False, repr=False)
+    """Where the rows and the columns of the grid are on the image, in pixels."""
     cache: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
     """What a reduction derived from this geometry, by device."""
 
@@ -50,14 +57,61 @@ class Geometry:
         rows, cols = self.grid_size
         return math.hypot(rows - 1, cols - 1) or 1.0
 
+    def in_pixels(self, which: Literal["query_places_WN2", "key_places_WM2"]) -> Tensor:
+        """(y, x) of queries or keys on the image; where these are between lines, in proportion."""
+        assert self.lines is not None
+        places: Tensor = getattr(self, which)
+        axes = [_at_lines(axis, lines) for axis, lines in zip(places.unbind(-1), self.lines, strict=True)]
+        return torch.stack(axes, dim=-1)
+
+    def is_as(self, other: "Geometry") -> bool:
+        """Whether queries and keys lie at the same places."""
+        pairs = (
+            (self.query_places_WN2, other.query_places_WN2),
+            (self.key_places_WM2, other.key_places_WM2),
+        )
+        return all(a.shape == b.shape and torch.equal(a.nan_to_num(-1.0), b.nan_to_num(-1.0)) for a, b in pairs)
+
+    @property
+    def is_along_time(self) -> bool:
+        """Whether each query sees its own place alone, in other frames: there is no distance on the image."""
+        if self.query_times_WN is None or self.num_frames == 1:
+            return False
+        places_WX2 = torch.cat([self.query_places_WN2, self.key_places_WM2], dim=1)
+        first_W12 = self.query_places_WN2.nan_to_num(-1.0).amax(1, keepdim=True)
+        return bool((places_WX2.isnan() | (places_WX2 == first_W12)).all()) and math.prod(self.grid_size) > 1
+
     @property
     def num_queries(self) -> int:
         """Of all windows, those alone that are patches."""
         return int(self.query_places_WN2[..., 0].isfinite().sum())
 
 
-def locate(places: Places, query_LN: Tensor, key_LM: Tensor) -> Geometry:
-    """The geometry of an attention from the places of its queries and keys, for a batch of two images."""
+@dataclass(frozen=True)
+class Declared:
+    """What somebody says of a model's tokens: so many that are no patches, and then the patches row by row."""
+
+    grid_size: tuple[int, int]
+    prefix: int | None = None
+    """None: whatever is left."""
+
+    def locate(self, places: Places, query_LN: Tensor, key_LM: Tensor, *, alone: bool) -> Geometry | None:
+        """The geometry of an attention among just such tokens; None if it is one among others."""
+        (rows, cols), count = self.grid_size, query_LN.shape[-1]
+        prefix = count - rows * cols if self.prefix is None else self.prefix
+        if not 0 <= prefix == count - rows * cols or key_LM.shape[-1] != count:
+            return None
+        images_L = torch.maximum(*(places.image_of(numbers).amax(-1) for numbers in (query_LN, key_LM)))
+        token_N = torch.arange(count)
+        layout = find_layout(images_L, [token_N.expand(query_LN.shape)] * 2, alone=alone)
+        grid = torch.cartesian_prod(torch.arange(rows).double(), torch.arange(cols).double()).view(-1, 2)
+        place_1N2 = torch.cat([torch.full((prefix, 2), math.nan, dtype=torch.float64), grid])[None]
+        height, width = places.image_size
+        return Geometry(layout, self.grid_size, (height / rows, width / cols), place_1N2, place_1N2.clone())
+
+
+def locate(places: Places, query_LN: Tensor, key_LM: Tensor, *, alone: bool = False) -> Geometry:
+    """The geometry of an attention from the places of its queries and keys, for a batch of two images, or for one."""
     for axis in range(query_LN.dim() - 1):  # heads, mostly: what is the same along an axis is looked at once
         if query_LN.stride(axis) == key_LM.stride(axis) == 0:
             query_LN, key_LM = query_LN.narrow(axis, 0, 1), key_LM.narrow(axis, 0, 1)
@@ -67,17 +121,23 @@ def locate(places: Places, query_LN: Tensor, key_LM: Tensor) -> Geometry:
     if ((query_images_L != key_images_L) & (query_images_L >= 0) & (key_images_L >= 0)).any():
         raise NotSpatialError("its queries come from another image of the batch than its keys")
     images_L = torch.maximum(query_images_L, key_images_L)
-    layout = find_layout(images_L, (_numbered(query_centres), _numbered(key_centres)))
-    query_WN2, key_WM2 = (layout.arrange(centres)[0, :, 0] for centres in (query_centres, key_centres))
-    _check_queries_are_one_place_each(query_WN2)
-    rows, cols = _grid_lines((query_WN2, key_WM2)[_finer(places, (query_LN, key_LM), (query_WN2, key_WM2))])
+    layout = find_layout(images_L, (_numbered(query_centres), _numbered(key_centres)), alone=alone)
+    query_WN3, key_WM3 = (layout.arrange(centres)[0, :, 0] for centres in (query_centres, key_centres))
+    _check_queries_are_one_place_each(query_WN3)
+    frames, rows, cols = _grid_lines((query_WN3, key_WM3)[_finer(places, (query_LN, key_LM), (query_WN3, key_WM3))])
+    query_WN3, key_WM3 = (_in_cells(positions, (frames, rows, cols)) for positions in (query_WN3, key_WM3))
+    has_time = len(frames) > 1
     return Geometry(
         layout,
         (len(rows), len(cols)),
         _cell_size(cells, places.image_size),
-        _in_cells(query_WN2, rows, cols),
-        _in_cells(key_WM2, rows, cols),
+        query_WN3[..., 1:],
+        key_WM3[..., 1:],
         layout.arrange((key_LM == PADDING).unsqueeze(-1))[0, :, 0, :, 0],
+        len(frames),
+        query_WN3[..., 0] if has_time else None,
+        key_WM3[..., 0] if has_time else None,
+        (rows, cols),
     )
 
 
@@ -96,7 +156,7 @@ def _only_whole_image(places: Places, numbers: Tensor) -> bool:
 
 
 def _comparable(places: Places, query_LN: Tensor, key_LM: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Centres of queries and of keys in pixels, measured alike, and those of the finer of the two as cells."""
+    """(frame, y, x) of queries and of keys, measured alike, and those of the finer of the two as cells."""
     both = query_LN, key_LM
     one_cell = all(_only_whole_image(places, numbers) for numbers in both)
     cells, centres = (
@@ -124,10 +184,10 @@ def _finer(places: Places, both: tuple[Tensor, Tensor], positions: Sequence[Tens
 
 
 def _placed(places: Places, numbers: Tensor, positions: Callable[[Tensor], Tensor], one_cell: bool) -> Tensor:
-    """[..., 2] in pixels. What covers the whole image has no place on it, unless there is nothing else."""
-    if one_cell:
-        return positions(numbers)
-    return torch.where(places.covers_image(numbers).unsqueeze(-1), math.nan, positions(numbers))
+    """[..., 3]: frame, and y and x in pixels. What covers the whole image has no place on it, unless there is nothing
+    else."""
+    placed = torch.cat([places.times(numbers).unsqueeze(-1), positions(numbers)], dim=-1)
+    return placed if one_cell else torch.where(places.covers_image(numbers).unsqueeze(-1), math.nan, placed)
 
 
 def _numbered(centres: Tensor) -> Tensor:
@@ -142,35 +202,41 @@ def _distinct(centres: Tensor) -> Tensor:
     return torch.cartesian_prod(*lines)[codes.unique()] if len(codes) else flat[:0]
 
 
-def _codes(centres_P2: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """A number per place, row by row of the lines that occur, and these lines: rows of two numbers take far longer to
+def _codes(centres_P3: Tensor) -> tuple[Tensor, list[Tensor]]:
+    """A number per place, line by line of those that occur, and these lines: rows of three numbers take far longer to
     sort than numbers."""
-    (rows, row), (cols, col) = (torch.unique(axis, return_inverse=True) for axis in centres_P2.unbind(-1))
-    return row * len(cols) + col, (rows, cols)
+    found = [torch.unique(axis, return_inverse=True) for axis in centres_P3.unbind(-1)]
+    codes = torch.zeros(len(centres_P3), dtype=torch.long)
+    for lines, which in found:
+        codes = codes * len(lines) + which
+    return codes, [lines for lines, _ in found]
 
 
-def _check_queries_are_one_place_each(query_WN2: Tensor) -> None:
-    num_queries = int(query_WN2[..., 0].isfinite().sum())
-    num_places = len(_distinct(query_WN2))
+def _check_queries_are_one_place_each(query_WN3: Tensor) -> None:
+    num_queries = int(query_WN3[..., 0].isfinite().sum())
+    num_places = len(_distinct(query_WN3))
     if num_queries == num_places:
         return
-    if len(query_WN2) > 1 and num_queries == num_places * len(query_WN2):
+    if len(query_WN3) > 1 and num_queries == num_places * len(query_WN3):
         raise NotSpatialError("all windows share the same queries (global queries), so that a query has no one place")
     raise NotSpatialError(f"its {num_queries} queries lie at only {num_places} places")
 
 
-def _grid_lines(centres: Tensor) -> tuple[Tensor, Tensor]:
-    """The distinct y and x of tokens that make up a full grid."""
+def _grid_lines(centres: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The distinct frames, y and x of tokens that make up a full grid."""
     distinct = _distinct(centres)
-    rows, cols = distinct[:, 0].unique(), distinct[:, 1].unique()
-    if len(rows) * len(cols) != len(distinct):
-        raise NotSpatialError(f"its {len(distinct)} tokens fit no grid of rows and columns")
-    return rows, cols
+    frames, rows, cols = (axis.unique() for axis in distinct.unbind(-1))
+    if len(frames) * len(rows) * len(cols) != len(distinct):
+        raise NotSpatialError(
+            f"its {len(distinct)} tokens fit no grid of rows and columns; if they have one, say which with grid=(rows, "
+            "columns), and with prefix=… how many come before them"
+        )
+    return frames, rows, cols
 
 
 def _cell_size(cells: Tensor, image_size: tuple[int, int]) -> tuple[float, float]:
     """(height, width) in pixels: how far it is from one cell to the next."""
-    height, width = (_spacing(lines, side) for lines, side in zip(_grid_lines(cells), image_size, strict=True))
+    height, width = (_spacing(lines, side) for lines, side in zip(_grid_lines(cells)[1:], image_size, strict=True))
     return height, width
 
 
@@ -180,8 +246,18 @@ def _spacing(lines: Tensor, image_side: int) -> float:
     return float(lines[-1] - lines[0]) / (len(lines) - 1) if len(lines) > 1 else float(image_side)
 
 
-def _in_cells(centres: Tensor, rows: Tensor, cols: Tensor) -> Tensor:
-    return torch.stack([_between_lines(centres[..., 0], rows), _between_lines(centres[..., 1], cols)], dim=-1)
+def _in_cells(centres: Tensor, lines: Sequence[Tensor]) -> Tensor:
+    return torch.stack(
+        [_between_lines(axis, line) for axis, line in zip(centres.unbind(-1), lines, strict=True)], dim=-1
+    )
+
+
+def _at_lines(cell: Tensor, lines: Tensor) -> Tensor:
+    """Where a cell is, whole or not: the reverse of `_between_lines`."""
+    if len(lines) == 1:
+        return torch.where(cell.isnan(), math.nan, lines[0])
+    below = cell.nan_to_num(0.0).floor().long().clamp(0, len(lines) - 2)
+    return lines[below] + (cell - below) * (lines[below + 1] - lines[below])
 
 
 def _between_lines(position: Tensor, lines: Tensor) -> Tensor:
@@ -190,6 +266,32 @@ def _between_lines(position: Tensor, lines: Tensor) -> Tensor:
         return torch.where(position.isnan(), math.nan, 0.0)
     below = (torch.searchsorted(lines, position.contiguous(), right=True) - 1).clamp(0, len(lines) - 2)
     return below + (position - lines[below]) / (lines[below + 1] - lines[below])
+
+
+def joint_geometries(parts: Sequence[Geometry]) -> list[Geometry] | None:
+    """The geometries of parts of one attention on the grid that they make up together; None if they are no such."""
+    if any(part.lines is None or part.query_times_WN is not None for part in parts):
+        return None
+    queries, keys = ([part.in_pixels(which) for part in parts] for which in ("query_places_WN2", "key_places_WM2"))
+    each = [_distinct(places) for places in queries]
+    together = _distinct(torch.cat(each))
+    if len(together) < sum(len(places) for places in each):
+        return None  # the same patches ask twice: two attentions
+    seen = _distinct(torch.cat([together, *(_distinct(places) for places in keys)]))
+    rows, cols = seen[:, 0].unique(), seen[:, 1].unique()
+    if len(rows) * len(cols) != len(seen):
+        return None
+    return [
+        replace(
+            part,
+            grid_size=(len(rows), len(cols)),
+            query_places_WN2=_in_cells(query, (rows, cols)),
+            key_places_WM2=_in_cells(key, (rows, cols)),
+            lines=(rows, cols),
+            cache={},
+        )
+        for part, query, key in zip(parts, queries, keys, strict=True)
+    ]
 
 
 def patch_grid(model: nn.Module) -> tuple[int, int] | None:

@@ -7,7 +7,7 @@ Shape suffixes: L the model's leading axes, B images, W windows, H heads, N quer
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -15,6 +15,10 @@ from torch import Tensor
 
 class LayoutError(Exception):
     """The axes cannot be told apart; the message says why."""
+
+
+class ImagesUnclearError(LayoutError):
+    """It cannot be told which image is which: the model may put all of a batch into one sequence."""
 
 
 @dataclass(frozen=True)
@@ -29,9 +33,13 @@ class Layout:
     """The axes that are windows after splitting."""
     heads: tuple[int, ...]
     """The axes that are heads after splitting."""
+    alone: bool = False
+    """Whether there is one image alone, which has no axis of its own until one is put before the others."""
 
     def arrange(self, tensor: Tensor) -> Tensor:
         """[L..., x, y] → [B, W, H, x, y]; a view where memory allows it."""
+        if self.alone:
+            tensor = tensor.unsqueeze(0)
         if not self.splits and (self.images, self.windows, self.heads) == (0, (), (1,)):
             return tensor.unsqueeze(1)  # a plain ViT; this runs for every layer and batch
         for axis, sizes in self.splits:
@@ -43,7 +51,7 @@ class Layout:
 
     def restore(self, tensor_BWHxy: Tensor, shape: Sequence[int]) -> Tensor:
         """[B, W, H, x, y] → [L..., x, y], where the model's leading axes have this shape: what `arrange` came from."""
-        split = torch.empty(*shape, 1, 1, device="meta")
+        split = torch.empty(*[1] * self.alone, *shape, 1, 1, device="meta")
         for axis, sizes in self.splits:
             split = split.unflatten(axis, sizes)
         order = (self.images, *self.windows, *self.heads)
@@ -51,16 +59,21 @@ class Layout:
         tensor = tensor.permute(*(order.index(axis) for axis in range(len(order))), -2, -1)
         for axis, sizes in reversed(self.splits):
             tensor = tensor.flatten(axis, axis + len(sizes) - 1)
-        return tensor
+        return tensor.squeeze(0) if self.alone else tensor
 
 
-def find_layout(images_L: Tensor, places: Sequence[Tensor]) -> Layout:
+def find_layout(images_L: Tensor, places: Sequence[Tensor], *, alone: bool = False) -> Layout:
     """From what lies where for two images.
 
     Args:
         images_L: which of the two images each row of tokens belongs to.
         places: of queries and of keys, [L..., N] and [L..., M]: numbers that are equal where the place on the image is.
+        alone: whether it is one image instead.
     """
+    if alone:
+        twice = [torch.stack([numbers, numbers]) for numbers in places]
+        pair_L = torch.stack([torch.zeros_like(images_L), torch.ones_like(images_L)])
+        return replace(find_layout(pair_L, twice), alone=True)
     axis, outer, inner = _find_images(images_L)
     splits: list[tuple[int, tuple[int, ...]]] = []
     images = axis
@@ -100,7 +113,7 @@ def _find_images(images_L: Tensor) -> tuple[int, int, int]:
                 expected = expected.view([-1 if other == axis else 1 for other in range(images_L.dim())])
                 if torch.equal(images_L, expected.expand_as(images_L)):
                     return axis, outer, inner
-    raise LayoutError("it cannot be told which image its rows belong to")
+    raise ImagesUnclearError("it cannot be told which image its rows belong to")
 
 
 def _classify(rows: Sequence[Tensor], axis: int) -> tuple[str, tuple[int, int] | None]:

@@ -5,17 +5,20 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from nearsight.errors import InputError, check_at_least
+from nearsight.lens import inputs
 from nearsight.lens.attention import Attention
 from nearsight.lens.capture import AttentionTap, Call
+from nearsight.lens.inputs import Batch
 from nearsight.lens.mapframes import Frame, Heads
 from nearsight.lens.mapsfile import DTYPES, InFile, LayerMaps, keeping_maps, open_maps
-from nearsight.lens.measuring import Precision, summing_dtype
-from nearsight.lens.running import batches, never_compiled, running, surveyed, without_gradients
+from nearsight.lens.measuring import Precision, declared_grid, summing_dtype
+from nearsight.lens.running import never_compiled, running, surveyed, without_gradients
 from nearsight.lens.stream import in_full_precision
 from nearsight.lens.survey import Survey
 from nearsight.lens.table import layer_positions
@@ -24,7 +27,7 @@ from nearsight.lens.table import layer_positions
 @never_compiled
 def attention_maps(
     model: nn.Module,
-    images: Tensor | Iterable[Tensor],
+    images: Tensor | Mapping[str, Any] | Iterable[Any],
     *,
     layers: Sequence[int | str] | None = None,
     heads: Heads | Mapping[int | str, Heads] = None,
@@ -33,6 +36,9 @@ def attention_maps(
     most_lines: int | None = None,
     batch_size: int = 16,
     device: torch.device | str | None = None,
+    call: inputs.Call | None = None,
+    grid: tuple[int, int] | None = None,
+    prefix: int | None = None,
 ) -> list[LayerMaps]:
     """The attention maps of a model: one object per layer, with its `name` and its `weights_BHQK`.
 
@@ -42,8 +48,8 @@ def attention_maps(
 
     Args:
         model: a ViT, unmodified, with fused attention or not. It is left as it was.
-        images: normalised images [B, 3, H, W] of one size, or an iterable of such batches, or of pairs of such a batch
-            and labels.
+        images: normalised images [B, C, H, W] of one size, or whatever else `measure` takes. Over a video's frames keys
+            are summed and queries averaged.
         layers: positions (from 0) or names of the layers; all by default. The forward ends with the last of them.
         heads: positions of the heads (from 0), in each of these layers; all by default. Or, instead of `layers`, a
             mapping from layers to heads: {0: [3], 5: None}, where None is all.
@@ -55,6 +61,7 @@ def attention_maps(
         most_lines: patches are pooled to at most so many rows and columns, while they come.
         batch_size: images per forward; batches larger than this are split.
         device: where to run; by default where the model is.
+        call, grid, prefix: as for `measure`.
     """
     check_at_least("most_lines", 1 if most_lines is None else most_lines, 1)
     check_at_least("batch_size", batch_size, 1)
@@ -65,12 +72,12 @@ def attention_maps(
     computing: Precision = "float64" if dtype == torch.float64 else "float32"
     frames: dict[Call, Frame] = {}
     with keeping_maps(path, num_images) as kept, running(model, device) as run:
-        coming = batches(images, batch_size)
+        coming = inputs.batches(images, batch_size, model=run.model, call=call)
         if (first := next(coming, None)) is None:
             raise InputError("there are no images to look at")
         with without_gradients():
-            example = run.brought(first[:1])
-            found = surveyed(run.model, example[0])
+            example = next(first.one_by_one()).to(run.device, run.dtype)
+            found = surveyed(run.model, example, declared_grid(grid, prefix))
         chosen = _chosen(found, layers, heads)
 
         def frame(call: Call, attention: Attention) -> Frame:
@@ -88,12 +95,13 @@ def attention_maps(
             kept.begin([frames[call].empty for call in chosen])
         end = 0
         for batch in itertools.chain([first], coming):
-            if batch.shape[1:] != first.shape[1:]:
+            if batch.key != first.key:
                 raise InputError("attention maps are made of images of one size; make those of each size apart")
-            begin, end = end, end + len(batch)
-            with without_gradients():
-                filling = {call: partial(fill, call, slice(begin, end)) for call in chosen}
-                _watch(run.model, run.brought(batch), found, filling)
+            for one in batch.one_by_one() if found.is_alone else [batch]:
+                begin, end = end, end + len(one)
+                with without_gradients():
+                    filling = {call: partial(fill, call, slice(begin, end)) for call in chosen}
+                    _watch(run.model, one.to(run.device, run.dtype), found, filling)
         maps = kept.finished([frames[call].empty for call in chosen])
     return maps if path is None else open_maps(path)
 
@@ -122,9 +130,7 @@ class _Enough(BaseException):
     """Ends a forward of which all that is wanted was seen. No `Exception`: a model may handle those."""
 
 
-def _watch(
-    model: nn.Module, images: Tensor, found: Survey, wanted: Mapping[Call, Callable[[Attention], object]]
-) -> None:
+def _watch(model: nn.Module, batch: Batch, found: Survey, wanted: Mapping[Call, Callable[[Attention], object]]) -> None:
     """Run the model up to the last of these attentions, and give each to its function."""
     waiting = dict(wanted)
     problems: list[Exception] = []
@@ -136,7 +142,7 @@ def _watch(
             return
         see = waiting.pop(call)
         try:
-            with in_full_precision(images.device):
+            with in_full_precision(batch.images.device):
                 see(candidates[found.sites[call].operand]())
         except Exception as error:  # raised after the forward: torch's own modules do not stand it in their midst
             problems.append(error)
@@ -144,7 +150,7 @@ def _watch(
             raise _Enough
 
     with suppress(_Enough), AttentionTap(model, look, found.calling):
-        model(images)
+        batch.run(model)
     if problems:
         raise problems[0]
     if waiting:

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 import numpy as np
 from torch import Tensor, nn
 
+from nearsight.lens.inputs import Batch
 from nearsight.lens.stream import Tile
 from nearsight.lens.survey import Site, Survey
 from nearsight.lens.table import Array
@@ -24,15 +25,15 @@ class Measurement(ABC):
     """Whether it is to be given the tiles of each attention, with all tokens."""
 
     @abstractmethod
-    def __init__(self, model: nn.Module, found: Survey, image: Tensor) -> None:
-        """Prepare for images like this one, [3, H, W]; the model is in eval mode."""
+    def __init__(self, model: nn.Module, found: Survey, batch: Batch) -> None:
+        """Prepare for images like the first of this batch; the model is in eval mode."""
 
     def watching(self) -> AbstractContextManager[None]:
         """Around the forward of a batch: here it may hook what it needs."""
         return nullcontext()
 
     def add(self, site: Site, tile: Tile) -> None:  # noqa: B027 (only those that need tiles are given any)
-        """A tile of one attention; all tiles of all sites come once in a batch."""
+        """A tile of one attention; all tiles of all sites come once in a batch. A layer may be several sites."""
 
     @abstractmethod
     def results(self) -> dict[str, Array]:

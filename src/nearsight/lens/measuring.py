@@ -2,21 +2,24 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from nearsight.errors import InputError, check_at_least
+from nearsight.lens import inputs
 from nearsight.lens.attention import Attention, ExplicitAttention
 from nearsight.lens.capture import AttentionTap, Call
+from nearsight.lens.geometry import Declared
+from nearsight.lens.inputs import Batch
 from nearsight.lens.measurement import Measurement, stack_layers
 from nearsight.lens.registry import chosen
-from nearsight.lens.running import batches, never_compiled, not_finite, running, surveyed, without_gradients
+from nearsight.lens.running import never_compiled, not_finite, running, surveyed, without_gradients
 from nearsight.lens.stream import in_full_precision, reduce_attention, tiles
 from nearsight.lens.survey import RowSums, Survey
-from nearsight.lens.table import Array, HeadTable
+from nearsight.lens.table import Array, HeadTable, layer_positions
 from nearsight.metrics import Moments
 
 Precision = Literal["float32", "float64"]
@@ -25,20 +28,25 @@ Precision = Literal["float32", "float64"]
 @never_compiled
 def measure(
     model: nn.Module,
-    images: Tensor | Iterable[Tensor],
+    images: Tensor | Mapping[str, Any] | Iterable[Any],
     *,
     batch_size: int = 64,
     layers: Sequence[int | str] | None = None,
     device: torch.device | str | None = None,
     precision: Precision = "float32",
     what: Sequence[str] = (),
+    call: inputs.Call | None = None,
+    grid: tuple[int, int] | None = None,
+    prefix: int | None = None,
 ) -> HeadTable:
     """Mean attention distance and normalised entropy of every attention head, over the images (S1 §3 and §4.5).
 
     Args:
         model: a ViT, unmodified. It runs in eval mode without gradients; its mode, hooks, device and the state of the
             random generators are afterwards as they were.
-        images: normalised images [B, 3, H, W], or an iterable of such batches, or of pairs of such a batch and labels.
+        images: normalised images [B, C, H, W] or videos [B, T, C, H, W], or a dictionary of what a model takes by name,
+            or an iterable of such batches, or of pairs of such a batch and labels. Where an image is given as its
+            patches, with `grid_thw` or `spatial_shapes` beside them, each has its own grid.
         batch_size: images per forward; batches larger than this are split.
         layers: positions (from 0) or names of the layers to keep; all by default.
         device: where to run; by default where the model is.
@@ -47,30 +55,56 @@ def measure(
         what: further measurements, which go to the table's `extra`: "shares" of attention on the patch itself, its
             neighbours, CLS and registers; "quantiles" of the distance; "offsets", attention by the step from the patch;
             "features", what each layer's tokens are like; "gaussians", how wide and strong those of a LocAt model are.
+        call: how the model is called: the name of the argument that takes the images, or a function of the model and a
+            batch; by default with the images as its first argument, or with a dictionary's entries by name.
+        grid: (rows, columns) of the patches, where the model cannot tell: of each attention among just so many tokens.
+        prefix: how many tokens come before those patches; by default those that are left.
+
+    Of a video the table's `extra` has the "temporal_distance" of every head: how far it looks in time, in frames of
+    tokens, divided by the largest such distance. Heads that look along time alone have no distance on the image (NaN).
     """
     check_at_least("batch_size", batch_size, 1)
     further = chosen(what)
+    declared = declared_grid(grid, prefix)
     # By image size, because where tokens lie depends on it.
-    prepared: dict[torch.Size, tuple[Survey, list[Measurement]]] = {}
+    prepared: dict[tuple[object, ...], tuple[Survey, list[Measurement]]] = {}
+    names: list[str] = []
     table: HeadTable | None = None
     with running(model, device) as run:
         dtype = summing_dtype(precision, run.device)
 
         def looks() -> Iterator[Look]:
-            for batch in batches(images, batch_size):
+            for batch in inputs.batches(images, batch_size, model=run.model, call=call):
                 with without_gradients():
-                    batch = run.brought(batch)
-                    if batch.shape[1:] not in prepared:
-                        found = surveyed(run.model, batch[0])
-                        prepared[batch.shape[1:]] = found, [kind(run.model, found, batch[0]) for kind in further]
-                    look = Look(run.model, batch, *prepared[batch.shape[1:]], dtype)
-                yield look
+                    batch = batch.to(run.device, run.dtype)
+                    if batch.key not in prepared:
+                        found = surveyed(run.model, batch, declared)
+                        if layers is not None:
+                            names[:] = [list(found.layers)[at] for at in layer_positions(list(found.layers), layers)]
+                            found = found.only(names)
+                        prepared[batch.key] = found, [kind(run.model, found, batch) for kind in further]
+                for one in batch.one_by_one() if prepared[batch.key][0].is_alone else [batch]:
+                    with without_gradients():
+                        look = Look(run.model, one, *prepared[batch.key], dtype)
+                    yield look
 
         for new in finished(looks()):
             table = new if table is None else HeadTable.merge([table, new])
     if table is None:
         raise InputError("there are no images to measure on")
-    return table if layers is None else table.choose(layers)
+    return table if layers is None else table.choose(names)
+
+
+def declared_grid(grid: tuple[int, int] | None, prefix: int | None) -> Declared | None:
+    """What a user says of a model's tokens."""
+    if grid is None:
+        if prefix is not None:
+            raise InputError("prefix goes with grid: give grid=(rows, columns), too")
+        return None
+    rows, cols = grid
+    check_at_least("grid", min(rows, cols), 1)
+    check_at_least("prefix", prefix or 0, 0)
+    return Declared((int(rows), int(cols)), prefix)
 
 
 def summing_dtype(precision: Precision, device: torch.device) -> torch.dtype:
@@ -86,12 +120,12 @@ class Look:
     def __init__(
         self,
         model: nn.Module,
-        images: Tensor,
+        batch: Batch,
         found: Survey,
         further: Sequence[Measurement] = (),
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        self._found, self._dtype, self._device = found, dtype, images.device
+        self._found, self._dtype, self._device = found, dtype, batch.images.device
         self._further = [measurement for measurement in further if measurement.needs_tiles]
         self._reduced: dict[Call, Tensor] = {}
         self._rows: dict[str, RowSums] = {}
@@ -99,7 +133,7 @@ class Look:
             looking.enter_context(AttentionTap(model, self._reduce, found.calling))
             for measurement in further:
                 looking.enter_context(measurement.watching())
-            model(images)
+            batch.run(model)
         if missing := found.sites.keys() - self._reduced.keys():
             raise InputError(
                 f"{type(model).__name__} computes other attentions for these images than for the first "
@@ -129,20 +163,28 @@ class Look:
 
 def table_of(found: Survey, reduced: Mapping[Call, Tensor], extra: Sequence[Mapping[str, Array]] = ()) -> HeadTable:
     """The table of one batch, from what `reduce_attention` made of each attention in it; waits for the device."""
-    sites = found.sites
-    parts = [reduced[call] for call in sites]
+    parts = [reduced[call] for call in found.sites]
     values = torch.cat([part.flatten() for part in parts]).cpu().split([part.numel() for part in parts])
-    by_layer = [value.view(part.shape).numpy() for value, part in zip(values, parts, strict=True)]
-    for site, (mad, _) in zip(sites.values(), by_layer, strict=True):
-        if np.isnan(mad).any():
+    # Means over queries: of several parts of one layer, weighted by their queries.
+    sums: dict[str, tuple[Array, int]] = {}
+    for site, value, part in zip(found.sites.values(), values, parts, strict=True):
+        numbers, count = value.view(part.shape).numpy(), site.geometry.num_queries
+        if np.isnan(numbers[1]).any():
             raise not_finite(f"the attention of {site.name}")
-    mads, entropies = ([layer[part] for layer in by_layer] for part in (0, 1))
+        before, count_before = sums.get(site.layer, (0.0, 0))
+        sums[site.layer] = before + numbers * count, count_before + count
+    layers = [total / count for total, count in sums.values()]
+    mads, entropies = ([layer[part] for layer in layers] for part in (0, 1))
+    further = {name: values for part in (_geometry_arrays(found), *extra) for name, values in part.items()}
+    if any(len(layer) > 2 for layer in layers):
+        times = [layer[2].mean(0) if len(layer) > 2 else np.full(layer.shape[-1], np.nan) for layer in layers]
+        further["temporal_distance"] = stack_layers(times)
     return HeadTable(
-        tuple(site.name for site in sites.values()),
+        tuple(sums),
         Moments.of(stack_layers(mads).swapaxes(0, 1)),
         Moments.of(stack_layers(entropies).swapaxes(0, 1)),
         found.skipped,
-        {name: values for part in (_geometry_arrays(found), *extra) for name, values in part.items()},
+        further,
     )
 
 
@@ -159,7 +201,7 @@ def finished(looks: Iterable[Look]) -> Iterator[HeadTable]:
 
 def _geometry_arrays(found: Survey) -> dict[str, Array]:
     """What it takes to say distances in patches or pixels instead of diagonals: [layers, 2]."""
-    geometries = [site.geometry for site in found.sites.values()]
+    geometries = [site.geometry for site in found.layers.values()]
     return {
         "grid_size": np.array([geometry.grid_size for geometry in geometries], dtype=np.float64),
         "cell_size": np.array([geometry.cell_size for geometry in geometries], dtype=np.float64),

@@ -4,9 +4,10 @@ Shape suffixes: B images, W windows, H heads, T queries of a tile, M keys, X ste
 """
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from nearsight.lens.binning import patch_shares, sums_by_bin
+from nearsight.lens.inputs import Batch
 from nearsight.lens.measurement import Measurement, QueryMeans, stack_layers
 from nearsight.lens.stream import Tile
 from nearsight.lens.survey import Site, Survey
@@ -30,8 +31,8 @@ class Offsets(Measurement):
 
     needs_tiles = True
 
-    def __init__(self, model: nn.Module, found: Survey, image: Tensor) -> None:
-        self._grids = {site.name: site.geometry.grid_size for site in found.sites.values()}
+    def __init__(self, model: nn.Module, found: Survey, batch: Batch) -> None:
+        self._grids = {layer: site.geometry.grid_size for layer, site in found.layers.items()}
         self._means = QueryMeans(list(self._grids))
 
     def add(self, site: Site, tile: Tile) -> None:
@@ -40,7 +41,7 @@ class Offsets(Measurement):
         is_pair_BWHTM = looking_BWHT[..., None] & tile.keys_WM2[:, None, None, :, 0].isfinite()
         if tile.shown is not None:
             is_pair_BWHTM = is_pair_BWHTM & tile.shown
-        rows, cols = self._grids[site.name]
+        rows, cols = self._grids[site.layer]
         step_WTM2 = tile.keys_WM2[:, None].float() - tile.queries_WT2[:, :, None].float()
         down_WTM, right_WTM = torch.ceil(step_WTM2 - 0.5 - _ROUNDING).nan_to_num(0.0).long().unbind(-1)
         bins_WTM = (down_WTM + rows - 1) * (2 * cols - 1) + right_WTM + cols - 1
@@ -51,7 +52,7 @@ class Offsets(Measurement):
             sums_by_bin(values_BWHTM, bins_WTM, num_bins)
             for values_BWHTM in (paid_BWHTM, is_pair_BWHTM.to(share_BWHTM.dtype))
         )
-        self._means.add_counted(site.name, paid_BHX, pairs_BHX)
+        self._means.add_counted(site.layer, paid_BHX, pairs_BHX)
 
     def results(self) -> dict[str, Array]:
         maps = [

@@ -43,7 +43,9 @@ class Places:
         is_pixel = (numbers > PADDING) & (numbers <= last_pixel)
         rows = torch.where(numbers > last_pixel, numbers - self.pixels.numel(), numbers.clamp(max=PADDING))
         found = self._regions[:, list(columns)][rows]
-        return torch.where(is_pixel.unsqueeze(-1), self._of_pixels(numbers, columns), found) if is_pixel.any() else found
+        return (
+            torch.where(is_pixel.unsqueeze(-1), self._of_pixels(numbers, columns), found) if is_pixel.any() else found
+        )
 
     def _of_pixels(self, numbers: Tensor, columns: Sequence[int]) -> Tensor:
         """The same, as if all of them were pixels."""
@@ -119,7 +121,7 @@ class Places:
         has_frames = numbers.dim() == 5
         pixels = self.pixels.unsqueeze(1) if has_frames else self.pixels
         axes = range(2, numbers.dim())
-        if numbers.shape != pixels.shape or not torch.equal(numbers, pixels) or not {axes[-2], axes[-1]} <= set(windows):
+        if numbers.shape != pixels.shape or not torch.equal(numbers, pixels) or not set(axes[-2:]) <= set(windows):
             return None
         frame = torch.zeros(1, dtype=torch.float64)
         lines, area = [] if has_frames else [(frame,) * 4], 1
@@ -128,7 +130,8 @@ class Places:
             count, window = windows.get(axis, (size, Window(1, 1, 0, 1)))
             cells = window.cells(count)
             is_real = (cells >= 0) & (cells < size)
-            if not is_real.any(-1).all() or (axis in windows and (window.step == 1) != (windows[axes[-1]][1].step == 1)):
+            is_like_the_last = axis not in windows or (window.step == 1) == (windows[axes[-1]][1].step == 1)
+            if not is_real.any(-1).all() or not is_like_the_last:
                 return None
             start, stop = _ends(size, count)
             cell = window.centre(torch.arange(count)).double()

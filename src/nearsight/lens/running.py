@@ -1,6 +1,5 @@
 """Running somebody's model to look into it, and leaving it as it was."""
 
-import operator
 import random
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -13,6 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from nearsight.errors import InputError
+from nearsight.lens import inputs
+from nearsight.lens.geometry import Declared
+from nearsight.lens.inputs import Batch, as_batch
 from nearsight.lens.survey import Survey, survey
 
 _HIGHER_ORDER = re.compile(r"HigherOrderOperator (\w+)")
@@ -40,9 +42,7 @@ class Running:
 
     def brought(self, images: Tensor) -> Tensor:
         """The images where and as the model takes them."""
-        images = images.to(self.device, self.dtype)
-        # Operations on a tensor that was made in inference mode alone are not taken apart, wherever they are done.
-        return images.clone() if images.is_inference() else images
+        return as_batch(images).to(self.device, self.dtype).images.view(images.shape)
 
 
 @contextmanager
@@ -126,28 +126,11 @@ def _set_modes(module: nn.Module, modes: Mapping[nn.Module, bool]) -> None:
 
 
 def batches(images: Tensor | Iterable[Tensor], batch_size: int) -> Iterator[Tensor]:
-    """Batches of at most this many images [B, 3, H, W]; those that are larger are split.
-
-    Of pairs (images, labels), as loaders of data give them, the images.
-    """
-    try:
-        largest = operator.index(batch_size)  # NumPy's whole numbers, too, which torch does not take
-    except TypeError as error:
-        raise InputError(f"batch_size is {batch_size}, but a whole number is needed") from error
-    given: Any = [images] if isinstance(images, Tensor) else images
-    if isinstance(given, str | bytes) or not isinstance(given, Iterable):
-        raise InputError(f"images are a tensor [B, 3, H, W] or batches of such, not {type(given).__name__}")
-    for batch in given:
-        if isinstance(batch, tuple | list) and batch:
-            batch = batch[0]
-        if not isinstance(batch, Tensor):
-            raise InputError(f"a batch of images is a tensor [B, 3, H, W], not {type(batch).__name__}")
-        if batch.dim() != 4 or batch.shape[1] != 3:
-            raise InputError(f"images of shape [B, 3, H, W] are needed, not {list(batch.shape)}")
-        if not batch.is_floating_point():
-            kind = str(batch.dtype).removeprefix("torch.")
-            raise InputError(f"images are {kind}, not floating point: normalise them as the model expects them")
-        yield from batch.split(largest) if len(batch) else ()
+    """Batches of at most this many pictures [B, C, H, W], which the model is given as they are."""
+    for batch in inputs.batches(images, batch_size):
+        if batch.others or batch.images.dim() != 4:
+            raise InputError(f"pictures of shape [B, C, H, W] are needed here, not {list(batch.images.shape)}")
+        yield batch.images
 
 
 def not_finite(what: str) -> InputError:
@@ -155,11 +138,12 @@ def not_finite(what: str) -> InputError:
     return InputError(f"{what} is NaN or infinite: the model's weights or the images are not finite")
 
 
-def surveyed(model: nn.Module, image: Tensor) -> Survey:
+def surveyed(model: nn.Module, image: Tensor | Batch, declared: Declared | None = None) -> Survey:
     """The survey of a model that has spatial attention and takes images like this one."""
-    name, (height, width) = type(model).__name__, image.shape[-2:]
+    batch = as_batch(image)
+    name, (_, height, width) = type(model).__name__, batch.size
     try:
-        found = survey(model, image)
+        found = survey(model, batch, declared)
     except torch.OutOfMemoryError:
         raise  # not the model's fault: the caller may have a way out
     except Exception as error:
@@ -170,10 +154,12 @@ def surveyed(model: nn.Module, image: Tensor) -> Survey:
             ) from error
         reason, hint = " ".join(str(error).split())[:200] or type(error).__name__, ""
         if not isinstance(error, AssertionError | RuntimeError | ValueError):
-            if _runs(model, image):
+            if _runs(model, batch):
                 raise  # a defect of the lens, and to be seen as one
             hint = "; give a model, or the part of one, that takes images alone"
-        raise InputError(f"{name} fails on images of {height}×{width} pixels: {reason}{hint}") from error
+        raise InputError(
+            f"{name} fails on images of {height}×{width} pixels{_channels(batch)}: {reason}{hint}"
+        ) from error
     if found.sites:
         return found
     if found.skipped:
@@ -183,10 +169,16 @@ def surveyed(model: nn.Module, image: Tensor) -> Survey:
     raise NoSpatialAttentionError(f"no attention was seen in the forward of {name}; it is made of {looked_at}")
 
 
-def _runs(model: nn.Module, image: Tensor) -> bool:
+def _channels(batch: Batch) -> str:
+    """How many channels, where these are not the usual ones."""
+    pictures = batch.images.dim() == 4 and not batch.is_one
+    return f" and {batch.images.shape[1]} channels" if pictures and batch.images.shape[1] != 3 else ""
+
+
+def _runs(model: nn.Module, batch: Batch) -> bool:
     """Whether the model takes such an image when nobody looks."""
     try:
-        model(image[None])
+        (batch if batch.is_one else batch.part(slice(0, 1))).run(model)
     except Exception:
         return False
     return True

@@ -4,12 +4,14 @@ Shape suffixes: B images, W windows, H heads, T queries of a tile, M keys, S kin
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from nearsight.lens.geometry import Geometry
+from nearsight.lens.inputs import Batch
 from nearsight.lens.measurement import Measurement, QueryMeans
 from nearsight.lens.stream import Tile
 from nearsight.lens.survey import Site, Survey
@@ -32,16 +34,21 @@ class Shares(Measurement):
 
     needs_tiles = True
 
-    def __init__(self, model: nn.Module, found: Survey, image: Tensor) -> None:
-        self._kinds = {site.name: _Kinds.of(model, site.geometry, image.device) for site in found.sites.values()}
-        self._means = QueryMeans(list(self._kinds))
+    def __init__(self, model: nn.Module, found: Survey, batch: Batch) -> None:
+        self._kinds: dict[str, _Kinds] = {}
+        for layer in found.layers:
+            parts = [site for site in found.sites.values() if site.layer == layer]
+            rows, cols = (_borders([part.geometry for part in parts], axis) for axis in (0, 1))
+            for part in parts:
+                self._kinds[part.name] = _Kinds.of(model, part.geometry, (rows, cols), batch.images.device)
+        self._means = QueryMeans(list(found.layers))
 
     def add(self, site: Site, tile: Tile) -> None:
         log_BWHTM = tile.log_weights_BWHTM
         looking_BWHT = (log_BWHTM.amax(-1) != -math.inf) & tile.queries_WT2[:, None, :, 0].isfinite()
         weight_BWHTM = log_BWHTM.softmax(-1)
         weight_SBWHT = torch.where(looking_BWHT, self._kinds[site.name].sums(weight_BWHTM, tile), 0.0)
-        self._means.add(site.name, weight_SBWHT.sum((2, 4)).permute(1, 2, 0), looking_BWHT)
+        self._means.add(site.layer, weight_SBWHT.sum((2, 4)).permute(1, 2, 0), looking_BWHT)
 
     def results(self) -> dict[str, Array]:
         means = self._means.taken()
@@ -58,10 +65,10 @@ class _Kinds:
     registers_WM: Tensor
 
     @classmethod
-    def of(cls, model: nn.Module, geometry: Geometry, device: torch.device) -> "_Kinds":
+    def of(cls, model: nn.Module, geometry: Geometry, borders: tuple[Tensor, Tensor], device: torch.device) -> "_Kinds":
         cls_WM = class_keys(model, geometry)
         registers_WM = other_keys(geometry) & ~cls_WM
-        rows, cols = (_borders(geometry, axis).to(device, torch.float32) for axis in (0, 1))
+        rows, cols = (lines.to(device, torch.float32) for lines in borders)
         return cls((rows, cols), cls_WM.to(device), registers_WM.to(device))
 
     def sums(self, weight_BWHTM: Tensor, tile: Tile) -> Tensor:
@@ -79,9 +86,15 @@ class _Kinds:
         )
 
 
-def _borders(geometry: Geometry, axis: int) -> Tensor:
-    """Half-way between the lines of the tokens, of queries or keys: whichever are fewer."""
-    places = (geometry.query_places_WN2[..., axis], geometry.key_places_WM2[..., axis])
+def _borders(parts: Sequence[Geometry], axis: int) -> Tensor:
+    """Half-way between the lines of a layer's tokens, of queries or keys: whichever are fewer."""
+    places = [
+        torch.cat([part.flatten() for part in those])
+        for those in (
+            [part.query_places_WN2[..., axis] for part in parts],
+            [part.key_places_WM2[..., axis] for part in parts],
+        )
+    ]
     lines: Tensor = min((place[place.isfinite()].unique() for place in places), key=len)
     return (lines[1:] + lines[:-1]) / 2
 

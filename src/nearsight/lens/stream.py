@@ -11,7 +11,7 @@ import math
 import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -58,11 +58,33 @@ def in_full_precision(device: torch.device) -> AbstractContextManager[None]:
 def reduce_attention(
     attention: Attention, site: Site, *, dtype: torch.dtype = torch.float32, tile_bytes: int | None = None
 ) -> Tensor:
-    """Mean attention distance and normalised entropy of every image and head: float64 [2, B, H].
+    """Mean attention distance and normalised entropy of every image and head, and of a video the distance in time:
+    float64 [2, B, H] or [3, B, H].
 
     The numbers of `nearsight.metrics.attention_distance` and `attention_entropy`, without their maps; `dtype` is that
     of what happens within a query. A NaN anywhere in a head's attention is a NaN here.
     """
+    geometry = site.geometry
+    means_2BH = _reduced(attention, site, dtype, tile_bytes)
+    if geometry.query_times_WN is None or geometry.key_times_WM is None:
+        return means_2BH
+    if geometry.is_along_time:
+        means_2BH[0] = math.nan
+    # In time as on an image of one column, with a row for each frame.
+    if "in time" not in geometry.cache:
+        query_WN2, key_WM2 = (
+            torch.stack([times, torch.where(times.isnan(), math.nan, 0.0)], dim=-1)
+            for times in (geometry.query_times_WN, geometry.key_times_WM)
+        )
+        grid_size = (geometry.num_frames, 1)
+        geometry.cache["in time"] = replace(
+            geometry, grid_size=grid_size, query_places_WN2=query_WN2, key_places_WM2=key_WM2, cache={}
+        )
+    in_time = replace(site, geometry=geometry.cache["in time"])
+    return torch.cat([means_2BH, _reduced(attention, in_time, dtype, tile_bytes)[:1]])
+
+
+def _reduced(attention: Attention, site: Site, dtype: torch.dtype, tile_bytes: int | None) -> Tensor:
     if dtype == torch.float32 and isinstance(attention, FusedAttention) and _has_kernel(attention):
         means_2BH = _try_kernel(_Fused(attention, site, dtype), site.geometry)
         if means_2BH is not None:

@@ -4,7 +4,7 @@ Done once per model and image size; measuring then knows which calls to look at 
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -13,10 +13,12 @@ from torch import Tensor, nn
 
 from nearsight.lens.attention import Attention, ExplicitAttention, FusedAttention
 from nearsight.lens.capture import OPAQUE, AttentionTap, Call
-from nearsight.lens.geometry import Geometry, NotSpatialError, locate
-from nearsight.lens.layout import LayoutError
+from nearsight.lens.geometry import Declared, Geometry, NotSpatialError, joint_geometries, locate
+from nearsight.lens.host import on_the_host
+from nearsight.lens.inputs import Batch, as_batch
+from nearsight.lens.layout import ImagesUnclearError, LayoutError
 from nearsight.lens.places import PADDING, constant_along
-from nearsight.lens.trace import Meeting, PlaceTrace, Trace, traced_pair, without_values_first
+from nearsight.lens.trace import Meeting, PlaceTrace, Trace, without_values_first
 from nearsight.locat.refine import REFINEMENTS
 
 
@@ -27,6 +29,8 @@ class Site:
     name: str
     """Dotted name of its module; "#2" marks a second attention in the same module."""
     geometry: Geometry
+    layer: str = ""
+    """What it is measured as: its name, or that of the first of several that are one attention in parts."""
     operand: int = 0
     """For explicit attention, which factor of the product holds the weights."""
     axes: tuple[int, int] = (-2, -1)
@@ -47,12 +51,54 @@ class Survey:
     """Names of attentions that are not spatial, with the reason."""
     calling: dict[str, nn.Module]
     """All modules that call functions which may be attention, by name, and those that do it out of sight."""
+    is_alone: bool = False
+    """Whether images must be given one by one: the model makes one sequence of all, or takes no more."""
+
+    def only(self, layers: Sequence[str]) -> "Survey":
+        """With these layers alone."""
+        return replace(self, sites={call: site for call, site in self.sites.items() if site.layer in layers})
+
+    @property
+    def layers(self) -> dict[str, Site]:
+        """By name what is measured as one, in the order in which it is computed; of several parts the first."""
+        first: dict[str, Site] = {}
+        for site in self.sites.values():
+            first.setdefault(site.layer, site)
+        return first
 
 
-def survey(model: nn.Module, image: Tensor) -> Survey:
-    """Survey a model (in eval mode) for images like this one, [C, H, W]."""
-    images = traced_pair(image)
-    return _in_use(model, image, without_values_first(lambda with_values: _surveyed(model, images, with_values)))
+def survey(model: nn.Module, image: Tensor | Batch, declared: Declared | None = None) -> Survey:
+    """Survey a model (in eval mode) for images like this one, [C, H, W], or the first of a batch."""
+    batch = as_batch(image)
+    one = batch if batch.is_one else batch.part(slice(0, 1))
+    if batch.is_one:
+        return _in_use(model, one, _one_survey(model, one, declared, alone=True)[0])
+    try:
+        found, is_unclear = _one_survey(model, batch.pair(), declared, alone=False)
+    except Exception as error:
+        # A model may take no more than one image at a time; if it does not take that either, the first error counts.
+        try:
+            found, is_unclear = _alone(model, one, declared), False
+        except Exception:
+            raise error from None
+    if is_unclear:
+        alone = _alone(model, one, declared)
+        found = alone if len(alone.sites) > len(found.sites) else found
+    return _in_use(model, one, found)
+
+
+def _alone(model: nn.Module, one: Batch, declared: Declared | None) -> Survey:
+    """Of a model that puts all images of a batch into one sequence, or takes one at a time."""
+    found, turned = (
+        _one_survey(model, batch, declared, alone=True)[0] for batch in (one, one.with_images(one.images.flip(-2, -1)))
+    )
+    moved = {
+        site.name: "its tokens lie elsewhere in one image than in another"
+        for call, site in found.sites.items()
+        if call not in turned.sites or not turned.sites[call].geometry.is_as(site.geometry)
+    }
+    sites = {call: site for call, site in found.sites.items() if site.name not in moved}
+    return replace(found, sites=sites, skipped={**found.skipped, **moved})
 
 
 class RowSums:
@@ -79,7 +125,7 @@ class RowSums:
         return None
 
 
-def _in_use(model: nn.Module, image: Tensor, found: Survey) -> Survey:
+def _in_use(model: nn.Module, one: Batch, found: Survey) -> Survey:
     """Weights that are not just what a softmax gave are looked at once with their values."""
     rows: dict[Call, RowSums] = {}
 
@@ -92,25 +138,33 @@ def _in_use(model: nn.Module, image: Tensor, found: Survey) -> Survey:
     if not any(site.changed for site in found.sites.values()):
         return found
     with torch.no_grad(), AttentionTap(model, look, found.calling):
-        model(image[None])
+        one.run(model)
     faults = {call: fault for call, row in rows.items() if (fault := row.fault()) is not None}
     sites = {call: site for call, site in found.sites.items() if call not in faults}
     skipped = {**found.skipped, **{found.sites[call].name: fault for call, fault in faults.items()}}
     return replace(found, sites=sites, skipped=skipped)
 
 
-def _surveyed(model: nn.Module, images: Tensor, with_values: bool) -> Survey:
-    surveyor = _Surveyor(model, images, with_values)
-    try:
-        return surveyor.run(images)
-    finally:
-        surveyor.forget()
+def _one_survey(model: nn.Module, batch: Batch, declared: Declared | None, *, alone: bool) -> tuple[Survey, bool]:
+    """By one forward; and whether it could not be told for some attention which image is which."""
+
+    def run(with_values: bool) -> tuple[Survey, bool]:
+        surveyor = _Surveyor(model, batch, declared, alone, with_values)
+        try:
+            return surveyor.run(batch), surveyor.is_unclear
+        finally:
+            surveyor.forget()
+
+    return without_values_first(run)
 
 
 class _Surveyor:
-    def __init__(self, model: nn.Module, images: Tensor, with_values: bool) -> None:
-        self._model = model
-        self._trace = PlaceTrace(images, self._softmax, self._met, with_values=with_values)
+    def __init__(
+        self, model: nn.Module, batch: Batch, declared: Declared | None, alone: bool, with_values: bool
+    ) -> None:
+        self._model, self._declared, self._is_alone = model, declared, alone
+        self.is_unclear = False
+        self._trace = PlaceTrace(batch, self._softmax, self._met, with_values=with_values)
         self._tap = AttentionTap(model, self._candidates)
         self._modules = dict(model.named_modules())
         self._calling: dict[str, nn.Module] = {
@@ -131,9 +185,9 @@ class _Surveyor:
         """Trace and tap call back here: else all of it would stay in memory until the next garbage collection."""
         del self._trace, self._tap
 
-    def run(self, images: Tensor) -> Survey:
+    def run(self, batch: Batch) -> Survey:
         with torch.no_grad(), self._trace, self._tap:
-            self._model(images)
+            batch.run(self._model)
         sites: dict[Call, Site] = {}
         skipped: dict[str, str] = {}
         for call, name, result in self._found:
@@ -145,7 +199,9 @@ class _Surveyor:
         for name, reason in self._softmaxes.values():
             if name not in named:  # else it is beside the attention of that module, such as a score nobody uses
                 skipped.setdefault(name, reason)
-        return Survey(sites, skipped, self._calling)
+        with on_the_host():
+            sites = with_joined_parts(sites)
+        return Survey(sites, skipped, self._calling, self._is_alone)
 
     def _softmax(self, number: int, trace: Trace, axis: int) -> None:
         name = self._tap.layer_name
@@ -222,12 +278,13 @@ class _Surveyor:
                 raise NotSpatialError("tokens that refine each other without any weights (PRR), which is no layer")
             site: Site | str = examine()
         except (NotSpatialError, LayoutError) as error:
+            self.is_unclear |= isinstance(error, ImagesUnclearError)
             if may_be_none:
                 self._times[call.layer_name] -= 1
                 return
             lost = f"; places could not be followed through {self._trace.lost[-1]}" if self._trace.lost else ""
             site = f"{error}{lost}"
-        self._found.append((call, name, site if isinstance(site, str) else replace(site, name=name)))
+        self._found.append((call, name, site if isinstance(site, str) else replace(site, name=name, layer=name)))
 
     def _fused(self, attention: FusedAttention) -> Site:
         numbers = []
@@ -242,7 +299,9 @@ class _Surveyor:
         """Most layers of a model have their tokens where another one has."""
         known = _content(query_LN), _content(key_LM)
         if known not in self._located:
-            self._located[known] = locate(self._trace.places, query_LN, key_LM)
+            places, alone = self._trace.places, self._is_alone
+            found = None if self._declared is None else self._declared.locate(places, query_LN, key_LM, alone=alone)
+            self._located[known] = found or locate(places, query_LN, key_LM, alone=alone)
         return self._located[known]
 
     def _explicit(self, attention: ExplicitAttention, trace: Trace, changed: bool) -> Site:
@@ -256,11 +315,33 @@ class _Surveyor:
         if trace.hidden is not None and trace.hidden.any():
             hidden = trace.hidden.movedim((query_axis, key_axis), (-2, -1))
             hidden_WHNM = geometry.layout.arrange(hidden)[0].bool()
-        return Site("", geometry, attention.operand, (query_axis, key_axis), hidden_WHNM, changed)
+        return Site(
+            "",
+            geometry,
+            operand=attention.operand,
+            axes=(query_axis, key_axis),
+            hidden_WHNM=hidden_WHNM,
+            changed=changed,
+        )
 
 
 def _refused(reason: str) -> Site:
     raise NotSpatialError(reason)
+
+
+def with_joined_parts(sites: Mapping[Call, Site]) -> dict[Call, Site]:
+    """Attentions of one module whose queries are different patches of one grid are one layer: a model may compute it
+    for some queries after the others, or window by window. They lie on the grid that they have together."""
+    joined = dict(sites)
+    modules: dict[str, list[Call]] = {}
+    for call in sites:
+        modules.setdefault(call.layer_name, []).append(call)
+    for calls in modules.values():
+        geometries = joint_geometries([sites[call].geometry for call in calls])
+        if len(calls) > 1 and geometries is not None:
+            for call, geometry in zip(calls, geometries, strict=True):
+                joined[call] = replace(sites[call], geometry=geometry, layer=sites[calls[0]].name)
+    return joined
 
 
 def _content(numbers: Tensor) -> tuple[object, ...]:

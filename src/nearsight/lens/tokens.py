@@ -16,8 +16,9 @@ from torch.nn.modules.module import register_module_forward_hook
 from torch.utils._pytree import tree_leaves
 
 from nearsight.lens.geometry import Geometry
+from nearsight.lens.inputs import Batch, as_batch
 from nearsight.lens.places import PADDING, Places, constant_along
-from nearsight.lens.trace import PlaceTrace, traced_pair
+from nearsight.lens.trace import PlaceTrace, without_values_first
 
 _CLASS_TOKEN = re.compile(r"(^|.*[._])(cls|class)(_[^.]*)?")
 
@@ -101,13 +102,20 @@ def watching_outputs(
         handle.remove()
 
 
-def map_tokens(model: nn.Module, image: Tensor, names: Sequence[str]) -> dict[str, TokenMap]:
-    """Where the tokens are in the outputs of these modules, by a forward of two images like this one [3, H, W].
+def map_tokens(model: nn.Module, image: Tensor | Batch, names: Sequence[str]) -> dict[str, TokenMap]:
+    """Where the tokens are in the outputs of these modules, by a forward of two images like this one [C, H, W].
 
     Left out are modules whose outputs do not hold a grid of patches, or that run more than once.
     """
-    images = traced_pair(image)
-    trace = PlaceTrace(images)
+    batch = as_batch(image)
+    if batch.is_one:
+        return {}
+    pair = batch.pair()
+    return without_values_first(lambda with_values: _mapped_tokens(model, pair, names, with_values))
+
+
+def _mapped_tokens(model: nn.Module, pair: Batch, names: Sequence[str], with_values: bool) -> dict[str, TokenMap]:
+    trace = PlaceTrace(pair, with_values=with_values)
     has_cls = has_class_token(model)
     found: dict[str, TokenMap] = {}
     times: Counter[str] = Counter()
@@ -121,7 +129,7 @@ def map_tokens(model: nn.Module, image: Tensor, names: Sequence[str]) -> dict[st
                 found.update({} if mapped is None else {name: mapped})
 
     with torch.no_grad(), trace, watching_outputs(model, names, look):
-        model(images)
+        pair.run(model)
     return {name: found[name] for name in names if name in found and times[name] == 1}
 
 

@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
 from nearsight.lens.host import on_the_host
+from nearsight.lens.inputs import Batch, as_batch
 from nearsight.lens.operations import (
     ADDING,
     CONVOLUTIONS,
@@ -91,15 +92,6 @@ SoftmaxListener = Callable[[int, Trace, int], None]
 MeetingListener = Callable[[Meeting], None]
 
 
-def traced_pair(image: Tensor) -> Tensor:
-    """An image [3, H, W] and the same turned by 180°, as a batch for a forward that is traced.
-
-    Two, so that what belongs to which image shows; and unlike each other, so that a model which puts its tokens in
-    another order for another image, or drops some, is found out.
-    """
-    return torch.stack([image, image.flip(-2, -1)])
-
-
 _T = TypeVar("_T")
 
 
@@ -116,15 +108,18 @@ class PlaceTrace(TorchDispatchMode):
 
     def __init__(
         self,
-        images: Tensor,
+        batch: Batch | Tensor,
         on_softmax: SoftmaxListener = lambda *_: None,
         on_meeting: MeetingListener = lambda _: None,
         *,
         with_values: bool = True,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        batch = as_batch(batch)
+        images, (frames, height, width) = batch.images, batch.size
         with on_the_host():
-            self.places = Places(images.shape[0], (images.shape[-2], images.shape[-1]))
+            self.places = Places(len(batch), (height, width), frames)
+            own = batch.numbers(self.places.pixels)
         self.lost: list[str] = []
         """Operations after which the places of their results were not known."""
         self.weights: list[Weights] = []
@@ -134,7 +129,7 @@ class PlaceTrace(TorchDispatchMode):
         self._on_softmax, self._on_meeting = on_softmax, on_meeting
         self._num_softmaxes = 0
         self._traces: MutableMapping[Tensor, Trace] = WeakIdKeyDictionary()
-        self._traces[images] = Trace(self.places.pixels.expand(images.shape))
+        self._traces[images] = Trace(own)
 
     def __enter__(self) -> Self:
         if self.values is not None:

@@ -1,0 +1,263 @@
+"""What a model is given: batches of images in the form it takes them, and where their pixels lie.
+
+Pictures [B, C, H, W] of any number of channels; videos [B, T, C, H, W] or [B, C, T, H, W]; dictionaries of what a model
+takes by name; and sequences of patches with the grid of each image beside them, as models of images of any size take
+them: `grid_thw` (Qwen-VL and its kin) or `spatial_shapes` (SigLIP 2 NaFlex).
+"""
+
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nearsight.errors import InputError
+from nearsight.lens.places import PADDING
+
+Call = str | Callable[[nn.Module, Any], Any]
+"""How a model is called with a batch: the name of the argument that takes it, or a function of model and batch."""
+_MOST_CHANNELS = 4
+"""An axis of a video that is no longer than this, where the other one is, is its channels."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Some images, and how the model is called with them."""
+
+    images: Tensor
+    """What holds their pixels, as the model takes it."""
+    call: Callable[[nn.Module, Tensor, Mapping[str, Any]], Any]
+    others: Mapping[str, Any] = field(default_factory=dict)
+    """What else the model is given, by name."""
+    place: Callable[[Tensor], Tensor] | None = None
+    """From the numbers of pixels [images, frames, rows, columns] to those of `images`; None: pictures or videos."""
+    raster: tuple[int, int, int] | None = None
+    """(frames, rows, columns) of these pixels, if `place` is given."""
+    pixel_size: float = 1.0
+    """How many pixels of the picture one of these is wide: a whole patch where the model is given patches."""
+
+    def __len__(self) -> int:
+        return 1 if self.place is not None else len(self.images)
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """Equal for images whose tokens lie at the same places."""
+        shapes = sorted((name, tuple(value.shape)) for name, value in self.others.items() if isinstance(value, Tensor))
+        return (self.images.shape if self.place is not None else self.images.shape[1:], self.raster, *shapes)
+
+    @property
+    def is_one(self) -> bool:
+        """Whether it can only be one image."""
+        return self.place is not None
+
+    @property
+    def size(self) -> tuple[int, int, int]:
+        """(frames, rows, columns) of the pixels."""
+        if self.raster is not None:
+            return self.raster
+        return (1 if self._time is None else self.images.shape[self._time], *self.images.shape[-2:])
+
+    @property
+    def _time(self) -> int | None:
+        if self.images.dim() != 5:
+            return None
+        first, second = self.images.shape[1:3]
+        return 2 if first <= _MOST_CHANNELS < second or (first == 3 and second != 3) else 1
+
+    def numbers(self, pixels: Tensor) -> Tensor:
+        """The number of each element's pixel, from those of the pixels [images, frames, rows, columns]."""
+        if self.place is not None:
+            return self.place(pixels).unsqueeze(-1).expand(self.images.shape)
+        if self._time is None:
+            return pixels.expand(self.images.shape)  # one frame, where the channels are
+        return pixels.unsqueeze(3 - self._time).expand(self.images.shape)
+
+    def run(self, model: nn.Module) -> Any:
+        return self.call(model, self.images, self.others)
+
+    def with_images(self, images: Tensor) -> "Batch":
+        return replace(self, images=images)
+
+    def part(self, which: slice) -> "Batch":
+        """Some of the images."""
+        count = len(self.images)
+        others = {
+            name: value[which] if isinstance(value, Tensor) and value.dim() and len(value) == count else value
+            for name, value in self.others.items()
+        }
+        return replace(self, images=self.images[which], others=others)
+
+    def one_by_one(self) -> "Iterator[Batch]":
+        """Each image as a batch of its own."""
+        if self.is_one:
+            yield self
+            return
+        for number in range(len(self)):
+            yield self.part(slice(number, number + 1))
+
+    def pair(self) -> "Batch":
+        """The first image and the same turned by 180°, as a batch for a forward that is traced.
+
+        Two, so that what belongs to which image shows; and unlike each other, so that a model which puts its tokens in
+        another order for another image, or drops some, is found out.
+        """
+        one = self.part(slice(0, 1))
+        others = {
+            name: torch.cat([value, value]) if isinstance(value, Tensor) and value is not self.others[name] else value
+            for name, value in one.others.items()
+        }
+        return replace(one, images=torch.cat([one.images, one.images.flip(-2, -1)]), others=others)
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> "Batch":
+        """Where and as the model takes them."""
+        others = {name: _brought(value, device, dtype) for name, value in self.others.items()}
+        return replace(self, images=_brought(self.images, device, dtype), others=others)
+
+
+def _brought(value: Any, device: torch.device, dtype: torch.dtype) -> Any:
+    if not isinstance(value, Tensor):
+        return value
+    value = value.to(device, dtype) if value.is_floating_point() else value.to(device)
+    # Operations on a tensor that was made in inference mode alone are not taken apart, wherever they are done.
+    return value.clone() if value.is_inference() else value
+
+
+def as_batch(image: "Tensor | Batch") -> Batch:
+    """A batch of one image [C, H, W], or of those in a tensor, if it is none already."""
+    if isinstance(image, Batch):
+        return image
+    return Batch(image if image.dim() > 3 else image[None], _plainly)
+
+
+def batches(
+    images: Any, batch_size: int, *, model: nn.Module | None = None, call: Call | None = None
+) -> Iterator[Batch]:
+    """Batches of at most this many images; those that are larger are split.
+
+    Of pairs (images, labels), as loaders of data give them, the images.
+    """
+    try:
+        largest = operator.index(batch_size)  # NumPy's whole numbers, too, which torch does not take
+    except TypeError as error:
+        raise InputError(f"batch_size is {batch_size}, but a whole number is needed") from error
+    given: Any = [images] if isinstance(images, Tensor | Mapping) else images
+    if isinstance(given, str | bytes) or not isinstance(given, Iterable):
+        raise InputError(f"images are a tensor [B, C, H, W] or batches of such, not {type(given).__name__}")
+    for item in given:
+        if isinstance(item, tuple | list) and item:
+            item = item[0]
+        if isinstance(item, Mapping):
+            yield from _of_mapping(dict(item), largest, model, call)
+            continue
+        _check_images(item)
+        batch = Batch(item, _caller(call))
+        for begin in range(0, len(item), largest):
+            yield batch.part(slice(begin, begin + largest))
+
+
+def _check_images(batch: Any) -> None:
+    if not isinstance(batch, Tensor):
+        raise InputError(f"a batch of images is a tensor [B, C, H, W], not {type(batch).__name__}")
+    if batch.dim() not in (4, 5) or not batch.shape[1]:
+        raise InputError(
+            f"images of shape [B, C, H, W] or videos of shape [B, T, C, H, W] are needed, not {list(batch.shape)}"
+        )
+    if not batch.is_floating_point():
+        kind = str(batch.dtype).removeprefix("torch.")
+        raise InputError(f"images are {kind}, not floating point: normalise them as the model expects them")
+
+
+def _caller(call: Call | None) -> Callable[[nn.Module, Tensor, Mapping[str, Any]], Any]:
+    if call is None:
+        return _plainly
+    if isinstance(call, str):
+        return lambda model, images, others: model(**{call: images}, **others)
+    if not callable(call):
+        raise InputError(f"call is the name of an argument, or a function of model and batch, not {call!r}")
+    return lambda model, images, others: call(model, images)
+
+
+def _plainly(model: nn.Module, images: Tensor, others: Mapping[str, Any]) -> Any:
+    return model(images, **others)
+
+
+def _of_mapping(item: dict[str, Any], largest: int, model: nn.Module | None, call: Call | None) -> Iterator[Batch]:
+    """Batches of what a model takes by name."""
+    name, images = _images_in(item, call if isinstance(call, str) else None)
+    others = {key: value for key, value in item.items() if key != name}
+
+    def run(model: nn.Module, images: Tensor, others: Mapping[str, Any]) -> Any:
+        given = {name: images, **others}
+        return call(model, given) if callable(call) else model(**given)
+
+    batch = Batch(images, run, others)
+    if (grids := next((value for key, value in others.items() if key.endswith("grid_thw")), None)) is not None:
+        yield from _packed(batch, grids, model)
+    elif "spatial_shapes" in others and images.dim() == 3:
+        for number, (rows, cols) in enumerate(others["spatial_shapes"].tolist()):
+            yield _patches(batch.part(slice(number, number + 1)), (1, rows, cols), row_by_row)
+    else:
+        _check_images(images)
+        for begin in range(0, len(images), largest):
+            yield batch.part(slice(begin, begin + largest))
+
+
+def _images_in(item: Mapping[str, Any], named: str | None) -> tuple[str, Tensor]:
+    """Which of them are the images: those that are named, or the only floating-point tensor of most axes."""
+    tensors = {key: value for key, value in item.items() if isinstance(value, Tensor) and value.is_floating_point()}
+    if named is not None and named in tensors:
+        return named, tensors[named]
+    most = max((value.dim() for value in tensors.values()), default=0)
+    largest = [key for key, value in tensors.items() if value.dim() == most]
+    if len(largest) != 1:
+        said = f"{', '.join(largest)} may all be images" if largest else f"none of {', '.join(item)} are images"
+        raise InputError(f"{said}: name the argument that takes them with call='…'")
+    return largest[0], tensors[largest[0]]
+
+
+def _packed(batch: Batch, grids: Tensor, model: nn.Module | None) -> Iterator[Batch]:
+    """One image after the other, of a sequence of the patches of all."""
+    merge = next((size for size in map(_merge_size, (model, getattr(model, "config", None))) if size), 1)
+    (name,) = (key for key in batch.others if key.endswith("grid_thw"))
+    begin = 0
+    if int(grids.prod(-1).sum()) != len(batch.images):
+        raise InputError(f"{name} tells of {int(grids.prod(-1).sum())} patches, but there are {len(batch.images)}")
+    for number, (frames, rows, cols) in enumerate(grids.tolist()):
+        end = begin + frames * rows * cols
+        others = {**batch.others, name: grids[number : number + 1]}
+        one = replace(batch, images=batch.images[begin:end], others=others)
+
+        def in_groups(numbers: Tensor) -> Tensor:
+            """Patches that are merged behind the last layer lie beside each other in the sequence."""
+            split: Tensor = numbers.unflatten(2, (-1, merge)).unflatten(1, (-1, merge))
+            return split.permute(0, 1, 3, 2, 4).flatten()
+
+        yield _patches(one, (frames, rows, cols), in_groups)
+        begin = end
+
+
+def _merge_size(owner: object) -> int | None:
+    size: int | None = getattr(owner, "spatial_merge_size", None)
+    return size
+
+
+def row_by_row(numbers: Tensor) -> Tensor:
+    """[frames, rows, columns] as a sequence."""
+    return numbers.flatten()
+
+
+def _patches(batch: Batch, raster: tuple[int, int, int], order: Callable[[Tensor], Tensor]) -> Batch:
+    """One image whose patches are given, [1, S, C] or [S, C], some of them perhaps only to fill up."""
+    length = batch.images.shape[-2]
+
+    def place(pixels: Tensor) -> Tensor:
+        numbers = order(pixels[0])
+        padded: Tensor = torch.cat([numbers, torch.full((length - len(numbers),), PADDING)])
+        return padded.view(batch.images.shape[:-1])
+
+    frames, rows, cols = raster
+    if frames * rows * cols > length:
+        raise InputError(f"an image of {frames} × {rows} × {cols} patches is given as {length}")
+    return replace(batch, place=place, raster=raster)
