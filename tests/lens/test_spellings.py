@@ -6,6 +6,7 @@ Every spelling gives its own map beside its output, and the numbers must be thos
 import dataclasses
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -226,9 +227,9 @@ def test_the_checks_notice_a_map_that_is_not_in_use(
     right = checks.survey
     (taken,) = right(Spelled(plain).eval(), torch.randn(3, 16, 24)).sites.items()
 
-    def wrong(model: nn.Module, image: Tensor) -> checks.Survey:
+    def wrong(*args: Any) -> checks.Survey:
         call, site = taken
-        return dataclasses.replace(right(model, image), sites={call: dataclasses.replace(site, axes=axes)})
+        return dataclasses.replace(right(*args), sites={call: dataclasses.replace(site, axes=axes)})
 
     monkeypatch.setattr(checks, "survey", wrong)
     if said is None:  # there it is the right one

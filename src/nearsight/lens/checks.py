@@ -12,9 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
+from nearsight.lens import inputs
 from nearsight.lens.attention import Attention, ExplicitAttention, FusedAttention
 from nearsight.lens.capture import AttentionTap, Call
-from nearsight.lens.measuring import measure
+from nearsight.lens.inputs import Batch
+from nearsight.lens.measuring import declared_grid, measure
 from nearsight.lens.running import running
 from nearsight.lens.stream import in_full_precision, tiles
 from nearsight.lens.survey import Site, Survey, survey
@@ -41,35 +43,63 @@ class AdapterReport:
         return "\n".join(lines + [f"not measured: {name}: {reason}" for name, reason in self.skipped.items()])
 
 
-def check_vit_adapter(model: nn.Module, image_size: int | tuple[int, int]) -> AdapterReport:
+def check_vit_adapter(
+    model: nn.Module,
+    image_size: int | tuple[int, int],
+    *,
+    channels: int = 3,
+    call: inputs.Call | None = None,
+    grid: tuple[int, int] | None = None,
+    prefix: int | None = None,
+) -> AdapterReport:
     """Check that `nearsight.measure` sees a model right, for images of this size (in pixels; height and width).
 
     Among other things: outputs are bit-identical with and without the lens; the model and all random generators are
-    left as they were; a batch gives what its images give alone; every patch is a query once in each layer; and, found
-    by changing the image and looking at what changes, tokens lie where the lens believes they lie. What the lens says
-    of a layer is in the report; read it, since only you know what your model was meant to do.
+    left as they were; a batch gives what its images give alone; every patch is a query once in each layer; each
+    attention's output is what its map and its values give; and, found by changing the image and looking at what
+    changes, tokens lie where the lens believes they lie. What the lens says of a layer is in the report; read it, since
+    only you know what your model was meant to do. `call`, `grid` and `prefix` are those of `measure`.
 
     Raises:
         AdapterError: naming each check that failed.
         InputError: if the model has no spatial attention, or does not take such images.
     """
     height, width = (image_size, image_size) if isinstance(image_size, int) else image_size
-    images = torch.randn(3, 3, height, width, generator=torch.Generator("cpu").manual_seed(0), device="cpu")
-    _check_state(model, images)  # also raises InputError for what cannot be measured at all
+    images = torch.randn(3, channels, height, width, generator=torch.Generator("cpu").manual_seed(0), device="cpu")
+    said: dict[str, Any] = {"call": call, "grid": grid, "prefix": prefix}
+    _check_state(model, images, said)  # also raises InputError for what cannot be measured at all
     passed = ["the model and every random generator are left as they were"]
     failures = []
     with running(model) as run:
-        images = run.brought(images)
-        found = survey(run.model, images[0])
+        (batch,) = (one.to(run.device, run.dtype) for one in inputs.batches(images, len(images), call=call))
+        found = survey(run.model, batch, declared_grid(grid, prefix))
+        asked = _Asked(run.model, batch, found, said)
         for check in (_check_outputs, _check_batches, _check_queries, _check_maps, _check_places):
             try:
-                check(run.model, images, found)
+                check(asked)
                 passed.append(_said(check))
             except AdapterError as error:
                 failures.append(f"{_said(check)}: {error}")
     if failures:
         raise AdapterError(f"{type(model).__name__} fails {len(failures)} checks:\n" + "\n".join(failures))
     return AdapterReport(tuple(passed), tuple(map(_described, found.sites.values())), found.skipped)
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What is checked: a model that is running, images for it, and what the lens has found."""
+
+    model: nn.Module
+    batch: Batch
+    found: Survey
+    said: Mapping[str, Any]
+    """What was said of the model: call, grid, prefix."""
+
+    def run(self, images: Tensor) -> list[Tensor]:
+        """All that the model gives for such images, one by one where it takes them so."""
+        batch = self.batch.with_images(images)
+        parts = batch.one_by_one() if self.found.is_alone else [batch]
+        return [tensor for part in parts for tensor in _tensors(part.run(self.model))]
 
 
 def _said(check: Callable[..., None]) -> str:
@@ -91,7 +121,7 @@ def _described(site: Site) -> str:
     return f"{site.name}: {', '.join(parts)}"
 
 
-def _check_state(model: nn.Module, images: Tensor) -> None:
+def _check_state(model: nn.Module, images: Tensor, said: Mapping[str, Any]) -> None:
     def state() -> list[Any]:
         hooks = torch.nn.modules.module
         modules = [(m.training, len(m._forward_hooks), len(m._forward_pre_hooks), *m.__dict__) for m in model.modules()]
@@ -99,26 +129,27 @@ def _check_state(model: nn.Module, images: Tensor) -> None:
         return [modules, generators, len(hooks._global_forward_hooks), len(hooks._global_forward_pre_hooks)]
 
     before = state()
-    measure(model, images)
+    measure(model, images, **said)
     if state() != before:
         raise AdapterError("measuring leaves the model or a random generator changed")
 
 
 @torch.no_grad()
-def _check_outputs(model: nn.Module, images: Tensor, found: Survey) -> None:
+def _check_outputs(asked: _Asked) -> None:
     """Outputs with and without the lens are bit-identical."""
-    plain, again = (_tensors(model(images)) for _ in range(2))
-    with AttentionTap(model, lambda *_: None, found.calling):
-        watched = _tensors(model(images))
+    plain, again = (asked.run(asked.batch.images) for _ in range(2))
+    with AttentionTap(asked.model, lambda *_: None, asked.found.calling):
+        watched = asked.run(asked.batch.images)
     if not _equal(plain, again):
         raise AdapterError("two plain forwards differ already: the model is random in eval mode")
     if not _equal(plain, watched):
         raise AdapterError("they differ")
 
 
-def _check_batches(model: nn.Module, images: Tensor, found: Survey) -> None:
+def _check_batches(asked: _Asked) -> None:
     """A batch of images gives what each gives alone."""
-    batch, alone = (measure(model, images, batch_size=size) for size in (len(images), 1))
+    images = asked.batch.images
+    batch, alone = (measure(asked.model, images, batch_size=size, **asked.said) for size in (len(images), 1))
     for name in ("mad", "mad_std", "entropy"):
         one, other = getattr(batch, name), getattr(alone, name)
         worst = float(np.nanmax(np.abs(one - other)))
@@ -126,13 +157,13 @@ def _check_batches(model: nn.Module, images: Tensor, found: Survey) -> None:
             raise AdapterError(f"{name} differs by {worst:.2g}")
 
 
-def _check_queries(model: nn.Module, images: Tensor, found: Survey) -> None:
+def _check_queries(asked: _Asked) -> None:
     """Every patch is a query once in each layer."""
-    asked: dict[tuple[str, tuple[int, int]], list[Tensor]] = {}
-    for site in found.sites.values():  # several in a module may be one attention in parts
+    queries: dict[tuple[str, tuple[int, int]], list[Tensor]] = {}
+    for site in asked.found.sites.values():  # several in a module may be one attention in parts
         module = site.name.partition("#")[0]
-        asked.setdefault((module, site.geometry.grid_size), []).append(site.geometry.query_places_WN2.flatten(0, 1))
-    for (module, (rows, cols)), places in asked.items():
+        queries.setdefault((module, site.geometry.grid_size), []).append(site.geometry.query_places_WN2.flatten(0, 1))
+    for (module, (rows, cols)), places in queries.items():
         place_Q2 = torch.cat(places)
         place_Q2 = place_Q2[place_Q2[:, 0].isfinite()].unique(dim=0)
         lines = [(place_Q2[:, axis].unique(), side) for axis, side in enumerate((rows, cols))]
@@ -148,12 +179,12 @@ def _spans(lines: Tensor, side: int) -> bool:
 
 
 @torch.no_grad()
-def _check_maps(model: nn.Module, images: Tensor, found: Survey) -> None:
+def _check_maps(asked: _Asked) -> None:
     """Maps times values give each attention's own output, and values come from the image."""
     values = []
-    for image in images[:2].split(1):
-        with _Rebuilding(model, found) as rebuilding:
-            model(image)
+    for image in asked.batch.images[:2].split(1):
+        with _Rebuilding(asked.model, asked.found) as rebuilding:
+            asked.run(image)
         values.append(rebuilding.values)
     for name, (one, other) in ((name, (values[0][name], values[1][name])) for name in values[0]):
         if _equal(one, other):
@@ -249,9 +280,10 @@ def _for_heads(value: Tensor, output: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def _check_places(model: nn.Module, images: Tensor, found: Survey) -> None:
+def _check_places(asked: _Asked) -> None:
     """Changing part of the image changes the tokens that are said to lie there most."""
-    call, site = next(iter(found.sites.items()))
+    images = asked.batch.images
+    call, site = next(iter(asked.found.sites.items()))
     rows, cols = site.geometry.grid_size
     place_KM2 = site.geometry.key_places_WM2.flatten(0, 1)
     is_patch = place_KM2[:, 0].isfinite()
@@ -268,7 +300,7 @@ def _check_places(model: nn.Module, images: Tensor, found: Survey) -> None:
         window = image[:, lines, round(col * width) : round((col + extent) * width)]
         window.copy_(-2 * window + 1)
         changed.append(image)
-    changes = _changes_of_keys(model, torch.stack(changed), call, site)
+    changes = _changes_of_keys(asked, torch.stack(changed), call, site)
     if not changes.any():
         return  # attention from positions alone: its keys are the same for every image
     for (row, col), change_M in zip(cells, changes, strict=True):
@@ -281,11 +313,11 @@ def _check_places(model: nn.Module, images: Tensor, found: Survey) -> None:
             )
 
 
-def _changes_of_keys(model: nn.Module, images: Tensor, call: Call, site: Site) -> Tensor:
+def _changes_of_keys(asked: _Asked, images: Tensor, call: Call, site: Site) -> Tensor:
     """How much the keys of an attention differ from those of the first image: [images − 1, windows · keys]."""
-    seen: list[Tensor] = []
+    keys: list[Tensor] = []
+    logs: list[Tensor] = []
     arrange = site.geometry.layout.arrange
-    no_patch_WN = site.geometry.query_places_WN2[..., 0].isnan()
 
     def look(other: Call, candidates: Sequence[Callable[[], Attention]]) -> None:
         if other != call:
@@ -293,22 +325,25 @@ def _changes_of_keys(model: nn.Module, images: Tensor, call: Call, site: Site) -
         attention = candidates[site.operand]()
         key = attention.key if isinstance(attention, FusedAttention) else _values_of(attention, candidates, site)
         if key is not None:
-            key = arrange(key).double()
-            seen.append((key[1:] - key[:1]).norm(dim=-1).sum(2))
+            keys.append(arrange(key).double())
         elif isinstance(attention, ExplicitAttention):
             weights = arrange(attention.weights.movedim(site.axes, (-2, -1))).double()
-            logs = weights.clamp(min=torch.finfo(torch.float32).tiny).log()
-            # Less its mean, since a softmax lowers all other keys of a query when one of them rises; and the median
-            # over queries, since the queries that lie in the changed part change towards every key. Over patches alone:
-            # padding, which most of a window may be, asks for nothing.
-            logs = logs - logs.mean(-1, keepdim=True)
-            change = (logs[1:] - logs[:1]).abs()
-            change = change.masked_fill(no_patch_WN[:, None, :, None].to(change.device), torch.nan)
-            seen.append(change.nanmedian(dim=-2).values.nan_to_num(0.0).sum(2))
+            logs.append(weights.clamp(min=torch.finfo(torch.float32).tiny).log())
 
-    with AttentionTap(model, look):
-        model(images)
-    return seen[0].flatten(1).cpu()
+    for part in images.split(1) if asked.found.is_alone else [images]:
+        with AttentionTap(asked.model, look):
+            asked.run(part)
+    if keys:
+        key_BWHMd = torch.cat(keys)
+        return (key_BWHMd[1:] - key_BWHMd[:1]).norm(dim=-1).sum(2).flatten(1).cpu()
+    # Less its mean, since a softmax lowers all other keys of a query when one of them rises; and the median over
+    # queries, since the queries that lie in the changed part change towards every key. Over patches alone: padding,
+    # which most of a window may be, asks for nothing.
+    log_BWHNM = torch.cat(logs)
+    log_BWHNM = log_BWHNM - log_BWHNM.mean(-1, keepdim=True)
+    no_patch_WN = site.geometry.query_places_WN2[..., 0].isnan().to(log_BWHNM.device)
+    change = (log_BWHNM[1:] - log_BWHNM[:1]).abs().masked_fill(no_patch_WN[:, None, :, None], torch.nan)
+    return change.nanmedian(dim=-2).values.nan_to_num(0.0).sum(2).flatten(1).cpu()
 
 
 def _values_of(

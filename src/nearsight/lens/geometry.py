@@ -18,6 +18,10 @@ _OVERLAPPING = 1.1
 """How much larger tokens are, at least, that are more and nevertheless made of the others; less is cut at borders."""
 
 
+_NEAR = 1 / 3
+"""What positions of one line are apart at most, in the largest distance between neighbouring ones."""
+
+
 class NotSpatialError(Exception):
     """This attention is not one between places of the image; the message says why."""
 
@@ -124,7 +128,18 @@ def locate(places: Places, query_LN: Tensor, key_LM: Tensor, *, alone: bool = Fa
     layout = find_layout(images_L, (_numbered(query_centres), _numbered(key_centres)), alone=alone)
     query_WN3, key_WM3 = (layout.arrange(centres)[0, :, 0] for centres in (query_centres, key_centres))
     _check_queries_are_one_place_each(query_WN3)
-    frames, rows, cols = _grid_lines((query_WN3, key_WM3)[_finer(places, (query_LN, key_LM), (query_WN3, key_WM3))])
+    finer = _finer(places, (query_LN, key_LM), (query_WN3, key_WM3))
+    try:
+        frames, rows, cols = _grid_lines((query_WN3, key_WM3)[finer])
+    except NotSpatialError as error:
+        # What tokens see beyond the borders of the image shifts their centres a little, in the corners most.
+        snap = _snapping((query_WN3, key_WM3)[finer])
+        query_WN3, key_WM3, cells = snap(query_WN3), snap(key_WM3), snap(cells)
+        try:
+            frames, rows, cols = _grid_lines((query_WN3, key_WM3)[finer])
+        except NotSpatialError:
+            raise error from None
+        _check_queries_are_one_place_each(query_WN3)
     query_WN3, key_WM3 = (_in_cells(positions, (frames, rows, cols)) for positions in (query_WN3, key_WM3))
     has_time = len(frames) > 1
     return Geometry(
@@ -232,6 +247,30 @@ def _grid_lines(centres: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             "columns), and with prefix=… how many come before them"
         )
     return frames, rows, cols
+
+
+def _snapping(centres: Tensor) -> Callable[[Tensor], Tensor]:
+    """Puts positions that are near each other, compared with how far apart lines are, on one line."""
+    axes = []
+    for axis in _distinct(centres).unbind(-1):
+        values = axis.unique()
+        gaps = values.diff()
+        group = (
+            torch.cat([torch.zeros(1), (gaps > _NEAR * gaps.max()).cumsum(0)]).long()
+            if len(gaps)
+            else values.long() * 0
+        )
+        lines = torch.zeros(int(group[-1]) + 1, dtype=torch.float64).index_add(0, group, values) / group.bincount()
+        axes.append((values, lines[group]))
+
+    def snap(positions: Tensor) -> Tensor:
+        snapped = []
+        for position, (values, lines) in zip(positions.unbind(-1), axes, strict=True):
+            at = torch.searchsorted(values, position.contiguous()).clamp(max=len(values) - 1)
+            snapped.append(torch.where(values[at] == position, lines[at], position))
+        return torch.stack(snapped, dim=-1)
+
+    return snap
 
 
 def _cell_size(cells: Tensor, image_size: tuple[int, int]) -> tuple[float, float]:

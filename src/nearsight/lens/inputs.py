@@ -6,6 +6,7 @@ them: `grid_thw` (Qwen-VL and its kin) or `spatial_shapes` (SigLIP 2 NaFlex).
 """
 
 import operator
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -18,6 +19,7 @@ from nearsight.lens.places import PADDING
 
 Call = str | Callable[[nn.Module, Any], Any]
 """How a model is called with a batch: the name of the argument that takes it, or a function of model and batch."""
+_NAMES = re.compile(r"pixel|image|video")
 _MOST_CHANNELS = 4
 """An axis of a video that is no longer than this, where the other one is, is its channels."""
 
@@ -205,10 +207,11 @@ def _of_mapping(item: dict[str, Any], largest: int, model: nn.Module | None, cal
 
 
 def _images_in(item: Mapping[str, Any], named: str | None) -> tuple[str, Tensor]:
-    """Which of them are the images: those that are named, or the only floating-point tensor of most axes."""
+    """Which of them are the images: those that are named, or by what is usual, the one of most axes."""
     tensors = {key: value for key, value in item.items() if isinstance(value, Tensor) and value.is_floating_point()}
     if named is not None and named in tensors:
         return named, tensors[named]
+    tensors = {key: value for key, value in tensors.items() if _NAMES.search(key)} or tensors
     most = max((value.dim() for value in tensors.values()), default=0)
     largest = [key for key, value in tensors.items() if value.dim() == most]
     if len(largest) != 1:

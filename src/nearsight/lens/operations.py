@@ -50,6 +50,10 @@ RESAMPLING = {
     "_upsample_bicubic2d_aa", "_upsample_bilinear2d_aa", "upsample_nearest1d", "upsample_linear1d",
     "_upsample_nearest_exact2d",
 }  # fmt: skip
+INTERPOLATING = {
+    "upsample_bilinear2d", "upsample_bicubic2d", "_upsample_bicubic2d_aa", "_upsample_bilinear2d_aa",
+    "upsample_linear1d",
+}  # fmt: skip
 _POOLING = {"avg_pool2d", "avg_pool3d", "max_pool2d_with_indices", "max_pool3d_with_indices"}
 SOFTMAX = {"_softmax", "_safe_softmax"}
 # What comes out are the same numbers.

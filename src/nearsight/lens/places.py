@@ -93,12 +93,21 @@ class Places:
         self._regions = torch.cat([self._regions, distinct[new]])
         return torch.tensor(numbers)[which].view(regions.shape[:-1])
 
-    def resample(self, numbers: Tensor, axis: int, size: int) -> Tensor:
-        """Cut an axis into `size` pieces of equal length (±1) and join the regions of each: interpolation, adaptive
-        pooling, a transposed convolution, seen from where things are."""
+    def resample(self, numbers: Tensor, axis: int, size: int, *, between: bool = False) -> Tensor:
+        """Cut an axis into `size` pieces of equal length (±1) and join the regions of each: adaptive pooling, a
+        transposed convolution, seen from where things are. What is interpolated lies `between` cells, evenly."""
+        axis = axis % numbers.dim()
         if numbers.shape[axis] == size:
             return numbers
-        return self.union(_pieces(numbers, axis, size), [axis % numbers.dim() + 1])
+        joined = self.union(_pieces(numbers, axis, size), [axis + 1])
+        if not between or bool((joined <= PADDING).any()):
+            return joined
+        scale = numbers.shape[axis] / size
+        at = (torch.arange(size) + 0.5) * scale - 0.5
+        regions = self._of(joined.movedim(axis, -1), range(len(_EMPTY)))
+        cells = _rounded(self._extended(numbers.movedim(axis, -1), at, regions[..., _CELL]))
+        regions[..., _MEANS] = regions[..., _CELL] = cells
+        return self._number(regions).movedim(-1, axis)
 
     def windows(self, numbers: Tensor, windows: Mapping[int, tuple[int, Window]]) -> Tensor:
         """What a strided convolution or a pooling makes of its axes: for each, how many windows and of which kind."""

@@ -24,6 +24,7 @@ from nearsight.lens.operations import (
     ADDING,
     CONVOLUTIONS,
     HIDING,
+    INTERPOLATING,
     JOINING,
     MAKING,
     MIXING,
@@ -388,7 +389,8 @@ class PlaceTrace(TorchDispatchMode):
         ids = self.places.windows(ids, {axis: (result.shape[axis], window) for axis, window in windows.items()})
         for axis in changed:
             if axis not in windows:
-                ids = self.places.resample(ids, axis, result.shape[axis])
+                between = name in INTERPOLATING and not _aligns_corners(args)
+                ids = self.places.resample(ids, axis, result.shape[axis], between=between)
         own = ids.expand(result.shape)
         if looked_at is None or not pointwise:
             return Trace(own)
@@ -462,16 +464,17 @@ class PlaceTrace(TorchDispatchMode):
         if not fitting:
             return None
         # Beside weights, which lie at a query and look at a key, what lies at either of them says nothing.
-        placing = [trace for trace in fitting if trace.looked_at is not None] or fitting
-        own = placing[0].own.expand(shape)
-        for trace in placing[1:]:
+        pairs = [trace for trace in fitting if trace.looked_at is not None]
+        if pairs:
+            # Of several, one that was not made larger to fit the others.
+            first = min(pairs, key=lambda trace: int((trace.own == PADDING).sum()))
+            assert first.looked_at is not None
+            hidden = next((trace.hidden.expand(shape) for trace in pairs if trace.hidden is not None), None)
+            return Trace(first.own.expand(shape), first.looked_at.expand(shape), first.weights, hidden)
+        own = fitting[0].own.expand(shape)
+        for trace in fitting[1:]:
             own = self.places.smaller(own, trace.own.expand(shape))
-
-        def first(part: str) -> Any:
-            return next((value for trace in fitting if (value := getattr(trace, part)) is not None), None)
-
-        looked_at, hidden = (None if (ids := first(part)) is None else ids.expand(shape) for part in PARTS[1:])
-        return Trace(own, looked_at, first("weights"), hidden)
+        return Trace(own)
 
 
 def _varies(weights: Trace, axis: int) -> tuple[bool, bool]:
@@ -495,6 +498,11 @@ def _same_along(one: Tensor, axis: int, other: Tensor, other_axis: int) -> bool:
 def _adds(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Whether what puts data into a tensor is told to add them up: scatter(reduce=…), index_put(accumulate=True)."""
     return "reduce" in kwargs or (len(args) > 3 and args[3] is True)
+
+
+def _aligns_corners(args: Sequence[Any]) -> bool:
+    """Of an interpolation: whether the outermost cells stay where they are."""
+    return len(args) > 2 and args[2] is True
 
 
 def _is_axes(argument: Any) -> bool:
