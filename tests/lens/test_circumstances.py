@@ -1,6 +1,7 @@
 """The lens sees the same whatever mode its caller is in, and whatever is compiled; and says what it cannot take."""
 
 import math
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -293,3 +294,79 @@ def test_layers_are_not_compared_on_images_that_are_alike() -> None:
 
     similar = layer_similarity(HalfBlind(), images(), layers=["layers.0", "layers.1"]).matrix
     np.testing.assert_allclose(similar, [[np.nan, np.nan], [np.nan, 1.0]])
+
+
+def test_a_quantised_model_is_measured() -> None:
+    torch.manual_seed(0)
+    model, batch = vit().eval(), images()
+    quantised = torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8)
+    table = measure(quantised, batch)
+    assert table.layer_names == measure(model, batch).layer_names
+    np.testing.assert_allclose(table.mad, measure(model, batch).mad, atol=0.02)
+
+
+def test_an_exported_program_is_measured() -> None:
+    torch.manual_seed(0)
+    model, batch = vit().eval(), images()
+    expected = measure(model, batch)
+    any_number = ({0: torch.export.Dim("batch", min=1, max=64)},)
+    for example, shapes in ((batch, any_number), (batch[:1], None)):
+        program = torch.export.export(model, (example,), dynamic_shapes=shapes)
+        np.testing.assert_allclose(measure(program.module(), batch).mad, expected.mad, rtol=1e-5)
+        with pytest.raises(InputError, match=r"an exported program is no model that runs; give its \.module\(\)"):
+            measure(program, batch)
+    with pytest.raises(InputError, match="export it for one image, or with dynamic_shapes"):
+        measure(torch.export.export(model, (batch[:4],)).module(), batch)
+
+
+@pytest.mark.filterwarnings("ignore")  # of TorchScript, which is deprecated
+def test_what_holds_no_weights_or_shows_nothing_is_named() -> None:
+    model, batch = vit().eval(), images()
+    with pytest.raises(InputError, match="are on the meta device, which holds none; load them first"):
+        measure(vit().to("meta"), batch)
+    with pytest.raises(InputError, match="TorchScript calls nothing that could be seen"):
+        measure(torch.jit.trace(model, batch), batch)
+
+
+def test_nested_tensors_are_named() -> None:
+    class Nested(nn.Module):
+        def forward(self, batch: Tensor) -> Tensor:
+            tokens = batch.flatten(2).transpose(1, 2)
+            ends = torch.arange(0, len(batch) + 1) * tokens.shape[1]
+            nested = torch.nested.nested_tensor_from_jagged(tokens.flatten(0, 1), ends).unsqueeze(1)
+            return F.scaled_dot_product_attention(nested, nested, nested)
+
+    with pytest.raises(InputError, match="Nested: nested tensors cannot be followed; let the model take"):
+        measure(Nested(), torch.randn(2, 3, 8, 8))
+
+
+def test_several_threads_take_turns_and_others_are_not_looked_at() -> None:
+    torch.manual_seed(0)
+    model, batch = vit().eval(), images()
+    expected = measure(model, batch).mad
+    found: list[np.ndarray] = []
+    is_over = threading.Event()
+
+    def run_beside() -> None:
+        while not is_over.is_set():
+            with torch.no_grad():
+                model(batch)
+
+    threads = [threading.Thread(target=lambda: found.append(measure(model, batch).mad)) for _ in range(4)]
+    beside = threading.Thread(target=run_beside)
+    for thread in (beside, *threads):
+        thread.start()
+    for thread in threads:
+        thread.join()
+    is_over.set()
+    beside.join()
+    assert len(found) == 4
+    for mad in found:
+        np.testing.assert_array_equal(mad, expected)
+
+
+def test_one_image_has_no_spread() -> None:
+    table = measure(vit(), images()[:1])
+    assert np.isnan(table.mad_std).all()
+    assert np.isnan(table.entropy_std).all()
+    assert np.isfinite(measure(vit(), images()[:2]).mad_std).all()

@@ -22,6 +22,7 @@ from nearsight.errors import InputError, check_at_least, unknown_name
 from nearsight.files import check_output_folder
 from nearsight.kinds import MEASURED, check_kind
 from nearsight.lens import HeadTable, Shards, measure, patch_grid, position_gram
+from nearsight.lens.running import remembering_surveys
 from nearsight.study.executors.ray_cluster import check_device, import_ray
 from nearsight.train.provenance import provenance
 
@@ -68,6 +69,11 @@ class MeasureOptions(Request):
 def main(arguments: Sequence[str]) -> int:
     options = parse(MeasureOptions, arguments, prog="nearsight measure")
     _check(options)
+    with remembering_surveys():  # of a first look, of trials of batch sizes, of the table and of the page
+        return _run(options, arguments)
+
+
+def _run(options: MeasureOptions, arguments: Sequence[str]) -> int:
     out = options.out or _default_folder(options)
     check_output_folder(out)
     if len(options.models) == 1 and out != Path(options.models[0]):  # a run keeps its own table; several have none

@@ -6,6 +6,7 @@ products in which explicit attention weights meet the values, and hooks say whic
 the last bits of the output) and not see.
 """
 
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -30,14 +31,18 @@ from nearsight.lens.attention import (
 from nearsight.lens.host import on_the_host
 from nearsight.locat.attend import attend
 
+# Programs that torch.export made call the operators by themselves.
 _FUSED: dict[Any, tuple[str, Callable[..., Attention]]] = {
     F.scaled_dot_product_attention: ("sdpa", of_sdpa),
+    torch.ops.aten.scaled_dot_product_attention.default: ("sdpa", of_sdpa),
     attend: ("sdpa", of_local),
     F.multi_head_attention_forward: ("multihead", of_multihead_function),
 }
 _PRODUCTS = {
     torch.matmul, Tensor.matmul, Tensor.__matmul__, Tensor.__rmatmul__, torch.linalg.matmul, torch.bmm, Tensor.bmm,
     torch.mm, Tensor.mm, torch.einsum, torch.tensordot, torch.baddbmm, Tensor.baddbmm, torch.addmm, Tensor.addmm,
+    torch.ops.aten.matmul.default, torch.ops.aten.bmm.default, torch.ops.aten.mm.default,
+    torch.ops.aten.einsum.default,
 }  # fmt: skip
 
 
@@ -77,6 +82,8 @@ class AttentionTap(TorchFunctionMode):
         modules = model.named_modules() if calling is None else calling.items()
         self._names = {module: name for name, module in modules}
         self._on_attention = on_attention
+        self._thread = threading.get_ident()
+        """Only this one is looked at: others may run the same model meanwhile."""
         self._running: list[str] = []
         self._calls: Counter[tuple[str, str]] = Counter()
         self._attended: set[str] = set()
@@ -117,14 +124,14 @@ class AttentionTap(TorchFunctionMode):
             super().__exit__(*exception)  # type: ignore[no-untyped-call]
 
     def _entering(self, module: nn.Module, _inputs: Any) -> None:
-        if module in self._names:
+        if module in self._names and threading.get_ident() == self._thread:
             if not self._running:
                 # Seeing a function call takes longer than many a function: look only while there is something to see.
                 super().__enter__()  # type: ignore[no-untyped-call]
             self._running.append(self._names[module])
 
     def _leaving(self, module: nn.Module, _inputs: Any, _output: Any) -> None:
-        if module in self._names and self._running:
+        if module in self._names and self._running and threading.get_ident() == self._thread:
             self._running.pop()
             if not self._running:
                 super().__exit__(None, None, None)  # type: ignore[no-untyped-call]
@@ -178,12 +185,20 @@ class AttentionTap(TorchFunctionMode):
             # Its forward takes what it likes, and may call torch's with other arguments than its own. So between its
             # class and torch's comes one that goes through `around`.
             def forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-                return around(module, super(between, module).forward, *args, **kwargs)  # type: ignore[misc]
+                of_torch = super(between, module).forward  # type: ignore[misc]
+                return self._in_own_thread(around, module, of_torch, *args, **kwargs)
 
             between: type[nn.Module] = type(kind.__name__, (kind,), {"forward": forward})
             module.__class__ = type(own.__name__, (own, between), {})
             self._undo.callback(setattr, module, "__class__", own)
         self._wrap(module, self._own_forward)
+
+    def _in_own_thread(
+        self, around: Callable[..., Any], module: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any
+    ) -> Any:
+        if threading.get_ident() != self._thread:
+            return forward(*args, **kwargs)
+        return around(module, forward, *args, **kwargs)
 
     def _own_forward(self, module: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """A forward that is not torch's: what it calls says what it does, as in any module."""
@@ -197,8 +212,8 @@ class AttentionTap(TorchFunctionMode):
 
     def _wrap(self, module: nn.Module, around: Callable[..., Any]) -> None:
         """Let the module's forward go through `around` until the tap closes."""
-        shadowed = module.__dict__.get("forward")
-        module.__dict__["forward"] = partial(around, module, module.forward)
+        shadowed, forward = module.__dict__.get("forward"), module.forward
+        module.__dict__["forward"] = partial(self._in_own_thread, around, module, forward)
 
         def restore() -> None:
             if shadowed is None:

@@ -152,7 +152,7 @@ def _check_batches(asked: _Asked) -> None:
     batch, alone = (measure(asked.model, images, batch_size=size, **asked.said) for size in (len(images), 1))
     for name in ("mad", "mad_std", "entropy"):
         one, other = getattr(batch, name), getattr(alone, name)
-        worst = float(np.nanmax(np.abs(one - other)))
+        worst = float(np.nanmax(np.abs(one - other), initial=0.0))
         if worst > 1e-3:  # half precision; a wrong order of images and heads is off by far more
             raise AdapterError(f"{name} differs by {worst:.2g}")
 
@@ -285,36 +285,48 @@ def _check_places(asked: _Asked) -> None:
     images = asked.batch.images
     call, site = next(iter(asked.found.sites.items()))
     rows, cols = site.geometry.grid_size
-    place_KM2 = site.geometry.key_places_WM2.flatten(0, 1)
+    # Keys that are pooled along the sequence are no grid, and say little about where: then the queries do.
+    by_query = not _is_grid(site.geometry.key_places_WM2)
+    place_KM2 = (site.geometry.query_places_WN2 if by_query else site.geometry.key_places_WM2).flatten(0, 1)
     is_patch = place_KM2[:, 0].isfinite()
     # A pooled key is changed as a whole; and convolutions before the first attention blur by about a token.
-    extent = max(1, round((rows * cols / len(place_KM2[is_patch].unique(dim=0))) ** 0.5))
+    down, right = (
+        max(1, round(side / len(lines.unique())))
+        for side, lines in zip((rows, cols), place_KM2[is_patch].T, strict=True)
+    )
     height, width = images.shape[-2] / rows, images.shape[-1] / cols
     changed, cells = (
         [images[0]],
-        sorted({(0, 0), (rows // 2, cols // 3), (rows - extent, cols - extent), (0, cols - extent)}),
+        sorted({(0, 0), (rows // 2, cols // 3), (rows - down, cols - right), (0, cols - right)}),
     )
     for row, col in cells:
         image = images[0].clone()
-        lines = slice(round(row * height), round((row + extent) * height))
-        window = image[:, lines, round(col * width) : round((col + extent) * width)]
+        lines = slice(round(row * height), round((row + down) * height))
+        window = image[:, lines, round(col * width) : round((col + right) * width)]
         window.copy_(-2 * window + 1)
         changed.append(image)
-    changes = _changes_of_keys(asked, torch.stack(changed), call, site)
-    if not changes.any():
+    changes = _changes_of_keys(asked, torch.stack(changed), call, site, by_query)
+    if changes is None or not changes.any():
         return  # attention from positions alone: its keys are the same for every image
     for (row, col), change_M in zip(cells, changes, strict=True):
         largest = place_KM2[int(torch.where(is_patch, change_M, -1.0).argmax())]
+        extent = largest.new_tensor([down, right])
         middle = largest.new_tensor([row, col]) + (extent - 1) / 2
-        if float((largest - middle).abs().max()) > extent + 0.5:
+        if bool(((largest - middle).abs() > extent + 0.5).any()):
             raise AdapterError(
                 f"after a change at row {row}, column {col} of {rows}×{cols} the token said to lie at "
                 f"({float(largest[0]):g}, {float(largest[1]):g}) changed most in {site.name}"
             )
 
 
-def _changes_of_keys(asked: _Asked, images: Tensor, call: Call, site: Site) -> Tensor:
-    """How much the keys of an attention differ from those of the first image: [images − 1, windows · keys]."""
+def _is_grid(places_WM2: Tensor) -> bool:
+    places = places_WM2[places_WM2[..., 0].isfinite()].unique(dim=0)
+    return len(places[:, 0].unique()) * len(places[:, 1].unique()) == len(places)
+
+
+def _changes_of_keys(asked: _Asked, images: Tensor, call: Call, site: Site, by_query: bool) -> Tensor | None:
+    """How much the keys of an attention differ from those of the first image, [images − 1, windows · keys], or its
+    queries; None if they are not to be had."""
     keys: list[Tensor] = []
     logs: list[Tensor] = []
     arrange = site.geometry.layout.arrange
@@ -323,10 +335,11 @@ def _changes_of_keys(asked: _Asked, images: Tensor, call: Call, site: Site) -> T
         if other != call:
             return
         attention = candidates[site.operand]()
-        key = attention.key if isinstance(attention, FusedAttention) else _values_of(attention, candidates, site)
-        if key is not None:
+        if isinstance(attention, FusedAttention):
+            keys.append(arrange(attention.query if by_query else attention.key).double())
+        elif (key := _values_of(attention, candidates, site)) is not None and not by_query:
             keys.append(arrange(key).double())
-        elif isinstance(attention, ExplicitAttention):
+        elif not by_query:
             weights = arrange(attention.weights.movedim(site.axes, (-2, -1))).double()
             logs.append(weights.clamp(min=torch.finfo(torch.float32).tiny).log())
 
@@ -335,7 +348,10 @@ def _changes_of_keys(asked: _Asked, images: Tensor, call: Call, site: Site) -> T
             asked.run(part)
     if keys:
         key_BWHMd = torch.cat(keys)
-        return (key_BWHMd[1:] - key_BWHMd[:1]).norm(dim=-1).sum(2).flatten(1).cpu()
+        change_BWHM: Tensor = (key_BWHMd[1:] - key_BWHMd[:1]).norm(dim=-1)
+        return change_BWHM.sum(2).flatten(1).cpu()
+    if not logs:
+        return None
     # Less its mean, since a softmax lowers all other keys of a query when one of them rises; and the median over
     # queries, since the queries that lie in the changed part change towards every key. Over patches alone: padding,
     # which most of a window may be, asks for nothing.

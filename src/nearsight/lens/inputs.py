@@ -46,8 +46,14 @@ class Batch:
     @property
     def key(self) -> tuple[object, ...]:
         """Equal for images whose tokens lie at the same places."""
-        shapes = sorted((name, tuple(value.shape)) for name, value in self.others.items() if isinstance(value, Tensor))
-        return (self.images.shape if self.place is not None else self.images.shape[1:], self.raster, *shapes)
+        if self.is_one:
+            return self.images.shape, self.raster
+        shapes = ((name, self._per_image(value)) for name, value in self.others.items() if isinstance(value, Tensor))
+        return self.images.shape[1:], *sorted(shapes)
+
+    def _per_image(self, value: Tensor) -> tuple[int, ...]:
+        has_images = value.dim() and len(value) == len(self.images)
+        return tuple(value.shape[1:] if has_images else value.shape)
 
     @property
     def is_one(self) -> bool:

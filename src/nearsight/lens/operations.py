@@ -43,6 +43,7 @@ JOINING = {
     "logsumexp", "prod", "median", "argmax", "argmin", "any", "all",
 }  # fmt: skip
 PRODUCTS = {"mm": (0, 1), "bmm": (0, 1), "addmm": (1, 2), "baddbmm": (1, 2)}
+QUANTISED_LINEAR = {"linear_dynamic", "linear_dynamic_fp16", "linear_relu_dynamic", "linear_relu_dynamic_fp16"}
 CONVOLUTIONS = {"convolution", "mkldnn_convolution", "cudnn_convolution", "_convolution", "mps_convolution"}
 RESAMPLING = {
     "max_pool2d_with_indices", "avg_pool2d", "_adaptive_avg_pool2d", "adaptive_max_pool2d", "avg_pool3d",

@@ -2,8 +2,9 @@
 
 import random
 import re
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -20,6 +21,8 @@ from nearsight.lens.survey import Survey, survey
 _HIGHER_ORDER = re.compile(r"HigherOrderOperator (\w+)")
 """In what torch says of an operator that a dispatch mode does not see the parts of."""
 _Function = TypeVar("_Function", bound=Callable[..., Any])
+_ONE_AT_A_TIME = threading.RLock()
+"""Hooks, random generators and a model's mode belong to the whole process: threads that measure take turns."""
 
 
 def never_compiled(function: _Function) -> _Function:
@@ -63,17 +66,29 @@ def running(model: nn.Module, device: torch.device | str | None = None) -> Itera
     Its mode and device and the state of the random generators are afterwards as they were.
     """
     model = getattr(model, "_orig_mod", model)  # a compiled model: what it was compiled from
-    if not isinstance(model, nn.Module):
-        raise InputError(f"a model is a torch.nn.Module, not {str(model)[:80]!r}; timm.create_model(name) makes one")
+    _check_model(model)
     # Some models have whole numbers among their parameters, which say nothing about images.
     parameter = next((one for one in model.parameters() if one.is_floating_point()), torch.zeros(()))
     home = parameter.device
     target = home if device is None else torch.device(device)
     # Where nobody asks for it, no model is moved: one may lie on several devices, and quantised ones refuse it.
     moving = nullcontext() if device is None else _moved(model, home, target)
-    with without_gradients(), _uncompiled(), _left_as_found(model), moving:
-        model.eval()
+    with _ONE_AT_A_TIME, without_gradients(), _uncompiled(), _left_as_found(model), moving:
+        # A program of torch.export has no modes: it does what it did when it was made.
+        with suppress(NotImplementedError):
+            model.eval()
         yield Running(model, target, parameter.dtype)
+
+
+def _check_model(model: object) -> None:
+    if isinstance(model, torch.export.ExportedProgram):
+        raise InputError("an exported program is no model that runs; give its .module()")
+    if isinstance(model, torch.jit.ScriptModule):
+        raise InputError("TorchScript calls nothing that could be seen; give the model that it was made from")
+    if not isinstance(model, nn.Module):
+        raise InputError(f"a model is a torch.nn.Module, not {str(model)[:80]!r}; timm.create_model(name) makes one")
+    if any(tensor.is_meta for tensor in model.parameters()):
+        raise InputError(f"weights of {type(model).__name__} are on the meta device, which holds none; load them first")
 
 
 def _uncompiled() -> AbstractContextManager[None]:
@@ -138,14 +153,40 @@ def not_finite(what: str) -> InputError:
     return InputError(f"{what} is NaN or infinite: the model's weights or the images are not finite")
 
 
+@contextmanager
+def remembering_surveys() -> Iterator[None]:
+    """While active, a model is surveyed once for images of one size. For whoever knows that nobody changes it meanwhile:
+    another attention in it, or another way to compute one, would not be noticed."""
+    _remembered.append({})
+    try:
+        yield
+    finally:
+        _remembered.pop()
+
+
+_remembered: list[dict[tuple[object, ...], tuple[nn.Module, Survey]]] = []
+"""With its model, so that no other one gets its identity."""
+
+
 def surveyed(model: nn.Module, image: Tensor | Batch, declared: Declared | None = None) -> Survey:
     """The survey of a model that has spatial attention and takes images like this one."""
     batch = as_batch(image)
+    if not _remembered:
+        return _surveyed(model, batch, declared)
+    key = (id(model), batch.key, declared, batch.images.device, batch.images.dtype)
+    if key not in _remembered[-1]:
+        _remembered[-1][key] = model, _surveyed(model, batch, declared)
+    return _remembered[-1][key][1]
+
+
+def _surveyed(model: nn.Module, batch: Batch, declared: Declared | None) -> Survey:
     name, (_, height, width) = type(model).__name__, batch.size
     try:
         found = survey(model, batch, declared)
     except torch.OutOfMemoryError:
         raise  # not the model's fault: the caller may have a way out
+    except InputError as error:
+        raise InputError(f"{name}: {error}") from error
     except Exception as error:
         if isinstance(error, NotImplementedError) and (operator := _HIGHER_ORDER.search(str(error))):
             raise InputError(
@@ -153,6 +194,8 @@ def surveyed(model: nn.Module, image: Tensor | Batch, declared: Declared | None 
                 "(in transformers: attn_implementation='sdpa')"
             ) from error
         reason, hint = " ".join(str(error).split())[:200] or type(error).__name__, ""
+        if "Guard failed" in reason:
+            hint = "; export it for one image, or with dynamic_shapes for any number"
         if not isinstance(error, AssertionError | RuntimeError | ValueError):
             if _runs(model, batch):
                 raise  # a defect of the lens, and to be seen as one

@@ -83,7 +83,7 @@ def survey(model: nn.Module, image: Tensor | Batch, declared: Declared | None = 
             raise error from None
     if is_unclear:
         alone = _alone(model, one, declared)
-        found = alone if len(alone.sites) > len(found.sites) else found
+        found = alone if len(alone.sites) >= len(found.sites) else found
     return _in_use(model, one, found)
 
 

@@ -58,7 +58,8 @@ class HeadTable:
 
     @property
     def mad_std(self) -> Array:
-        return self.mad_moments.std
+        """Over the images; NaN for a single one, which has no spread."""
+        return _spread(self.mad_moments)
 
     @property
     def entropy(self) -> Array:
@@ -66,7 +67,7 @@ class HeadTable:
 
     @property
     def entropy_std(self) -> Array:
-        return self.entropy_moments.std
+        return _spread(self.entropy_moments)
 
     @property
     def num_images(self) -> int:
@@ -276,6 +277,10 @@ def layer_positions(layer_names: Sequence[str], layers: Sequence[int | str]) -> 
             known = ", ".join(layer_names[:12])
             raise InputError(f"layer {layer!r} is not one of the {len(layer_names)} layers: {known}") from error
     return positions
+
+
+def _spread(moments: Moments) -> Array:
+    return moments.std if moments.count > 1 else np.full_like(moments.mean, np.nan)
 
 
 def _agreed(values_S: Array) -> Array:

@@ -4,6 +4,7 @@ Shape suffixes: B images, N tokens, P patches row by row, C channels.
 """
 
 import re
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -87,9 +88,10 @@ def watching_outputs(
 ) -> Iterator[None]:
     """Call `on_output(name, tensors)` whenever one of these modules returns, while active."""
     wanted = {module: name for name, module in model.named_modules() if name in names}
+    thread = threading.get_ident()
 
     def returned(module: nn.Module, _inputs: Any, output: Any) -> None:
-        if module in wanted:
+        if module in wanted and threading.get_ident() == thread:
             # What is computed here is not the model's: a tap must not take it for attention.
             with torch._C.DisableTorchFunction():
                 on_output(wanted[module], [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)])

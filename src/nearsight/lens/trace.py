@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
+from nearsight.errors import InputError
 from nearsight.lens.host import on_the_host
 from nearsight.lens.inputs import Batch, as_batch
 from nearsight.lens.operations import (
@@ -31,6 +32,7 @@ from nearsight.lens.operations import (
     MOVES,
     PLACING,
     PRODUCTS,
+    QUANTISED_LINEAR,
     RENAMED,
     RESAMPLING,
     RESHAPING,
@@ -155,6 +157,11 @@ class PlaceTrace(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
+        if any("Nested" in kind.__name__ for kind in types):
+            raise InputError(
+                "nested tensors cannot be followed; let the model take images of one size, padded, or one image at a "
+                "time in a plain tensor"
+            )
         output = func(*args, **(kwargs or {})) if self.values is None else self.values.run(func, args, kwargs or {})
         if any(isinstance(leaf, Tensor) and leaf in self._traces for leaf in tree_leaves((args, kwargs))):
             with torch._C.DisableTorchFunction():
@@ -176,6 +183,9 @@ class PlaceTrace(TorchDispatchMode):
             self._keep(output, self._folded(args, output))
         elif name.startswith("_scaled_dot_product") and "attention" in name:
             self._keep(output, self._at_the_queries(args[0], output))
+        elif name in QUANTISED_LINEAR:
+            own = self.places.union(self._traces[args[0]].own, [-1], keepdim=True)
+            self._keep(output, Trace(own.expand(output.shape)))
         elif name == "constant_pad_nd":
             trace = self._traces[args[0]]
             self._keep(output, trace.moved(lambda ids: compact(torch.constant_pad_nd(ids, args[1], PADDING))))
