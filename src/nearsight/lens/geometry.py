@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from nearsight.lens.layout import Layout, find_layout
-from nearsight.lens.places import PADDING, Places
+from nearsight.lens.places import PADDING, Places, constant_along
 
 _OVERLAPPING = 1.1
 """How much larger tokens are, at least, that are more and nevertheless made of the others; less is cut at borders."""
@@ -117,7 +117,7 @@ class Declared:
 def locate(places: Places, query_LN: Tensor, key_LM: Tensor, *, alone: bool = False) -> Geometry:
     """The geometry of an attention from the places of its queries and keys, for a batch of two images, or for one."""
     for axis in range(query_LN.dim() - 1):  # heads, mostly: what is the same along an axis is looked at once
-        if query_LN.stride(axis) == key_LM.stride(axis) == 0:
+        if all(constant_along(numbers, axis) is not None for numbers in (query_LN, key_LM)):
             query_LN, key_LM = query_LN.narrow(axis, 0, 1), key_LM.narrow(axis, 0, 1)
     query_centres, key_centres, cells = _comparable(places, query_LN, key_LM)
     _check_there_are_patches(query_centres, key_centres)

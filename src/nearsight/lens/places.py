@@ -39,13 +39,14 @@ class Places:
 
     def _of(self, numbers: Tensor, columns: Sequence[int]) -> Tensor:
         """These columns of the regions with these numbers: [..., columns]."""
+        shape, numbers = numbers.shape, without_repetitions(numbers)
         last_pixel = 1 + self.pixels.numel()
         is_pixel = (numbers > PADDING) & (numbers <= last_pixel)
         rows = torch.where(numbers > last_pixel, numbers - self.pixels.numel(), numbers.clamp(max=PADDING))
         found = self._regions[:, list(columns)][rows]
-        return (
-            torch.where(is_pixel.unsqueeze(-1), self._of_pixels(numbers, columns), found) if is_pixel.any() else found
-        )
+        if is_pixel.any():
+            found = torch.where(is_pixel.unsqueeze(-1), self._of_pixels(numbers, columns), found)
+        return found.expand(*shape, len(columns))
 
     def _of_pixels(self, numbers: Tensor, columns: Sequence[int]) -> Tensor:
         """The same, as if all of them were pixels."""
@@ -61,9 +62,7 @@ class Places:
         """Numbers of the regions that hold all regions along these axes. Nowhere and padding add nothing."""
         axes = [axis % numbers.dim() for axis in axes]
         shape = [1 if axis in axes else size for axis, size in enumerate(numbers.shape) if keepdim or axis not in axes]
-        for axis in range(numbers.dim()):
-            if numbers.stride(axis) == 0 and numbers.shape[axis]:  # one number, repeated: look at it once
-                numbers = numbers.narrow(axis, 0, 1)
+        numbers = without_repetitions(numbers)
         lowest, highest = numbers.amin(axes, keepdim=keepdim), numbers.amax(axes, keepdim=keepdim)
         return (lowest if torch.equal(lowest, highest) else self._join(numbers, axes, keepdim)).expand(shape)
 
@@ -298,7 +297,18 @@ def _rounded(places: Tensor) -> Tensor:
 def constant_along(numbers: Tensor, axis: int) -> Tensor | None:
     """The numbers without this axis (kept with size 1), if they do not change along it."""
     first = numbers.narrow(axis, 0, 1)
-    return first if numbers.stride(axis) == 0 or bool((numbers == first).all()) else None
+    if numbers.stride(axis) == 0:
+        return first
+    once = without_repetitions(numbers)
+    return first if bool((once == once.narrow(axis, 0, 1)).all()) else None
+
+
+def without_repetitions(numbers: Tensor) -> Tensor:
+    """Numbers without the axes along which memory repeats them, as it does along channels: kept with size 1."""
+    for axis, (size, stride) in enumerate(zip(numbers.shape, numbers.stride(), strict=True)):
+        if size and stride == 0:
+            numbers = numbers.narrow(axis, 0, 1)
+    return numbers
 
 
 def reshaped(numbers: Tensor, shape: Sequence[int]) -> Tensor:

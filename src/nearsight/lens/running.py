@@ -155,7 +155,7 @@ def not_finite(what: str) -> InputError:
 
 @contextmanager
 def remembering_surveys() -> Iterator[None]:
-    """While active, a model is surveyed once for images of one size. For whoever knows that nobody changes it meanwhile:
+    """While active, a model is surveyed once for images of one size. For whoever knows that nobody changes it then:
     another attention in it, or another way to compute one, would not be noticed."""
     _remembered.append({})
     try:

@@ -6,7 +6,7 @@ operations, and not what these compute. A model that asks for a value it has see
 them) raises `ValueNeededError`, and is run again in full.
 """
 
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Hashable, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import torch
@@ -31,6 +31,8 @@ class StandIns:
     def __init__(self, images: Tensor) -> None:
         self._unknown: MutableMapping[Tensor, None] = WeakIdKeyDictionary()
         self._unknown[images] = None
+        self._shapes: dict[tuple[object, ...], Any] = {}
+        """What operations on such arguments return, without memory."""
         self.asked = False
         """Whether a value was needed; the model may have caught the error."""
         self.reading = _Reading(self)
@@ -60,12 +62,17 @@ class StandIns:
     def _empty(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], inputs: Sequence[Tensor]) -> Any:
         device = kwargs.get("device") or next((one for one in inputs if one.dim()), inputs[0]).device
         settings = {name: value for name, value in kwargs.items() if name != "device"}
-        try:
-            shapes = func(*tree_map(_shape_of, args), **tree_map(_shape_of, settings))
-        except Exception as error:  # whatever the reason, with values it will either work or say what is wrong
-            raise self.need_values(func) from error
-        if not any(isinstance(leaf, Tensor) for leaf in tree_leaves(shapes)):
-            raise self.need_values(func)
+        # The layers of a model are much alike.
+        lengths = [len(item) if isinstance(item, list | tuple) else -1 for item in args]
+        called = func, *lengths, *settings, *map(_described, tree_leaves((args, settings)))
+        if (shapes := self._shapes.get(called)) is None:
+            try:
+                shapes = func(*tree_map(_shape_of, args), **tree_map(_shape_of, settings))
+            except Exception as error:  # whatever the reason, with values it will either work or say what is wrong
+                raise self.need_values(func) from error
+            if not any(isinstance(leaf, Tensor) for leaf in tree_leaves(shapes)):
+                raise self.need_values(func)
+            self._shapes[called] = shapes
 
         def made(shape: Any) -> Any:
             if not isinstance(shape, Tensor):
@@ -94,6 +101,13 @@ class _Reading(TorchFunctionMode):
         if func in _READING and self._values.has(args[0]):
             raise self._values.need_values(func)
         return func(*args, **(kwargs or {}))
+
+
+def _described(argument: Any) -> object:
+    """All that the shape of a result can hang on."""
+    if isinstance(argument, Tensor):
+        return argument.shape, argument.stride(), argument.dtype
+    return (type(argument), argument) if isinstance(argument, Hashable) else object()  # equal to nothing else
 
 
 def _shape_of(argument: Any) -> Any:

@@ -17,7 +17,7 @@ from nearsight.lens.geometry import Declared, Geometry, NotSpatialError, joint_g
 from nearsight.lens.host import on_the_host
 from nearsight.lens.inputs import Batch, as_batch
 from nearsight.lens.layout import ImagesUnclearError, LayoutError
-from nearsight.lens.places import PADDING, constant_along
+from nearsight.lens.places import PADDING, constant_along, without_repetitions
 from nearsight.lens.trace import Meeting, PlaceTrace, Trace, without_values_first
 from nearsight.locat.refine import REFINEMENTS
 
@@ -346,9 +346,7 @@ def with_joined_parts(sites: Mapping[Call, Site]) -> dict[Call, Site]:
 
 def _content(numbers: Tensor) -> tuple[object, ...]:
     """Equal for tensors of the same numbers."""
-    once = numbers
-    for axis, (size, stride) in enumerate(zip(numbers.shape, numbers.stride(), strict=True)):
-        once = once.narrow(axis, 0, 1) if size and stride == 0 else once  # one number, repeated: heads, mostly
+    once = without_repetitions(numbers)
     return numbers.shape, once.shape, once.numpy().tobytes()
 
 
