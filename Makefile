@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 BESIDE := --numprocesses auto --maxprocesses 8 --dist loadfile
 QUICK := not slow and not gpu and not browser and not faults
 
-.PHONY: help setup demo test lint coverage test-slow test-gpu test-browser test-faults test-wheel audit coverage-table format clean
+.PHONY: help setup demo test lint coverage test-slow test-gpu test-browser test-faults test-foreign test-wheel audit coverage-table format clean
 
 help:
 	@echo "make demo        train a small ViT with and without CutMix and look at its attention (3 minutes)"
@@ -17,9 +17,10 @@ help:
 	@echo "make test-gpu    tests that need a CUDA device"
 	@echo "make test-browser  the page in headless Chromium, which is installed from Debian's packages where it is missing"
 	@echo "make test-faults   kills, damaged files, full disks and a real Ray cluster (up to 15 minutes)"
+	@echo "make test-foreign  the lens on models of other libraries, which are installed for it (2 minutes)"
 	@echo "make audit       known vulnerabilities of what is installed"
 	@echo "make test-wheel  build the wheel, install it into an empty environment and run its demo"
-	@echo "make coverage-table  check every timm family again and write docs/coverage.md"
+	@echo "make coverage-table  check every timm family and the models of other libraries again, and write docs/coverage.md"
 	@echo "make format      let ruff format and fix"
 
 setup: $(READY)
@@ -63,6 +64,10 @@ test-faults: $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[ray]'
 	OMP_NUM_THREADS=1 $(BIN)/pytest $(BESIDE) -m faults
 
+test-foreign: $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[foreign]'
+	OMP_NUM_THREADS=1 $(BIN)/pytest tests/lens/test_foreign.py
+
 audit: $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check pip-audit
 	mkdir -p build
@@ -77,6 +82,7 @@ test-wheel: $(READY)
 	cd build/wheel && empty/bin/nearsight demo
 
 coverage-table: $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[foreign]'
 	PYTHONPATH=tests/lens $(BIN)/python -W ignore -m vit_references.write_table docs/coverage.md
 
 format: $(READY)

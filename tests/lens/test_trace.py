@@ -168,8 +168,8 @@ def test_logits_lie_at_their_query_and_look_at_their_key_and_outputs_lie_at_the_
     weights, result = trace.of(traces["weights"]), trace.of(output)
     assert weights is not None
     assert weights.weights is not None
-    assert trace.weights[weights.weights].softmaxes == {0}
-    assert trace.weights[weights.weights].softmax_over == (22, 1)
+    assert trace.pairs.weights[weights.weights].softmaxes == {0}
+    assert trace.pairs.weights[weights.weights].softmax_over == (22, 1)
     assert result is not None
     assert result.looked_at is None
     torch.testing.assert_close(result.own[1], pixels[:, None].expand(64, 4))
@@ -234,8 +234,8 @@ def test_heads_that_are_mixed_are_noticed(mix: str) -> None:
     assert found is not None
     assert found.looked_at is not None
     assert found.weights is not None
-    assert trace.weights[found.weights].softmax_over is None
-    assert trace.weights[found.weights].softmaxes == {0}
+    assert trace.pairs.weights[found.weights].softmax_over is None
+    assert trace.pairs.weights[found.weights].softmaxes == {0}
 
 
 def test_the_smaller_region_wins_and_images_stay_apart() -> None:

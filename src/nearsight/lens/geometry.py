@@ -137,9 +137,9 @@ def locate(places: Places, query_LN: Tensor, key_LM: Tensor, *, alone: bool = Fa
         query_WN3, key_WM3, cells = snap(query_WN3), snap(key_WM3), snap(cells)
         try:
             frames, rows, cols = _grid_lines((query_WN3, key_WM3)[finer])
+            _check_queries_are_one_place_each(query_WN3)
         except NotSpatialError:
             raise error from None
-        _check_queries_are_one_place_each(query_WN3)
     query_WN3, key_WM3 = (_in_cells(positions, (frames, rows, cols)) for positions in (query_WN3, key_WM3))
     has_time = len(frames) > 1
     return Geometry(
@@ -234,7 +234,8 @@ def _check_queries_are_one_place_each(query_WN3: Tensor) -> None:
         return
     if len(query_WN3) > 1 and num_queries == num_places * len(query_WN3):
         raise NotSpatialError("all windows share the same queries (global queries), so that a query has no one place")
-    raise NotSpatialError(f"its {num_queries} queries lie at only {num_places} places")
+    places = "one place" if num_places == 1 else f"{num_places} places"
+    raise NotSpatialError(f"its {num_queries} queries lie at only {places}")
 
 
 def _grid_lines(centres: Tensor) -> tuple[Tensor, Tensor, Tensor]:

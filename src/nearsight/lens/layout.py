@@ -12,6 +12,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+MOVING = (
+    "its tokens lie elsewhere in one image than in another; if it orders or drops them by chance, let it not, or give "
+    "it their order with call=…"
+)
+
 
 class LayoutError(Exception):
     """The axes cannot be told apart; the message says why."""
@@ -85,7 +90,7 @@ def find_layout(images_L: Tensor, places: Sequence[Tensor], *, alone: bool = Fal
     for numbers in places:
         first, second = numbers.unbind(images)
         if not torch.equal(first, second):
-            raise LayoutError("its tokens lie elsewhere in one image than in another")
+            raise LayoutError(MOVING)
         rows.append(first)
     kinds: list[str] = []
     while (axis := len(kinds)) < rows[0].dim() - 1:
@@ -113,7 +118,7 @@ def _find_images(images_L: Tensor) -> tuple[int, int, int]:
                 expected = expected.view([-1 if other == axis else 1 for other in range(images_L.dim())])
                 if torch.equal(images_L, expected.expand_as(images_L)):
                     return axis, outer, inner
-    raise ImagesUnclearError("it cannot be told which image its rows belong to")
+    raise ImagesUnclearError("it cannot be told which image its rows belong to; give it one image a call, with call=…")
 
 
 def _classify(rows: Sequence[Tensor], axis: int) -> tuple[str, tuple[int, int] | None]:

@@ -16,9 +16,10 @@ from nearsight.lens.capture import OPAQUE, AttentionTap, Call
 from nearsight.lens.geometry import Declared, Geometry, NotSpatialError, joint_geometries, locate
 from nearsight.lens.host import on_the_host
 from nearsight.lens.inputs import Batch, as_batch
-from nearsight.lens.layout import ImagesUnclearError, LayoutError
+from nearsight.lens.layout import MOVING, ImagesUnclearError, LayoutError
+from nearsight.lens.pairs import Meeting, Trace
 from nearsight.lens.places import PADDING, constant_along, without_repetitions
-from nearsight.lens.trace import Meeting, PlaceTrace, Trace, without_values_first
+from nearsight.lens.trace import PlaceTrace, without_values_first
 from nearsight.locat.refine import REFINEMENTS
 
 
@@ -93,7 +94,7 @@ def _alone(model: nn.Module, one: Batch, declared: Declared | None) -> Survey:
         _one_survey(model, batch, declared, alone=True)[0] for batch in (one, one.with_images(one.images.flip(-2, -1)))
     )
     moved = {
-        site.name: "its tokens lie elsewhere in one image than in another"
+        site.name: MOVING
         for call, site in found.sites.items()
         if call not in turned.sites or not turned.sites[call].geometry.is_as(site.geometry)
     }
@@ -215,11 +216,11 @@ class _Surveyor:
         elif trace.looked_at is not None:
             reason = "its weights do not multiply values in a way that can be followed"
         elif trace.own.movedim(axis, 0).unique(dim=0).shape[0] > 1:
-            reason = "a softmax over tokens that has no queries (pooling by scores)"
+            reason = "a softmax over tokens that has no queries on the image (pooling by scores, or learned queries)"
         elif bool(places.covers_image(trace.own).all()):
-            reason = "attention between channels, not between places"
+            reason = "attention between channels, or among summaries of the image, not between places"
         else:
-            reason = "its weights come from one token alone, not from queries and keys"
+            reason = "its weights come from one token alone, or its keys are no patches"
         self._softmaxes[number] = name, reason
 
     def _candidates(self, call: Call, candidates: Sequence[Callable[[], Attention]]) -> None:
@@ -232,7 +233,7 @@ class _Surveyor:
         """Weights multiply values, somewhere inside an operation."""
         if self._tap.inside_fused or self._tap.layer_name is None:
             return
-        weights = self._trace.weights[meeting.weights]
+        weights = self._trace.pairs.weights[meeting.weights]
         for softmax in weights.softmaxes:
             self._softmaxes.pop(softmax, None)
         call, factors = self._tap.product or (Call(self._tap.layer_name, "unseen", meeting.weights), [])

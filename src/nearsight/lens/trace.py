@@ -8,7 +8,7 @@ keys. Which operation does what is in `operations`.
 """
 
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, Self, TypeVar
 
@@ -40,55 +40,9 @@ from nearsight.lens.operations import (
     SOFTMAX,
     window_of,
 )
+from nearsight.lens.pairs import Meeting, Pairs, Trace, varies
 from nearsight.lens.places import NOWHERE, PADDING, Places, compact, constant_along, reshaped
 from nearsight.lens.standins import StandIns, ValueNeededError
-
-
-@dataclass(frozen=True)
-class Trace:
-    """What is known about a tensor: for each element where it lies and, for attention, where it looks."""
-
-    own: Tensor
-    """Number of the place of each element."""
-    looked_at: Tensor | None = None
-    """In logits and weights of attention: the place of the key, where `own` is that of the query."""
-    weights: int | None = None
-    """Which numbers between queries and keys these are, in `PlaceTrace.weights`: what changes them makes new ones."""
-    hidden: Tensor | None = None
-    """In logits and weights: 1 where a mask that does not depend on the image hides the key from the query."""
-
-    def moved(self, move: Callable[[Tensor], Tensor]) -> "Trace":
-        looked_at = None if self.looked_at is None else move(self.looked_at)
-        hidden = None if self.hidden is None else move(self.hidden)
-        return replace(self, own=move(self.own), looked_at=looked_at, hidden=hidden)
-
-
-@dataclass(frozen=True)
-class Weights:
-    """Numbers between queries and keys, from logits to what multiplies the values, as they are at one moment."""
-
-    size: int
-    """How many there are."""
-    softmaxes: frozenset[int] = frozenset()
-    """Those they have been through, counted from 0."""
-    softmax_over: tuple[int, int] | None = None
-    """If they are what a softmax gave: how many it made sum to 1, and whether these are keys (1) or queries (0)."""
-    assumed: bool = False
-    """Whether they were multiplied by a matrix of keys × keys, so that their keys are where its columns should be."""
-
-
-@dataclass(frozen=True)
-class Meeting:
-    """Weights multiply what comes from the tokens: this is where they are in use."""
-
-    weights: int
-    keys_first: bool
-    """Whether what was taken for queries are keys, since it is over these that the product sums."""
-    are_keys: bool
-    """Whether the values lie where the keys were assumed to lie."""
-    is_softmax: bool
-    """Whether what the product sums over is just what a softmax made sum to 1."""
-
 
 PARTS = ("own", "looked_at", "hidden")
 SoftmaxListener = Callable[[int, Trace, int], None]
@@ -125,11 +79,11 @@ class PlaceTrace(TorchDispatchMode):
             own = batch.numbers(self.places.pixels)
         self.lost: list[str] = []
         """Operations after which the places of their results were not known."""
-        self.weights: list[Weights] = []
-        """All that were met, by their numbers."""
+        self.pairs = Pairs(self.places, on_meeting, self.lost)
+        """What is known of weights between queries and keys."""
         self.values = None if with_values else StandIns(images)
         """What stands for what is not computed; None: everything is."""
-        self._on_softmax, self._on_meeting = on_softmax, on_meeting
+        self._on_softmax = on_softmax
         self._num_softmaxes = 0
         self._traces: MutableMapping[Tensor, Trace] = WeakIdKeyDictionary()
         self._traces[images] = Trace(own)
@@ -176,7 +130,7 @@ class PlaceTrace(TorchDispatchMode):
             self._keep(output, self._joined(args, kwargs, output))
         elif name in PRODUCTS:
             left, right = PRODUCTS[name]
-            self._keep(output, self._product(self.of(args[left]), self.of(args[right]), output.shape))
+            self._keep(output, self.pairs.product(self.of(args[left]), self.of(args[right]), output.shape))
         elif name in RESAMPLING or name in CONVOLUTIONS:
             self._keep(output, self._resampled(name, args, output))
         elif name == "col2im":
@@ -232,25 +186,10 @@ class PlaceTrace(TorchDispatchMode):
             if any(getattr(t, part) is not None for t in traces)
         }
         outputs = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
-        weights = self._joined_weights(sum(leaf.numel() for leaf in outputs), traces)
+        weights = self.pairs.moved(sum(leaf.numel() for leaf in outputs), traces)
         for number, leaf in enumerate(outputs):
             ids = {part: values[number] for part, values in parts.items()}
             self._keep(leaf, Trace(**ids, weights=weights))
-
-    def _joined_weights(self, size: int, traces: Sequence[Trace]) -> int | None:
-        """Moved alone they are what they were; put together with others, new ones."""
-        numbers = {trace.weights for trace in traces if trace.weights is not None}
-        return numbers.pop() if len(numbers) == 1 and len(traces) == 1 else self._new_weights(size, traces)
-
-    def _new_weights(self, size: int, traces: Sequence[Trace], **said: Any) -> int | None:
-        """The number of what an operation makes of such weights; None if they are none."""
-        before = [self.weights[trace.weights] for trace in traces if trace.weights is not None]
-        if not before:
-            return None
-        softmaxes = frozenset().union(*(weights.softmaxes for weights in before))
-        said = {"softmaxes": softmaxes, "assumed": any(weights.assumed for weights in before), **said}
-        self.weights.append(Weights(size, **said))
-        return len(self.weights) - 1
 
     def _swapped(self, argument: Any, part: Callable[[Tensor], Tensor], *, may_index: bool) -> Any:
         """An argument of a moving operation with tensors replaced by places; an index, which may have been computed
@@ -314,71 +253,10 @@ class PlaceTrace(TorchDispatchMode):
         result = next(leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor))
         keepdim = result.dim() == source.dim()
         own = self.places.union(trace.own, axes, keepdim=keepdim)
-        if trace.looked_at is None or any(_varies(trace, axis) != (False, False) for axis in axes):
+        if trace.looked_at is None or any(varies(trace, axis) != (False, False) for axis in axes):
             return Trace(own)
         looked_at = self.places.union(trace.looked_at, axes, keepdim=keepdim)  # over heads: still pairs of tokens
-        return Trace(own, looked_at, self._new_weights(own.numel(), [trace]))
-
-    def _product(self, left: Trace | None, right: Trace | None, shape: torch.Size) -> Trace | None:
-        """left [..., i, c] times right [..., c, j]."""
-        factors = [(factor, axis) for factor, axis in ((left, -1), (right, -2)) if factor is not None]
-        pairs = [factor for factor in factors if factor[0].looked_at is not None]
-        if len(pairs) == 1:
-            (weights, axis), other = *pairs, next((one for one in factors if one is not pairs[0]), None)
-            return self._weights_times(weights, axis, other, shape)
-        if len(factors) == 1:
-            ((one, axis),) = factors
-            return Trace(self.places.union(one.own, [axis], keepdim=True).expand(shape))
-        assert left is not None
-        assert right is not None
-        # What does not change along the axis that is summed over: of weights, queries or keys.
-        rows, columns = _kept(left, -1), _kept(right, -2)
-        if rows is not None and columns is not None and constant_along(columns, -1) is None:
-            if constant_along(rows, -2) is not None and bool(self.places.covers_image(rows).all()):
-                return Trace(columns.expand(shape))  # channels, or summaries, of the image: they ask from nowhere
-            if not pairs:  # queries times keys
-                self.weights.append(Weights(shape.numel()))
-            number = self._new_weights(shape.numel(), [left, right]) if pairs else len(self.weights) - 1
-            return Trace(rows.expand(shape), columns.expand(shape), number)
-        if rows is not None:
-            return Trace(rows.expand(shape))
-        if columns is not None:
-            return Trace(columns.expand(shape))
-        own = torch.stack(
-            [
-                self.places.union(left.own, [-1], keepdim=True).expand(shape),
-                self.places.union(right.own, [-2], keepdim=True).expand(shape),
-            ]
-        )
-        return Trace(self.places.union(own, [0]))
-
-    def _weights_times(
-        self, weights: Trace, axis: int, other: tuple[Trace, int] | None, shape: torch.Size
-    ) -> Trace | None:
-        """Weights between queries and keys, summed along an axis in a product: with the values, if these come from the
-        tokens; with numbers of the model's own, which change the weights."""
-        assert weights.looked_at is not None
-        own, looked_at = weights.own, weights.looked_at
-        varies = _varies(weights, axis)
-        if varies == (False, False) and (other is None or own.shape[axis] > 1):  # heads: each pair stays where it is
-            kept = [constant_along(numbers, axis) for numbers in (own, looked_at)]
-            assert kept[0] is not None
-            assert kept[1] is not None
-            return Trace(kept[0].expand(shape), kept[1].expand(shape), self._new_weights(shape.numel(), [weights]))
-        if other is not None and varies != (True, True):
-            keys_first = varies == (True, False)
-            queries, keys = (looked_at, own) if keys_first else (own, looked_at)
-            if (number := weights.weights) is not None:
-                met = self.weights[number]
-                are_keys = not met.assumed or _same_along(keys, axis, other[0].own, other[1])
-                is_softmax = met.softmax_over == (own.shape[axis], int(not keys_first))
-                self._on_meeting(Meeting(number, keys_first, are_keys, is_softmax))
-            return Trace(queries.narrow(axis, 0, 1).expand(shape))
-        if varies == (False, True) and shape[axis] == own.shape[axis]:  # keys × keys: blurred, or moved
-            queries = own.narrow(axis, 0, 1).expand(shape)
-            return Trace(queries, looked_at.expand(shape), self._new_weights(shape.numel(), [weights], assumed=True))
-        self.lost.append("a product of weights")
-        return Trace(self.places.union(own, [axis], keepdim=True).expand(shape))
+        return Trace(own, looked_at, self.pairs.new(own.numel(), [trace]))
 
     def _resampled(self, name: str, args: Sequence[Any], output: Any) -> Trace | None:
         """Convolution, pooling, interpolation: channels are joined, and so is what each window sees of the space; where
@@ -404,7 +282,7 @@ class PlaceTrace(TorchDispatchMode):
         own = ids.expand(result.shape)
         if looked_at is None or not pointwise:
             return Trace(own)
-        return Trace(own, looked_at.expand(result.shape), self._new_weights(result.numel(), [trace]))
+        return Trace(own, looked_at.expand(result.shape), self.pairs.new(result.numel(), [trace]))
 
     def _folded(self, args: Sequence[Any], output: Tensor) -> Trace:
         """Windows [..., channels · area, windows] added up where they overlap: each pixel lies where a window does."""
@@ -443,23 +321,21 @@ class PlaceTrace(TorchDispatchMode):
                 self._on_softmax(self._num_softmaxes, trace, args[1])
                 softmaxes = frozenset([self._num_softmaxes])
                 over = None
-                if trace.looked_at is not None and (varies := _varies(trace, args[1])) in (
-                    (True, False),
-                    (False, True),
-                ):
-                    over = result.shape[args[1]], int(varies[1])
-                weights = self._new_weights(result.numel(), [trace], softmaxes=softmaxes, softmax_over=over)
+                changing = (False, False) if trace.looked_at is None else varies(trace, args[1])
+                if changing in ((True, False), (False, True)):
+                    over = result.shape[args[1]], int(changing[1])
+                weights = self.pairs.new(result.numel(), [trace], softmaxes=softmaxes, softmax_over=over)
                 trace = replace(trace, weights=weights)
                 self._num_softmaxes += 1
             elif name not in SAME:
                 pairs = [one for one in traces if one.looked_at is not None]
-                trace = replace(trace, weights=self._new_weights(result.numel(), pairs))
+                trace = replace(trace, weights=self.pairs.new(result.numel(), pairs))
             self._traces[result] = trace
 
     def _hiding(self, name: str, args: Sequence[Any], traces: Sequence[Trace]) -> Tensor | None:
         """1 where this operation hides keys: by filling in or adding what is far below any logit; behind a softmax, by
         filling in or multiplying with 0."""
-        behind = any(t.weights is not None and self.weights[t.weights].softmaxes for t in traces)
+        behind = any(t.weights is not None and self.pairs.weights[t.weights].softmaxes for t in traces)
         if name.startswith("masked_fill") and args[1] not in self._traces:
             value = args[2].item() if isinstance(args[2], Tensor) else args[2]
             return args[1].long().cpu() if value <= HIDING or (behind and value == 0) else None
@@ -485,24 +361,6 @@ class PlaceTrace(TorchDispatchMode):
         for trace in fitting[1:]:
             own = self.places.smaller(own, trace.own.expand(shape))
         return Trace(own)
-
-
-def _varies(weights: Trace, axis: int) -> tuple[bool, bool]:
-    """Whether queries, and whether keys, change along an axis."""
-    assert weights.looked_at is not None
-    return constant_along(weights.own, axis) is None, constant_along(weights.looked_at, axis) is None
-
-
-def _kept(factor: Trace, axis: int) -> Tensor | None:
-    """Places that do not change along this axis, without it: of weights, those of queries or of keys."""
-    parts = [constant_along(part, axis) for part in (factor.own, factor.looked_at) if part is not None]
-    return next((part for part in parts if part is not None), None)
-
-
-def _same_along(one: Tensor, axis: int, other: Tensor, other_axis: int) -> bool:
-    """Whether places are the same along the axes that a product sums over."""
-    lines = [numbers.movedim(along, -1) for numbers, along in ((one, axis), (other, other_axis))]
-    return torch.equal(*(line.reshape(-1, line.shape[-1]).unique(dim=0) for line in lines))
 
 
 def _adds(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:

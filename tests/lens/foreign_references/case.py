@@ -1,6 +1,6 @@
 """One model of a library: how it is built and called, and what is expected of it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -22,7 +22,9 @@ class Case:
     layers: Mapping[str, Mechanism] = field(default_factory=dict)
     """Patterns for names of attention modules, and where their tokens are."""
     skipped: Mapping[str, str] = field(default_factory=dict)
-    """Patterns for names of what is not spatial attention, and words of the reason the lens should give."""
+    """Patterns for names of what is not spatial attention, and a pattern for the reason the lens should give."""
+    unspoken: Collection[str] = ()
+    """Those of these patterns of which the lens need not speak: words that look at words, or pooling by scores."""
     image_size: tuple[int, int] = (64, 96)
     inputs: Callable[[], Any] | None = None
     """What is measured on, where that is not two images [2, 3, H, W]."""
@@ -30,6 +32,8 @@ class Case:
     """How the model takes it, where that is not `model(images)`: the name of an argument, or a function."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """What else `measure` is told: grid, prefix."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables that are set while the model runs."""
     num_images: int = 2
     """How many images or videos the input has."""
     gain: float = 4.0
@@ -39,9 +43,11 @@ class Case:
     used: int | None = None
     """Which softmax of an attention module has the weights that multiply values, where it computes others, too."""
     is_eager: bool = True
-    """Whether a model of transformers computes the same without fused attention."""
+    """Whether a model of transformers computes the same without fused attention, which may be all that knows a mask."""
     packing: Literal["", "apart", "together"] = ""
     """Whether the images of a batch are one sequence, which the model cuts again, or keeps together under a mask."""
+    is_alone: bool = False
+    """Whether images of a batch would look at each other, so that the lens should run each by itself."""
     refused: str | None = None
     """Words of the message, where the lens should refuse the whole model; any will do where they are empty."""
     quick: bool = False
@@ -78,6 +84,6 @@ def run(model: nn.Module, case: Case, inputs: Any) -> Any:
     """The forward, as a user of the library writes it."""
     if callable(case.call):
         return case.call(model, inputs)
-    if isinstance(case.call, str):
-        return model(**{case.call: inputs})
-    return model(**inputs) if isinstance(inputs, dict) else model(inputs)
+    if isinstance(inputs, dict):
+        return model(**inputs)
+    return model(**{case.call: inputs}) if isinstance(case.call, str) else model(inputs)

@@ -9,8 +9,8 @@ from vit_references.maps import Recorded
 from vit_references.mechanisms import Mechanism, Size, cells
 
 from foreign_references.case import Case
-from foreign_references.huggingface import SMALL
 from foreign_references.huggingface_heads import ANY, EVERY, task
+from foreign_references.huggingface_whole import SMALL
 from foreign_references.places import behind, cut, in_windows, patches
 
 DECODER = {r".*decoder.*": ANY}
@@ -88,7 +88,7 @@ CASES: list[Case] = [
         partial(detr, indices=(2, 3, 4), num_feature_levels=3),
         skipped={EVERY: ANY},
         image_size=LARGE,
-        refused=ANY,
+        refused="from one token alone",
         note="weights from one token, for places it chooses",
     ),
     task(

@@ -9,7 +9,7 @@ from torch import nn
 from vit_references.checking import CHANNELS
 
 from foreign_references.case import Case
-from foreign_references.huggingface import SQUARE, WIDE
+from foreign_references.huggingface_whole import SQUARE, WIDE
 from foreign_references.huggingface_windows import SWIN
 from foreign_references.places import by_stage, in_windows, number_in, patches, pooled_keys
 

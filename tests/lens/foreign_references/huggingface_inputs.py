@@ -5,9 +5,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from vit_references.dense import Layer
+from vit_references.maps import Recorded
+from vit_references.mechanisms import Size
 
 from foreign_references.case import Case
-from foreign_references.huggingface import SMALL
+from foreign_references.huggingface_whole import SMALL
 from foreign_references.huggingface_windows import whole_or_windows
 from foreign_references.places import in_windows, patches, with_axes
 
@@ -96,6 +99,33 @@ def depth_pro(library: Any) -> nn.Module:
     return built
 
 
+def seggpt(library: Any) -> nn.Module:
+    config = library.SegGptConfig(
+        hidden_size=48,
+        num_hidden_layers=3,
+        num_attention_heads=3,
+        patch_size=16,
+        image_size=[128, 64],
+        pretrain_image_size=64,
+        mlp_dim=64,
+        merge_index=0,
+        intermediate_hidden_state_indices=[0, 1, 2],
+    )
+    built: nn.Module = library.SegGptModel(config)
+    return built
+
+
+def prompted() -> dict[str, Tensor]:
+    return {name: images() for name in ("pixel_values", "prompt_pixel_values", "prompt_masks")}
+
+
+def beside_masks(found: Recorded, image_size: Size) -> Layer:
+    """SegGPT's first layer: images below their prompts, and as a second half of the batch what is known of masks."""
+    layer = patches(prefix=16)(found, image_size)
+    both = torch.cat([layer.keys_WM2, torch.full_like(layer.keys_WM2, torch.nan)])
+    return Layer(layer.grid_size, both, both, "wbh")
+
+
 CASES: list[Case] = [
     whole("ViTModel, dictionary", vit, lambda: {"pixel_values": images()}, layers={EVERY: CLS}),
     whole("ViTModel, by name", vit, images, layers={EVERY: CLS}, call="pixel_values"),
@@ -154,28 +184,23 @@ CASES: list[Case] = [
         skipped={EVERY: ANY},
         image_size=(224, 224),
         call="inputs",
-        refused=ANY,
+        refused="has no spatial attention that can be measured",
         note="a few learned queries look at all pixels",
     ),
     whole(
         "SegGptModel",
-        lambda library: library.SegGptModel(
-            library.SegGptConfig(
-                hidden_size=48,
-                num_hidden_layers=3,
-                num_attention_heads=3,
-                patch_size=16,
-                image_size=[128, 64],
-                pretrain_image_size=64,
-                mlp_dim=64,
-                merge_index=0,
-                intermediate_hidden_state_indices=[0, 1, 2],
-            )
-        ),
-        lambda: {name: images() for name in ("pixel_values", "prompt_pixel_values", "prompt_masks")},
-        layers={},
+        seggpt,
+        prompted,
         skipped={EVERY: ANY},
-        refused=ANY,
+        refused="call='…'",
         note="two images, one above the other",
+    ),
+    whole(
+        "SegGptModel, by name",
+        seggpt,
+        prompted,
+        layers={r".*layers\.0.*": beside_masks, EVERY: patches(prefix=16, axes="bh")},
+        call="pixel_values",
+        note="an image below another, whose patches have no place on it",
     ),
 ]

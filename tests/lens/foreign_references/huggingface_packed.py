@@ -15,7 +15,7 @@ from vit_references.maps import Recorded
 from vit_references.mechanisms import Mechanism, Size, cells
 
 from foreign_references.case import Case
-from foreign_references.huggingface import SMALL, SQUARE
+from foreign_references.huggingface_whole import SMALL, SQUARE
 from foreign_references.places import behind, cut, patches
 
 EVERY = r".*"
@@ -143,6 +143,7 @@ CASES: list[Case] = [
         "Qwen2_5_VLVisionConfig",
         WINDOWED,
         layers=BY_WINDOW,
+        quick=True,
         note="RoPE, windows with a softmax each",
     ),
     apart("qwen3_vl", "Qwen3VLVisionModel", "Qwen3VLVisionConfig", DEEP),
@@ -199,12 +200,10 @@ CASES: list[Case] = [
         "MiniMaxM3VLVisionModel",
         "MiniMaxM3VLVisionConfig",
         {**SMALL, "hidden_size": 64, "num_attention_heads": 2, "image_size": 64},
-        layers={},
-        skipped={EVERY: ANY},
         call=packed("pixel_values"),
-        packing="",
-        refused="image",
-        note="without flash attention, images of a batch look at each other",
+        is_alone=True,
+        quick=True,
+        note="without flash attention images of a batch look at each other, so that each runs by itself",
     ),
     apart(
         "minimax_m3_vl",

@@ -4,7 +4,7 @@ from vit_references.checking import ONE_TOKEN, SCORES
 from vit_references.mechanisms import pooled, pooled_by_module, subsampled_queries, tokens
 
 from foreign_references.case import Case
-from foreign_references.huggingface import model
+from foreign_references.huggingface_whole import model
 from foreign_references.places import by_stage, number_in
 
 EVERY = r".*"

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from foreign_references.case import Case
-from foreign_references.huggingface import SMALL
 from foreign_references.huggingface_inputs import ANY, CLS, EVERY, VISION, images, whole
+from foreign_references.huggingface_whole import SMALL
 from foreign_references.huggingface_windows import SWIN
 from foreign_references.places import causal, patches
 
@@ -91,6 +91,7 @@ CASES: list[Case] = [
         pair,
         layers=BESIDE_TEXT,
         skipped=OF_TEXT,
+        unspoken=OF_TEXT,
         note="with text",
     ),
     whole("OwlViTModel", dual("OwlViTModel"), pair, layers=BESIDE_TEXT, skipped=OF_TEXT, note="with text"),
@@ -122,6 +123,8 @@ CASES: list[Case] = [
             "use_cache": False,
         },
         layers={r"vision_tower.*": CLS, r"language_model.*": causal(patches(prefix=1, suffix=2))},
+        is_eager=False,
+        quick=True,
         note="patches again among the words, where none looks ahead",
     ),
     whole(

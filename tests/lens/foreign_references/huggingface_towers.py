@@ -12,8 +12,8 @@ from vit_references.maps import Recorded
 from vit_references.mechanisms import Size, cells
 
 from foreign_references.case import Case
-from foreign_references.huggingface import SMALL, SQUARE
 from foreign_references.huggingface_packed import GRID, cut_out, tower
+from foreign_references.huggingface_whole import SMALL, SQUARE
 from foreign_references.huggingface_windows import whole_or_windows
 from foreign_references.places import behind, patches
 

@@ -1,5 +1,7 @@
-"""Models of transformers whose patches look at the whole image."""
+"""How a small model of Hugging Face transformers is made, and those whose patches look at the whole image."""
 
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -7,11 +9,33 @@ from torch import Tensor, nn
 from vit_references.checking import CLASS
 
 from foreign_references.case import Case
-from foreign_references.huggingface import SMALL, SQUARE, WIDE, model
 from foreign_references.places import patches
 
+SMALL = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 64, "patch_size": 16}
+WIDE = {**SMALL, "image_size": (64, 96)}
+SQUARE = {**SMALL, "image_size": 64}
 EVERY = r".*"
 BESIDE_POOLING = r"encoder.*"
+
+
+def model(name: str, settings: Mapping[str, Any], config: str = "", **case: Any) -> Case:
+    """A model class of transformers; its configuration has the same name with another end, unless told."""
+    build = partial(_build, name.partition(",")[0], config or _config_of(name), settings)
+    return Case("transformers", name, build, **case)
+
+
+def _config_of(name: str) -> str:
+    for end in ("Model", "Backbone", "VisionTransformer"):
+        if name.endswith(end):
+            return name.removesuffix(end).removesuffix("Vision") + ("VisionConfig" if "Vision" in name else "Config")
+    raise ValueError(f"{name} does not say what its configuration is")
+
+
+def _build(name: str, config: str, settings: Mapping[str, Any]) -> nn.Module:
+    import transformers
+
+    built: nn.Module = getattr(transformers, name)(getattr(transformers, config)(**settings))
+    return built
 
 
 def plain(name: str, prefix: int, settings: dict[str, Any], **case: Any) -> Case:

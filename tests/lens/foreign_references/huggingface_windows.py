@@ -17,7 +17,7 @@ from vit_references.mechanisms import (
 )
 
 from foreign_references.case import Case
-from foreign_references.huggingface import SMALL, model
+from foreign_references.huggingface_whole import SMALL, model
 from foreign_references.places import number_in, shifted_windows
 
 EVERY = r".*"

@@ -1,5 +1,7 @@
 """All cases, in the order of the tables."""
 
+from typing import NamedTuple
+
 from foreign_references import (
     huggingface_detectors,
     huggingface_heads,
@@ -19,14 +21,27 @@ from foreign_references import (
 )
 from foreign_references.case import Case
 
+
+class Library(NamedTuple):
+    module: str
+    """What it is called in Python."""
+    package: str
+    """What its package is called."""
+    what: str
+    """What was looked at, in words."""
+
+
 LIBRARIES = {
-    "transformers": ("transformers", "transformers"),
-    "vit-pytorch": ("vit_pytorch", "vit-pytorch"),
-    "open_clip": ("open_clip", "open_clip_torch"),
-    "segment_anything": ("segment_anything", "segment-anything"),
-    "torchvision": ("torchvision", "torchvision"),
+    "transformers": Library(
+        "transformers",
+        "transformers",
+        "Backbones, image towers of multimodal models, detectors, models for depth and segmentation, and video models.",
+    ),
+    "vit-pytorch": Library("vit_pytorch", "vit-pytorch", "Its models that take images or videos."),
+    "open_clip": Library("open_clip", "open_clip_torch", "Its image towers, and whole models."),
+    "segment_anything": Library("segment_anything", "segment-anything", "Its image encoder, and a whole SAM."),
+    "torchvision": Library("torchvision", "torchvision", "Its transformers for images and videos."),
 }
-"""What each library is called in Python, and what its package is called."""
 
 CASES: list[Case] = [
     *huggingface_whole.CASES,

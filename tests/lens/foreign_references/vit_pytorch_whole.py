@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
-from vit_references.checking import CLASS
+from vit_references.checking import CLASS, TALKING
 
 from foreign_references.case import Case
 from foreign_references.places import but_not_itself, patches
@@ -33,6 +33,12 @@ def plain(name: str, prefix: int = 0, settings: Mapping[str, Any] = WIDE, **case
     """Patches behind some other tokens."""
     size = (64, 96) if settings.get("image_size") != 64 else SQUARE_IMAGE
     return model(name, settings, **{"layers": {EVERY: patches(prefix=prefix)}, "image_size": size, **case})
+
+
+def shifted(name: str, **case: Any) -> Case:
+    """Patches of an image and of its shifted copies."""
+    words = "no patch looks at itself; patches of shifted images"
+    return plain(name, layers={EVERY: but_not_itself(patches(prefix=1))}, gain=2, note=words, **case)
 
 
 def with_memories() -> nn.Module:
@@ -71,6 +77,10 @@ def as_list(model: nn.Module, images: Tensor) -> Any:
     return model(list(images))
 
 
+WITHOUT_FLEX: dict[str, Any] = {
+    "environment": {"ATEN_CPU_CAPABILITY": "default"},
+    "note": "with `ATEN_CPU_CAPABILITY=default`, for which it has unfused code",
+}
 LOOPED = {
     "image_size": (64, 96),
     "patch_size": 16,
@@ -97,8 +107,11 @@ COMPACT = {
     "num_classes": 5,
 }
 SCORES = "no queries"
+NOTHING = "has no spatial attention that can be measured"
 ANY = ""
 """Whatever reason the lens gives."""
+SLOW_ROPE = {"rope_max_freq": 10.0}
+"""Angles of 10,000 have errors of 5e-4 in float32, which is the model's own affair."""
 ND = {**SMALL, "ndim": 2, "input_shape": (64, 96)}
 
 CASES: list[Case] = [
@@ -138,12 +151,8 @@ CASES: list[Case] = [
     plain("vit_with_decorr.ViT", 1),
     plain("vit_with_keel_post_ln.ViT", 1),
     plain("vit_with_patch_dropout.ViT", 1),
-    plain(
-        "vit_for_small_dataset.ViT",
-        layers={EVERY: but_not_itself(patches(prefix=1))},
-        gain=2,
-        note="no patch looks at itself; patches of shifted images",
-    ),
+    shifted("vit_for_small_dataset.ViT"),
+    shifted("vit_for_small_dataset.ViT, told its grid", options={"grid": (4, 6), "prefix": 1}),
     Case(
         "vit-pytorch",
         "learnable_memory_vit.Adapter",
@@ -156,18 +165,19 @@ CASES: list[Case] = [
         settings=COMPACT,
         layers={r".*self_attn": patches()},
         skipped={"classifier": SCORES},
+        unspoken=["classifier"],
         note="behind convolutions; pooling by scores",
     ),
     plain("xcit.XCiT", settings={**SQUARE, "cls_depth": 1}, layers={}, skipped={EVERY: ANY}, refused="channels"),
-    plain("cait.CaiT", settings={**SQUARE, "cls_depth": 1}, layers={}, skipped={EVERY: ANY}, refused="talking heads"),
-    plain("deepvit.DeepViT", settings=SQUARE, layers={}, skipped={EVERY: ANY}, refused=ANY, note="re-attention"),
+    plain("cait.CaiT", settings={**SQUARE, "cls_depth": 1}, layers={}, skipped={EVERY: ANY}, refused=TALKING),
+    plain("deepvit.DeepViT", settings=SQUARE, layers={}, skipped={EVERY: ANY}, refused=TALKING, note="re-attention"),
     Case(
         "vit-pytorch",
         "deepvit.DeepViT, mixed alone",
         mixed_alone,
-        skipped={EVERY: "talking heads"},
+        layers={EVERY: patches(prefix=1)},
+        after="reattn_norm",
         image_size=SQUARE_IMAGE,
-        refused="talking heads",
         note="re-attention whose mixtures are still distributions",
     ),
     plain(
@@ -175,7 +185,7 @@ CASES: list[Case] = [
         settings={**WIDE, "max_tokens_per_depth": (20, 10)},
         layers={},
         skipped={EVERY: ANY},
-        refused=ANY,
+        refused="elsewhere in one image than in another",
         note="tokens are sampled by their attention",
     ),
     plain(
@@ -195,9 +205,12 @@ CASES: list[Case] = [
         gain=1,
         note="all images in one sequence, kept apart by a mask",
     ),
-    plain("na_vit_nested_tensor.NaViT", layers={}, call=as_list, refused=ANY, note="nested tensors"),
+    plain("na_vit_nested_tensor.NaViT", layers={}, call=as_list, refused="nested tensors", note="nested tensors"),
     plain("vit_nd.ViTND", settings=ND, layers={}, refused="flex", note="flex attention"),
     plain("vit_nd_rotary.ViTND", settings=ND, layers={}, refused="flex", note="flex attention"),
     plain("vit_nd_pope.ViTND", settings=ND, layers={}, refused="flex", note="flex attention"),
-    plain("wwt.WWT", settings={**WIDE, "num_slots": 4}, layers={}, skipped={EVERY: ANY}, refused=ANY, note="slots"),
+    plain("vit_nd.ViTND, without flex", 1, ND, **WITHOUT_FLEX),
+    plain("vit_nd_rotary.ViTND, without flex", settings={**ND, **SLOW_ROPE}, **WITHOUT_FLEX),
+    plain("vit_nd_pope.ViTND, without flex", settings={**ND, "pope_max_freq": 10.0}, **WITHOUT_FLEX),
+    plain("wwt.WWT", settings={**WIDE, "num_slots": 4}, layers={}, skipped={EVERY: ANY}, refused=NOTHING, note="slots"),
 ]

@@ -2,64 +2,90 @@
 
 import importlib.metadata
 import importlib.util
-import sys
 from collections import Counter
+from collections.abc import Mapping
 
-from vit_references.write_table import grids, reasons
+from vit_references.write_table import as_row, grid_of, reasons
 
 from foreign_references.case import Case
-from foreign_references.outcomes import Outcome, outcome
+from foreign_references.expected import Expected
+from foreign_references.outcomes import Outcome, fault, outcome
 from foreign_references.registry import CASES, LIBRARIES
+from foreign_references.video_places import VideoLayer
 
-INTRODUCTION = """## Models of other libraries
+INTRODUCTION = """
+## Models of other libraries
 
-Small models with random weights, checked in the same way: maps by the library's own unfused code in float64, places
-stated for each architecture, numbers by dense sums. *Right* means that all attention between patches is measured, with
-the largest difference over all layers and heads; *refused* that nothing is, with what the lens says; *partly refused*
-that some of it is not. Differences are relative, to 0.01 where a number is smaller. What follows a comma tells variants
-of a model apart. {right} rows are right, {refused} refused, {partly} partly refused.
+Small models with random weights, checked in the same way. Maps come from the library's own unfused code in float64.
+Places of tokens are stated for each architecture. Numbers are plain dense sums.
+
+**Right** means that all attention between patches is measured, and that the largest difference is less than 1e-5. It is
+relative; to 0.01, where a number is smaller than that. What else a model computes by a softmax is in the last column,
+with the reason the lens gives. **Refused** means that nothing is measured; the row has what the lens says instead.
+Nothing else is allowed: with a wrong number or a traceback this page is not written.
+
+Of videos, distance is that on the picture, entropy is over the patches of all times that a query may see, and distance
+in time is checked as well. Attention along time alone has no distance on the picture.
+
+What follows a comma in a model's name tells variants of it apart, or ways to call it.
+
+| library | right | refused | wrong | tracebacks |
+|---|---|---|---|---|
 """
 HEADER = """
 ### {name} {version}
 
-| model | layers | grids | what is special | result | not measured there |
+{what}
+
+| model | layers | grids | what is special | largest difference, or what the lens says | not measured there |
 |---|---|---|---|---|---|
 """
 
 
-def row(case: Case, found: Outcome) -> str:
-    result = f"right, {found.difference:.0e}" if found.kind == "right" else f"{found.kind}: {found.message}"
-    measured = [] if found.kind == "refused" else found.expected
-    cells = (case.name, len(measured) or "", grids(measured), case.note, result, reasons(dict(found.skipped)))
-    return "| " + " | ".join(str(cell).replace("|", "\\|").replace("\n", " ") for cell in cells) + " |\n"
-
-
-def is_installed(library: str) -> bool:
-    return importlib.util.find_spec(LIBRARIES[library][0]) is not None
-
-
 def tables() -> str:
-    """The tables of all libraries that are installed, with a sentence of how many models are right."""
-    found = {
-        library: [(case, outcome(case)) for case in CASES if case.library == library]
-        for library in LIBRARIES
-        if is_installed(library)
-    }
-    wrong = [
-        f"{case.name}: {result.kind}, {result.message}"
-        for rows in found.values()
-        for case, result in rows
-        if result.kind in ("wrong", "traceback")
-    ]
-    assert not wrong, "\n".join(wrong)
-    number = Counter(result.kind for rows in found.values() for _, result in rows)
-    parts = [INTRODUCTION.format(right=number["right"], refused=number["refused"], partly=number["partly refused"])]
-    for library, rows in found.items():
-        version = importlib.metadata.version(LIBRARIES[library][1])
-        parts.append(HEADER.format(name=library, version=version))
-        parts += [row(case, result) for case, result in rows]
+    """All libraries: how many models are right, and a row for each; fails if one is neither right nor refused."""
+    if missing := [name for name in LIBRARIES if importlib.util.find_spec(LIBRARIES[name].module) is None]:
+        raise ModuleNotFoundError(f"{', '.join(missing)} must be there: pip install 'nearsight[foreign]'")
+    found = {library: [(case, outcome(case)) for case in CASES if case.library == library] for library in LIBRARIES}
+    checked = [pair for pairs in found.values() for pair in pairs]
+    faults = [f"{case.library} {case.name}: {said}" for case, result in checked if (said := fault(case, result))]
+    assert not faults, "\n".join(faults)
+    parts = [INTRODUCTION, *(_counts(library, _kinds(pairs)) for library, pairs in found.items())]
+    parts.append(_counts("together", _kinds(checked)))
+    for library, pairs in found.items():
+        version = importlib.metadata.version(LIBRARIES[library].package)
+        parts.append(HEADER.format(name=library, version=version, what=LIBRARIES[library].what))
+        parts += [_row(case, result) for case, result in pairs]
     return "".join(parts)
 
 
-if __name__ == "__main__":
-    sys.stdout.write(tables())
+def _kinds(pairs: list[tuple[Case, Outcome]]) -> Counter[str]:
+    return Counter(result.kind for _, result in pairs)
+
+
+def _counts(name: str, number: Mapping[str, int]) -> str:
+    return as_row(name, *(number[kind] for kind in ("right", "refused", "wrong", "traceback")))
+
+
+def _row(case: Case, found: Outcome) -> str:
+    told = ", ".join(f"{name}={value}" for name, value in case.options.items())
+    special = "; ".join(words for words in (case.note, f"told `{told}`" if told else "") if words)
+    if found.kind == "refused":
+        return as_row(case.name, "", "", special, f"refused: {found.message}", "")
+    grids = dict.fromkeys(map(_grid, found.expected))
+    cells = (len(found.expected), ", ".join(grids), special, f"{found.difference:.0e}", reasons(dict(found.skipped)))
+    return as_row(case.name, *cells)
+
+
+def _grid(found: Expected) -> str:
+    """Of a video with its times."""
+    layer = found.layer
+    if not isinstance(layer, VideoLayer):
+        return grid_of(layer)
+    rows, cols = layer.grid_size
+    if layer.is_along_time:
+        return f"{rows}×{cols} along {layer.num_times} times"
+    times = layer.key_times_WM.nan_to_num(0.0)
+    if len(times) > 1 and (layer.key_times_WM.isnan() | (times == times.amax(1, keepdim=True))).all():
+        return f"{rows}×{cols} at each of {layer.num_times} times"
+    return f"{grid_of(layer)} at {layer.num_times} times"
