@@ -292,3 +292,20 @@ def test_tokens_in_an_order_of_each_image_are_found_out_one_by_one_too() -> None
 
     with pytest.raises(InputError, match="elsewhere in one image than in another"):
         measure(Sorting(masked=False), torch.randn(2, 3, 8, 8))
+
+
+def test_parts_with_other_heads_are_layers_of_their_own() -> None:
+    class Halves(Attending):
+        def __init__(self) -> None:
+            super().__init__(48)
+
+        def forward(self, images: Tensor) -> Tensor:
+            x = self.embed(F.unfold(images, 4, stride=4).transpose(1, 2))
+            upper, lower = x.split(12, dim=1)
+            few = F.scaled_dot_product_attention(lower[:, None], x[:, None], x[:, None])
+            query, key = upper.unflatten(-1, (2, -1)).transpose(1, 2), x.unflatten(-1, (2, -1)).transpose(1, 2)
+            return F.scaled_dot_product_attention(query, key, key).sum() + few.sum()
+
+    table = measure(Halves(), torch.randn(2, 3, 16, 24))
+    assert table.layer_names == ("", "#2")
+    assert np.isnan(table.mad[0, 1])

@@ -54,6 +54,10 @@ class Layout:
         num_windows, num_heads = tensor.shape[1:lead].numel(), tensor.shape[lead:-2].numel()
         return tensor.reshape(tensor.shape[0], num_windows, num_heads, *tensor.shape[-2:])
 
+    def num_heads(self, shape: Sequence[int]) -> int:
+        """Of a tensor of this shape, [L..., x, y]."""
+        return int(self.arrange(torch.empty(tuple(shape), device="meta")).shape[2])
+
     def restore(self, tensor_BWHxy: Tensor, shape: Sequence[int]) -> Tensor:
         """[B, W, H, x, y] → [L..., x, y], where the model's leading axes have this shape: what `arrange` came from."""
         split = torch.empty(*[1] * self.alone, *shape, 1, 1, device="meta")

@@ -72,8 +72,9 @@ def attention_rollout(
                     start_N = _starting_tokens(run.model, geometry).to(run.device)
                 if batch.shape[1:] != size:
                     raise InputError("attention is rolled out on images of one size only")
-                rolled_BNN = _rolled(run.model, batch, found, residual, _FUSIONS[head_fusion], discard)
-                maps.append(_on_grid(rolled_BNN[:, start_N].mean(1).cpu(), geometry))
+                for part in batch.split(1) if found.is_alone else [batch]:
+                    rolled_BNN = _rolled(run.model, part, found, residual, _FUSIONS[head_fusion], discard)
+                    maps.append(_on_grid(rolled_BNN[:, start_N].mean(1).cpu(), geometry))
     if not maps:
         raise InputError("there are no images to roll attention out on")
     maps_BRC = torch.cat(maps)

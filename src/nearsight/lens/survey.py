@@ -30,6 +30,7 @@ class Site:
     name: str
     """Dotted name of its module; "#2" marks a second attention in the same module."""
     geometry: Geometry
+    num_heads: int = 1
     layer: str = ""
     """What it is measured as: its name, or that of the first of several that are one attention in parts."""
     operand: int = 0
@@ -294,7 +295,8 @@ class _Surveyor:
             if of_tokens is None:
                 raise NotSpatialError("attention between channels, not between places")
             numbers.append(of_tokens.squeeze(-1))
-        return Site("", self._locate(*numbers))
+        geometry = self._locate(*numbers)
+        return Site("", geometry, geometry.layout.num_heads(attention.query.shape))
 
     def _locate(self, query_LN: Tensor, key_LM: Tensor) -> Geometry:
         """Most layers of a model have their tokens where another one has."""
@@ -319,6 +321,7 @@ class _Surveyor:
         return Site(
             "",
             geometry,
+            geometry.layout.num_heads(own.movedim((query_axis, key_axis), (-2, -1)).shape),
             operand=attention.operand,
             axes=(query_axis, key_axis),
             hidden_WHNM=hidden_WHNM,
@@ -339,7 +342,7 @@ def with_joined_parts(sites: Mapping[Call, Site]) -> dict[Call, Site]:
         modules.setdefault(call.layer_name, []).append(call)
     for calls in modules.values():
         geometries = joint_geometries([sites[call].geometry for call in calls])
-        if len(calls) > 1 and geometries is not None:
+        if len({sites[call].num_heads for call in calls}) == 1 < len(calls) and geometries is not None:
             for call, geometry in zip(calls, geometries, strict=True):
                 joined[call] = replace(sites[call], geometry=geometry, layer=sites[calls[0]].name)
     return joined
