@@ -198,7 +198,7 @@ def test_attention_within_a_frame_has_no_distance_in_time() -> None:
 class Packed(Attending):
     """A sequence of the patches of all images; each image attends to itself, by a call of its own or under a mask."""
 
-    spatial_merge_size = 2
+    spatial_merge_size, patch_size = 2, 14
 
     def __init__(self, *, masked: bool, window: int | None = None) -> None:
         super().__init__(12)
@@ -250,6 +250,7 @@ def test_windows_with_a_call_each_are_one_layer_on_the_whole_grid() -> None:
     table = measure(model, {"hidden_states": patches, "grid_thw": torch.tensor([[1, 4, 6]])}, what=["shares"])
     assert table.layer_names == ("",)
     assert table.extra["grid_size"].tolist() == [[4, 6]]
+    assert table.extra["cell_size"].tolist() == [[14, 14]]
     place, expected = grouped(4, 6), []
     for number, part in enumerate(patches.split(4)):
         maps = model.maps(part, torch.tensor([[1, 2, 2]]))
@@ -278,6 +279,9 @@ def test_padded_patches_with_spatial_shapes() -> None:
             model.attend(model.embed(image[None, : rows * cols]))
         expected.append(attention_distance(model.seen[0].double(), (rows, cols), num_prefix_tokens=0)[0])
     np.testing.assert_allclose(table.mad[0], torch.stack(expected).mean(0), rtol=2e-5)
+    one = measure(model, {"pixel_values": patches[:1], "pixel_attention_mask": mask[:1], "spatial_shapes": shapes[:1]})
+    with pytest.raises(InputError, match="distances in pixels"):  # nobody says how large its patches are
+        one.mad_in("pixels")
 
 
 def test_tokens_in_an_order_of_each_image_are_found_out_one_by_one_too() -> None:

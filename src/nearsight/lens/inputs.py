@@ -5,6 +5,7 @@ takes by name; and sequences of patches with the grid of each image beside them,
 them: `grid_thw` (Qwen-VL and its kin) or `spatial_shapes` (SigLIP 2 NaFlex).
 """
 
+import math
 import operator
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -38,7 +39,8 @@ class Batch:
     raster: tuple[int, int, int] | None = None
     """(frames, rows, columns) of these pixels, if `place` is given."""
     pixel_size: float = 1.0
-    """How many pixels of the picture one of these is wide: a whole patch where the model is given patches."""
+    """How many pixels of the picture one of these is wide: of a patch where the model is given patches; NaN if that is
+    not known."""
 
     def __len__(self) -> int:
         return 1 if self.place is not None else len(self.images)
@@ -205,7 +207,7 @@ def _of_mapping(item: dict[str, Any], largest: int, model: nn.Module | None, cal
         yield from _packed(batch, grids, model)
     elif "spatial_shapes" in others and images.dim() == 3:
         for number, (rows, cols) in enumerate(others["spatial_shapes"].tolist()):
-            yield _patches(batch.part(slice(number, number + 1)), (1, rows, cols), row_by_row)
+            yield _patches(batch.part(slice(number, number + 1)), (1, rows, cols), torch.flatten, model)
     else:
         _check_images(images)
         for begin in range(0, len(images), largest):
@@ -228,7 +230,7 @@ def _images_in(item: Mapping[str, Any], named: str | None) -> tuple[str, Tensor]
 
 def _packed(batch: Batch, grids: Tensor, model: nn.Module | None) -> Iterator[Batch]:
     """One image after the other, of a sequence of the patches of all."""
-    merge = next((size for size in map(_merge_size, (model, getattr(model, "config", None))) if size), 1)
+    merge = int(_said_by(model, "spatial_merge_size", 1))
     (name,) = (key for key in batch.others if key.endswith("grid_thw"))
     begin = 0
     if int(grids.prod(-1).sum()) != len(batch.images):
@@ -243,21 +245,19 @@ def _packed(batch: Batch, grids: Tensor, model: nn.Module | None) -> Iterator[Ba
             split: Tensor = numbers.unflatten(2, (-1, merge)).unflatten(1, (-1, merge))
             return split.permute(0, 1, 3, 2, 4).flatten()
 
-        yield _patches(one, (frames, rows, cols), in_groups)
+        yield _patches(one, (frames, rows, cols), in_groups, model)
         begin = end
 
 
-def _merge_size(owner: object) -> int | None:
-    size: int | None = getattr(owner, "spatial_merge_size", None)
-    return size
+def _said_by(model: nn.Module | None, name: str, otherwise: float) -> float:
+    """A number that a model, or its config, has under this name."""
+    found = (getattr(owner, name, None) for owner in (model, getattr(model, "config", None)))
+    return next((float(value) for value in found if isinstance(value, int)), otherwise)
 
 
-def row_by_row(numbers: Tensor) -> Tensor:
-    """[frames, rows, columns] as a sequence."""
-    return numbers.flatten()
-
-
-def _patches(batch: Batch, raster: tuple[int, int, int], order: Callable[[Tensor], Tensor]) -> Batch:
+def _patches(
+    batch: Batch, raster: tuple[int, int, int], order: Callable[[Tensor], Tensor], model: nn.Module | None
+) -> Batch:
     """One image whose patches are given, [1, S, C] or [S, C], some of them perhaps only to fill up."""
     length = batch.images.shape[-2]
 
@@ -269,4 +269,4 @@ def _patches(batch: Batch, raster: tuple[int, int, int], order: Callable[[Tensor
     frames, rows, cols = raster
     if frames * rows * cols > length:
         raise InputError(f"an image of {frames} × {rows} × {cols} patches is given as {length}")
-    return replace(batch, place=place, raster=raster)
+    return replace(batch, place=place, raster=raster, pixel_size=_said_by(model, "patch_size", math.nan))

@@ -166,6 +166,7 @@ class _Surveyor:
     ) -> None:
         self._model, self._declared, self._is_alone = model, declared, alone
         self.is_unclear = False
+        self._pixel_size = batch.pixel_size
         self._trace = PlaceTrace(batch, self._softmax, self._met, with_values=with_values)
         self._tap = AttentionTap(model, self._candidates)
         self._modules = dict(model.named_modules())
@@ -304,7 +305,9 @@ class _Surveyor:
         if known not in self._located:
             places, alone = self._trace.places, self._is_alone
             found = None if self._declared is None else self._declared.locate(places, query_LN, key_LM, alone=alone)
-            self._located[known] = found or locate(places, query_LN, key_LM, alone=alone)
+            found = found or locate(places, query_LN, key_LM, alone=alone)
+            height, width = (self._pixel_size * side for side in found.cell_size)
+            self._located[known] = replace(found, cell_size=(height, width))
         return self._located[known]
 
     def _explicit(self, attention: ExplicitAttention, trace: Trace, changed: bool) -> Site:
