@@ -136,6 +136,25 @@ def test_a_grid_that_the_model_does_not_tell() -> None:
         measure(model, images, grid=(3, 6), prefix=1)
 
 
+def test_orders_and_masks_of_each_image_are_its_own() -> None:
+    """A model that puts its tokens into the order of noise that it is given: each image has its own."""
+
+    class Shuffling(Patches):
+        def forward(self, pixel_values: Tensor, noise: Tensor) -> Tensor:  # type: ignore[override]
+            patches = self.embed(F.unfold(pixel_values, 4, stride=4).transpose(1, 2))
+            order = noise.argsort(1)[..., None].expand_as(patches)
+            return self.attend(patches.gather(1, order))
+
+    model, images, noise = Shuffling(), torch.randn(3, 3, 16, 24), torch.rand(3, 24)
+    table = measure(model, {"pixel_values": images, "noise": noise})
+    place = torch.cartesian_prod(torch.arange(4.0), torch.arange(6.0)).double()
+    distances = [torch.cdist(place[order], place[order]) / np.hypot(3, 5) for order in noise.argsort(1)]
+    mad = (model.maps(images, noise) * torch.stack(distances)[:, None]).sum(-1).mean((0, 2))
+    np.testing.assert_allclose(table.mad[0], mad, rtol=2e-5)
+    with pytest.raises(InputError, match="maps are made of images of one size"):
+        nearsight.attention_maps(model, {"pixel_values": images, "noise": noise})
+
+
 def video_tokens(video: Tensor, patch: int = 4, tube: int = 2) -> Tensor:
     """[B, T, C, H, W] → [B, t, h, w, values]."""
     frames = video.unfold(1, tube, tube).unfold(3, patch, patch).unfold(4, patch, patch)

@@ -5,6 +5,7 @@ takes by name; and sequences of patches with the grid of each image beside them,
 them: `grid_thw` (Qwen-VL and its kin) or `spatial_shapes` (SigLIP 2 NaFlex).
 """
 
+import hashlib
 import math
 import operator
 import re
@@ -50,12 +51,18 @@ class Batch:
         """Equal for images whose tokens lie at the same places."""
         if self.is_one:
             return self.images.shape, self.raster
-        shapes = ((name, self._per_image(value)) for name, value in self.others.items() if isinstance(value, Tensor))
-        return self.images.shape[1:], *sorted(shapes)
+        # Masks, sizes and orders say where tokens are, too.
+        said = ((name, _content(value)) for name, value in self.part(slice(0, 1)).others.items())
+        return self.images.shape[1:], *sorted(said)
 
-    def _per_image(self, value: Tensor) -> tuple[int, ...]:
-        has_images = value.dim() and len(value) == len(self.images)
-        return tuple(value.shape[1:] if has_images else value.shape)
+    @property
+    def is_alike(self) -> bool:
+        """Whether all that is given beside the images is the same for each of them."""
+        return all(
+            bool((value == value[:1]).all())
+            for value in self.others.values()
+            if isinstance(value, Tensor) and value.dim() and len(value) == len(self.images)
+        )
 
     @property
     def is_one(self) -> bool:
@@ -124,6 +131,14 @@ class Batch:
         """Where and as the model takes them."""
         others = {name: _brought(value, device, dtype) for name, value in self.others.items()}
         return replace(self, images=_brought(self.images, device, dtype), others=others)
+
+
+def _content(value: Any) -> object:
+    """Equal where two values are, and of tensors only then."""
+    if not isinstance(value, Tensor):
+        return repr(value)
+    data = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    return repr((value.shape, value.dtype, hashlib.sha256(data.numpy().tobytes()).hexdigest()))
 
 
 def _brought(value: Any, device: torch.device, dtype: torch.dtype) -> Any:
@@ -211,7 +226,9 @@ def _of_mapping(item: dict[str, Any], largest: int, model: nn.Module | None, cal
     else:
         _check_images(images)
         for begin in range(0, len(images), largest):
-            yield batch.part(slice(begin, begin + largest))
+            part = batch.part(slice(begin, begin + largest))
+            # Tokens may lie elsewhere for each: in the order of its own noise, say, or as far as its own mask goes.
+            yield from [part] if part.is_alike else part.one_by_one()
 
 
 def _images_in(item: Mapping[str, Any], named: str | None) -> tuple[str, Tensor]:

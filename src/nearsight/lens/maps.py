@@ -78,7 +78,7 @@ def attention_maps(
         with without_gradients():
             example = next(first.one_by_one()).to(run.device, run.dtype)
             found = surveyed(run.model, example, declared_grid(grid, prefix))
-        chosen = _chosen(found, layers, heads)
+        chosen, known = _chosen(found, layers, heads), {first.key}
 
         def frame(call: Call, attention: Attention) -> Frame:
             if call not in frames:
@@ -95,8 +95,12 @@ def attention_maps(
             kept.begin([frames[call].empty for call in chosen])
         end = 0
         for batch in itertools.chain([first], coming):
-            if batch.key != first.key:
-                raise InputError("attention maps are made of images of one size; make those of each size apart")
+            if (key := batch.key) not in known:
+                with without_gradients():
+                    again = surveyed(run.model, batch.to(run.device, run.dtype), declared_grid(grid, prefix))
+                if not again.is_as(found):
+                    raise InputError("attention maps are made of images of one size; make those of each size apart")
+                known.add(key)
             for one in batch.one_by_one() if found.is_alone else [batch]:
                 begin, end = end, end + len(one)
                 with without_gradients():

@@ -76,16 +76,16 @@ def measure(
         def looks() -> Iterator[Look]:
             for batch in inputs.batches(images, batch_size, model=run.model, call=call):
                 with without_gradients():
-                    batch = batch.to(run.device, run.dtype)
-                    if batch.key not in prepared:
+                    batch, key = batch.to(run.device, run.dtype), batch.key
+                    if key not in prepared:
                         found = surveyed(run.model, batch, declared)
                         if layers is not None:
                             names[:] = [list(found.layers)[at] for at in layer_positions(list(found.layers), layers)]
                             found = found.only(names)
-                        prepared[batch.key] = found, [kind(run.model, found, batch) for kind in further]
-                for one in batch.one_by_one() if prepared[batch.key][0].is_alone else [batch]:
+                        prepared[key] = found, [kind(run.model, found, batch) for kind in further]
+                for one in batch.one_by_one() if prepared[key][0].is_alone else [batch]:
                     with without_gradients():
-                        look = Look(run.model, one, *prepared[batch.key], dtype)
+                        look = Look(run.model, one, *prepared[key], dtype)
                     yield look
 
         for new in finished(looks()):

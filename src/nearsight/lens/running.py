@@ -87,8 +87,6 @@ def _check_model(model: object) -> None:
         raise InputError("TorchScript calls nothing that could be seen; give the model that it was made from")
     if not isinstance(model, nn.Module):
         raise InputError(f"a model is a torch.nn.Module, not {str(model)[:80]!r}; timm.create_model(name) makes one")
-    if any(tensor.is_meta for tensor in model.parameters()):
-        raise InputError(f"weights of {type(model).__name__} are on the meta device, which holds none; load them first")
 
 
 def _uncompiled() -> AbstractContextManager[None]:
@@ -180,6 +178,8 @@ def surveyed(model: nn.Module, image: Tensor | Batch, declared: Declared | None 
 
 
 def _surveyed(model: nn.Module, batch: Batch, declared: Declared | None) -> Survey:
+    if any(tensor.is_meta for tensor in model.parameters()):
+        raise InputError(f"weights of {type(model).__name__} are on the meta device, which holds none; load them first")
     name, (_, height, width) = type(model).__name__, batch.size
     try:
         found = survey(model, batch, declared)

@@ -56,6 +56,12 @@ class Survey:
     is_alone: bool = False
     """Whether images must be given one by one: the model makes one sequence of all, or takes no more."""
 
+    def is_as(self, other: "Survey") -> bool:
+        """Whether another one has the same attentions with tokens at the same places."""
+        return self.sites.keys() == other.sites.keys() and all(
+            site.geometry.is_as(other.sites[call].geometry) for call, site in self.sites.items()
+        )
+
     def only(self, layers: Sequence[str]) -> "Survey":
         """With these layers alone."""
         return replace(self, sites={call: site for call, site in self.sites.items() if site.layer in layers})
