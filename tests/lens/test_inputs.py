@@ -277,6 +277,29 @@ def test_windows_with_a_call_each_are_one_layer_on_the_whole_grid() -> None:
     np.testing.assert_allclose(table.mad[0], torch.cat(expected, dim=-1).mean(-1), rtol=2e-5)
 
 
+def test_frames_with_a_call_each_are_one_layer() -> None:
+    """Each frame of a video attends to itself."""
+
+    class ByFrame(Packed):
+        def forward(self, hidden_states: Tensor, grid_thw: Tensor) -> Tensor:
+            lengths = torch.repeat_interleave(grid_thw[:, 1] * grid_thw[:, 2], grid_thw[:, 0]).tolist()
+            return torch.cat([self.attend(part[None]) for part in self.embed(hidden_states).split(lengths)], dim=2)
+
+    model, patches = ByFrame(masked=False), torch.randn(3 * 16, 12)
+    video = {"hidden_states": patches, "grid_thw": torch.tensor([[3, 4, 4]])}
+    table = measure(model, video)
+    assert table.layer_names == ("",)
+    place, expected = grouped(4, 4), []
+    for part in patches.split(16):
+        maps = model.maps(part, torch.tensor([[1, 4, 4]]))
+        expected.append((maps * torch.cdist(place, place) / np.hypot(3, 3)).sum(-1).mean((0, 2)))
+    np.testing.assert_allclose(table.mad[0], torch.stack(expected).mean(0), rtol=2e-5)
+    np.testing.assert_allclose(table.extra["temporal_distance"], 0.0)
+    picture = {"hidden_states": patches[:16], "grid_thw": torch.tensor([[1, 4, 4]])}
+    with pytest.raises(InputError, match="pictures and videos have no means in common"):
+        measure(model, [picture, video])
+
+
 def test_padded_patches_with_spatial_shapes() -> None:
     class Padded(Attending):
         def __init__(self) -> None:

@@ -6,7 +6,7 @@ Shape suffixes: L a model's leading axes, W windows, N queries, M keys.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -50,8 +50,8 @@ class Geometry:
     query_times_WN: Tensor | None = None
     """Of a video, when each query is, counted in tokens; NaN for one that is no patch."""
     key_times_WM: Tensor | None = None
-    lines: tuple[Tensor, Tensor] | None = field(default=None, compare=False, repr=False)
-    """Where the rows and the columns of the grid are on the image, in pixels."""
+    lines: tuple[Tensor, Tensor, Tensor] | None = field(default=None, compare=False, repr=False)
+    """Which frames, and where the rows and the columns of the grid are on the image, in pixels."""
     cache: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
     """What a reduction derived from this geometry, by device."""
 
@@ -61,20 +61,29 @@ class Geometry:
         rows, cols = self.grid_size
         return math.hypot(rows - 1, cols - 1) or 1.0
 
-    def in_pixels(self, which: Literal["query_places_WN2", "key_places_WM2"]) -> Tensor:
-        """(y, x) of queries or keys on the image; where these are between lines, in proportion."""
+    def positions(self) -> tuple[Tensor, Tensor]:
+        """(frame, y, x) of queries and of keys in the video or on the image, [W, N, 3] and [W, M, 3]; between lines, in
+        proportion."""
         assert self.lines is not None
-        places: Tensor = getattr(self, which)
-        axes = [_at_lines(axis, lines) for axis, lines in zip(places.unbind(-1), self.lines, strict=True)]
-        return torch.stack(axes, dim=-1)
+        both = []
+        for places, times in (
+            (self.query_places_WN2, self.query_times_WN),
+            (self.key_places_WM2, self.key_times_WM),
+        ):
+            times = torch.where(places[..., 0].isnan(), math.nan, 0.0) if times is None else times
+            axes = zip((times, *places.unbind(-1)), self.lines, strict=True)
+            both.append(torch.stack([_at_lines(axis, lines) for axis, lines in axes], dim=-1))
+        return both[0], both[1]
 
     def is_as(self, other: "Geometry") -> bool:
         """Whether queries and keys lie at the same places."""
-        pairs = (
-            (self.query_places_WN2, other.query_places_WN2),
-            (self.key_places_WM2, other.key_places_WM2),
+        names = ("query_places_WN2", "key_places_WM2", "query_times_WN", "key_times_WM")
+        pairs = [(getattr(self, name), getattr(other, name)) for name in names]
+        return self.num_frames == other.num_frames and all(
+            a.shape == b.shape and torch.equal(a.nan_to_num(-1.0), b.nan_to_num(-1.0))
+            for a, b in pairs
+            if a is not None
         )
-        return all(a.shape == b.shape and torch.equal(a.nan_to_num(-1.0), b.nan_to_num(-1.0)) for a, b in pairs)
 
     @property
     def is_along_time(self) -> bool:
@@ -152,7 +161,7 @@ def locate(places: Places, query_LN: Tensor, key_LM: Tensor, *, alone: bool = Fa
         len(frames),
         query_WN3[..., 0] if has_time else None,
         key_WM3[..., 0] if has_time else None,
-        (rows, cols),
+        (frames, rows, cols),
     )
 
 
@@ -310,28 +319,34 @@ def _between_lines(position: Tensor, lines: Tensor) -> Tensor:
 
 def joint_geometries(parts: Sequence[Geometry]) -> list[Geometry] | None:
     """The geometries of parts of one attention on the grid that they make up together; None if they are no such."""
-    if any(part.lines is None or part.query_times_WN is not None for part in parts):
+    if any(part.lines is None for part in parts):
         return None
-    queries, keys = ([part.in_pixels(which) for part in parts] for which in ("query_places_WN2", "key_places_WM2"))
-    each = [_distinct(places) for places in queries]
+    positions = [part.positions() for part in parts]
+    each = [_distinct(queries) for queries, _ in positions]
     together = _distinct(torch.cat(each))
     if len(together) < sum(len(places) for places in each):
         return None  # the same patches ask twice: two attentions
-    seen = _distinct(torch.cat([together, *(_distinct(places) for places in keys)]))
-    rows, cols = seen[:, 0].unique(), seen[:, 1].unique()
-    if len(rows) * len(cols) != len(seen):
+    seen = _distinct(torch.cat([together, *(_distinct(keys) for _, keys in positions)]))
+    frames, rows, cols = lines = tuple(axis.unique() for axis in seen.unbind(-1))
+    if len(frames) * len(rows) * len(cols) != len(seen):
         return None
-    return [
-        replace(
-            part,
-            grid_size=(len(rows), len(cols)),
-            query_places_WN2=_in_cells(query, (rows, cols)),
-            key_places_WM2=_in_cells(key, (rows, cols)),
-            lines=(rows, cols),
-            cache={},
+    joined = []
+    for part, both in zip(parts, positions, strict=True):
+        query_WN3, key_WM3 = (_in_cells(places, lines) for places in both)
+        joined.append(
+            replace(
+                part,
+                grid_size=(len(rows), len(cols)),
+                query_places_WN2=query_WN3[..., 1:],
+                key_places_WM2=key_WM3[..., 1:],
+                num_frames=len(frames),
+                query_times_WN=query_WN3[..., 0] if len(frames) > 1 else None,
+                key_times_WM=key_WM3[..., 0] if len(frames) > 1 else None,
+                lines=(frames, rows, cols),
+                cache={},
+            )
         )
-        for part, query, key in zip(parts, queries, keys, strict=True)
-    ]
+    return joined
 
 
 def patch_grid(model: nn.Module) -> tuple[int, int] | None:

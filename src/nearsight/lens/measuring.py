@@ -89,6 +89,8 @@ def measure(
                     yield look
 
         for new in finished(looks()):
+            if table is not None and ("temporal_distance" in table.extra) != ("temporal_distance" in new.extra):
+                raise InputError("pictures and videos have no means in common; measure them apart")
             table = new if table is None else HeadTable.merge([table, new])
     if table is None:
         raise InputError("there are no images to measure on")
