@@ -79,11 +79,7 @@ class Geometry:
         """Whether queries and keys lie at the same places."""
         names = ("query_places_WN2", "key_places_WM2", "query_times_WN", "key_times_WM")
         pairs = [(getattr(self, name), getattr(other, name)) for name in names]
-        return self.num_frames == other.num_frames and all(
-            a.shape == b.shape and torch.equal(a.nan_to_num(-1.0), b.nan_to_num(-1.0))
-            for a, b in pairs
-            if a is not None
-        )
+        return self.num_frames == other.num_frames and all(same_places(a, b) for a, b in pairs if a is not None)
 
     @property
     def is_along_time(self) -> bool:
@@ -98,6 +94,11 @@ class Geometry:
     def num_queries(self) -> int:
         """Of all windows, those alone that are patches."""
         return int(self.query_places_WN2[..., 0].isfinite().sum())
+
+
+def same_places(one: Tensor, other: Tensor) -> bool:
+    """Whether tokens lie at the same places, NaN being none."""
+    return one.shape == other.shape and torch.equal(one.nan_to_num(-1.0), other.nan_to_num(-1.0))
 
 
 @dataclass(frozen=True)

@@ -304,7 +304,7 @@ def constant_along(numbers: Tensor, axis: int) -> Tensor | None:
 
 
 def without_repetitions(numbers: Tensor) -> Tensor:
-    """Numbers without the axes along which memory repeats them, as it does along channels: kept with size 1."""
+    """A tensor without the axes along which memory repeats it, as places are along channels: kept with size 1."""
     for axis, (size, stride) in enumerate(zip(numbers.shape, numbers.stride(), strict=True)):
         if size and stride == 0:
             numbers = numbers.narrow(axis, 0, 1)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from nearsight.errors import InputError, check_at_least
 from nearsight.lens.attention import Attention
 from nearsight.lens.capture import AttentionTap, Call
-from nearsight.lens.geometry import Geometry
+from nearsight.lens.geometry import Geometry, same_places
 from nearsight.lens.running import batches, never_compiled, not_finite, running, surveyed, without_gradients
 from nearsight.lens.stream import in_full_precision, tiles
 from nearsight.lens.survey import Site, Survey
@@ -99,15 +99,11 @@ def _difference(site: Site, first: Site) -> str | None:
     queries, keys = site.geometry.query_places_WN2, site.geometry.key_places_WM2
     if len(queries) > 1:
         return "attends within windows"
-    if not _same(queries, keys):
+    if not same_places(queries, keys):
         return "has keys that are not its queries (pooled, or other tokens)"
-    if not _same(queries, first.geometry.query_places_WN2) or site.geometry.grid_size != first.geometry.grid_size:
+    if not same_places(queries, first.geometry.query_places_WN2) or site.geometry.grid_size != first.geometry.grid_size:
         return f"has other tokens than {first.name}"
     return None
-
-
-def _same(one: Tensor, other: Tensor) -> bool:
-    return one.shape == other.shape and torch.equal(one.nan_to_num(-1.0), other.nan_to_num(-1.0))
 
 
 def _starting_tokens(model: nn.Module, geometry: Geometry) -> Tensor:

@@ -20,6 +20,7 @@ from nearsight.lens import kernels
 from nearsight.lens.attention import Attention, ExplicitAttention, FusedAttention
 from nearsight.lens.geometry import Geometry
 from nearsight.lens.operations import HIDING
+from nearsight.lens.places import without_repetitions
 from nearsight.lens.survey import Site
 from nearsight.triton_language import runs_on
 
@@ -204,7 +205,7 @@ class _Fused(_Source):
         if self.mask_BWHNM is not None:
             mask = self.mask_BWHNM[..., queries, :]
             log_BWHTM = log_BWHTM.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else log_BWHTM + mask
-            shown = self.shown(_once(mask))
+            shown = self.shown(without_repetitions(mask))
             allowed = shown if allowed is None else allowed & shown
         num_keys = None if allowed is None else (allowed & ~self.others_WM[:, None, None, :]).sum(-1)
         return self.finish(log_BWHTM, queries, num_keys, allowed)
@@ -294,7 +295,7 @@ def _means_by_kernel(source: _Fused, geometry: Geometry) -> Tensor:
         return rows_2BWHN[..., tokens.queries].sum((2, 4), dtype=torch.float64) * tokens.means_211
     looking, num_keys = tokens.is_query_WN[:, None], tokens.num_patches
     if source.mask_BWHNM is not None:
-        mask, patches = _once(source.mask_BWHNM), ~source.others_WM[:, None, None]
+        mask, patches = without_repetitions(source.mask_BWHNM), ~source.others_WM[:, None, None]
         num_keys = (source.shown(mask) & patches).sum(-1)
         reachable = mask if mask.dtype == torch.bool else mask != -math.inf
         looking = looking & (reachable & patches).any(-1)
@@ -306,14 +307,6 @@ def _means_by_kernel(source: _Fused, geometry: Geometry) -> Tensor:
         looking_BWHN.sum((1, 3)),
         geometry,
     )
-
-
-def _once(mask: Tensor) -> Tensor:
-    """A mask without its repetitions: what all images and heads share is looked at once."""
-    for axis, stride in enumerate(mask.stride()):
-        if stride == 0:
-            mask = mask.narrow(axis, 0, 1)
-    return mask
 
 
 _LOWEST = -1e30

@@ -350,8 +350,9 @@ def with_joined_parts(sites: Mapping[Call, Site]) -> dict[Call, Site]:
     for call in sites:
         modules.setdefault(call.layer_name, []).append(call)
     for calls in modules.values():
-        geometries = joint_geometries([sites[call].geometry for call in calls])
-        if len({sites[call].num_heads for call in calls}) == 1 < len(calls) and geometries is not None:
+        if len(calls) == 1 or len({sites[call].num_heads for call in calls}) > 1:
+            continue
+        if (geometries := joint_geometries([sites[call].geometry for call in calls])) is not None:
             for call, geometry in zip(calls, geometries, strict=True):
                 joined[call] = replace(sites[call], geometry=geometry, layer=sites[calls[0]].name)
     return joined
