@@ -176,6 +176,21 @@ def test_mixing_differs_in_what_is_mixed_alone() -> None:
     assert len(set(configs.values())) == 13
 
 
+def test_the_long_mixing_is_seven_of_the_conditions_in_every_batch() -> None:
+    study = mixing.mixing_long_cifar100()
+    assert study.seed_list == tuple(range(6))
+    short = {cell.condition: cell.config for cell in mixing.mixing_cifar100().cells}
+    configs = {cell.condition: cell.config for cell in study.cells if cell.seed == 0}
+    assert len(configs) == 7
+    for condition, config in configs.items():
+        protocol = config.protocol
+        assert protocol.max_epochs == protocol.patience == 200
+        assert protocol.max_epochs % config.measure_every == 0  # so that the last epoch is measured, too
+        halved = [dataclasses.replace(each, p=0.5) if each.p == 1.0 else each for each in protocol.augment[2:]]
+        assert (*protocol.augment[:2], *halved) == short[condition].protocol.augment
+    assert len({cell.config.stack_key for cell in study.cells}) == 1  # so that all train in one stack
+
+
 def test_emergence_measures_every_epoch() -> None:
     study = emergence.emergence_cifar100()
     assert {cell.config.measure_every for cell in study.cells} == {1}

@@ -19,6 +19,7 @@ from nearsight.report.study.emergence.tables import course_table
 from nearsight.report.study.least_squares import Estimate, condition_means, least_squares
 from nearsight.report.study.mixing.contrasts import CONTRASTS, WHOLE, contrast_table, fit_of
 from nearsight.report.study.mixing.figure import contrasts
+from nearsight.report.study.mixing.long import LONG_CONTRASTS
 from nearsight.report.study.paper import PUBLISHED
 from nearsight.report.study.questions import judge_part, judge_sign
 from nearsight.report.study.registry import PARTS
@@ -169,6 +170,25 @@ def test_a_run_that_lacks_leaves_the_others_in_the_fit_and_the_answers_their_int
         finding = judgement.finding
         assert (finding.value, finding.low, finding.high) == pytest.approx((row["estimate"], row["low"], row["high"]))
     assert answers(results) == answers(whole)
+
+
+def test_the_long_mixing_is_judged_when_all_six_seeds_are_there() -> None:
+    def respond(cell: Cell) -> dict[str, float]:
+        return {"min_mad": PLANTED[cell.condition] + 0.003 * cell.seed + noise(cell, 0.002), "early_mad": 0.4}
+
+    whole = made_up(mixing.mixing_long_cifar100(), respond)
+    assert list(answers(whole).values()) == [
+        *("yes", "the other way round", "the other way round", "yes"),  # CutMix, CutOut, own labels, their difference
+        *("yes", "yes", "yes", "yes"),  # a mean box, the label alone, Mixup, label × content
+    ]
+    table = contrast_table(whole, LONG_CONTRASTS).numbers
+    found = table[table["response"] == "min_mad"].set_index("name")["estimate"]
+    mean = whole.runs.groupby("condition")["min_mad"].mean()
+    by_label = mean["CutMix"] - mean["CutMix, own labels"], mean["Mean box, mixed labels"] - mean["Mean box"]
+    assert found["the label × what is in the box"] == pytest.approx(by_label[0] - by_label[1])
+    part = dataclasses.replace(whole, runs=whole.runs[whole.runs["seed"] < 3])
+    assert set(answers(part).values()) == {"not tested"}
+    assert all("with 3 of 6 seeds" in judgement.finding.ours for judgement in judge_claims(part))
 
 
 # unreported-cifar100

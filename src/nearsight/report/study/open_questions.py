@@ -8,6 +8,7 @@ from nearsight.report.study.emergence.questions import EMERGENCE_QUESTIONS, INTE
 from nearsight.report.study.emergence.tables import course_table
 from nearsight.report.study.mixing.contrasts import MIXING_QUESTIONS, contrast_table
 from nearsight.report.study.mixing.figure import contrasts
+from nearsight.report.study.mixing.long import LONG_QUESTIONS, long_contrast_table, long_contrasts
 from nearsight.report.study.parts import StudyParts
 from nearsight.report.study.size.figure import distance_by_size
 from nearsight.report.study.size.fit import SIZE_QUESTIONS, size_table
@@ -35,6 +36,9 @@ OPEN_QUESTIONS: Mapping[str, StudyParts] = {
     ),
     "mixing-cifar100": StudyParts(
         claims=MIXING_QUESTIONS, tables=(contrast_table,), figures={"mixing-contrasts": contrasts}
+    ),
+    "mixing-long-cifar100": StudyParts(
+        claims=LONG_QUESTIONS, tables=(long_contrast_table,), figures={"mixing-contrasts": long_contrasts}
     ),
     "emergence-cifar100": _EMERGENCE,
     "emergence-fitted-cifar100": _EMERGENCE,

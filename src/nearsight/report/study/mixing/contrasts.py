@@ -1,4 +1,4 @@
-"""Is it the cut, the mix, or the label? What sets two conditions of `mixing-cifar100` apart, in numbers."""
+"""Is it the cut, the mix, or the label? What sets two conditions of `mixing-*` apart, in numbers."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -30,19 +30,25 @@ class Contrast:
     question: str
     with_it: tuple[str, ...]
     without_it: tuple[str, ...]
+    sign: int = -1
+    """That the question asks for."""
+    of_sums: bool = False
+    """Sums instead of means: the difference of two differences."""
 
     @property
     def weights(self) -> Mapping[str, float]:
-        plus = dict.fromkeys(self.with_it, 1 / len(self.with_it))
-        return plus | dict.fromkeys(self.without_it, -1 / len(self.without_it))
+        return self._shared(self.with_it, 1) | self._shared(self.without_it, -1)
+
+    def _shared(self, labels: Sequence[str], whole: float) -> dict[str, float]:
+        return dict.fromkeys(labels, whole if self.of_sums else whole / len(labels))
 
     @property
     def in_words(self) -> str:
-        return f"{_mean_of(self.with_it)} − {_mean_of(self.without_it)}"
+        return f"{self._joined(self.with_it)} − {self._joined(self.without_it)}"
 
-
-def _mean_of(labels: Sequence[str]) -> str:
-    return labels[0] if len(labels) == 1 else f"mean of {' and '.join(labels)}"
+    def _joined(self, labels: Sequence[str]) -> str:
+        several = f"{'sum' if self.of_sums else 'mean'} of {' and '.join(labels)}"
+        return labels[0] if len(labels) == 1 else several
 
 
 WHOLE = Contrast(name="CutMix", question="", with_it=(CUTMIX,), without_it=(NONE,))
@@ -109,15 +115,17 @@ CONTRASTS = (
         without_it=(NONE,),
     ),
 )
+ALL = (WHOLE, *CONTRASTS)
+_ADD_UP = "The cut, the other image and its label add up to what CutMix does."
 
 
-def contrast_table(results: StudyResults) -> Table:
+def contrast_table(results: StudyResults, asked: Sequence[Contrast] = ALL, about: Sequence[str] = (_ADD_UP,)) -> Table:
     """Every contrast on locality, focus and accuracy; those whose conditions have runs."""
     runs = with_early_layers(results)
     rows, shown = [], []
     responses = responses_of(results)
     fits = {response: condition_means(runs, response) for response in responses}
-    for contrast in (WHOLE, *CONTRASTS):
+    for contrast in asked:
         try:
             found = {response: fit.estimate(contrast.weights) for response, fit in fits.items()}
         except InputError:
@@ -136,7 +144,7 @@ def contrast_table(results: StudyResults) -> Table:
         numbers=pd.DataFrame(rows),
         shown=pd.DataFrame(shown),
         notes=(
-            "The cut, the other image and its label add up to what CutMix does. Negative: nearer, more focused.",
+            " ".join((*about, "Negative: nearer, more focused.")),
             *share_notes(results),
             f"Early layers: the mean over the heads of the first {EARLY_LAYERS}.",
             POOLED,
