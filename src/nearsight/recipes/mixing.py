@@ -59,9 +59,9 @@ def mixing_long_cifar100(*, seeds: int = 6) -> Study:
     At 60 epochs CutMix has done a part of what it will do. Here all train for 200, and every head is measured on 512
     test images at the start and after every tenth epoch.
 
-    Run     nearsight study run mixing-long-cifar100
-    Cost    42 cells of 200 epochs of 40,000 images (336 M), and 0.5 M measured; needs a GPU
-    Result  not run yet
+    Run     nearsight study run mixing-long-cifar100 --reuse results/mixing-long-cifar100
+    Cost    42 cells of 200 epochs of 40,000 images (336 M; half of them are reused), and 0.5 M measured; needs a GPU
+    Result  3 of 6 seeds so far, not judged yet: see results/mixing-long-cifar100
     """
     base = dataclasses.replace(trained_for(compact_cifar100("baseline"), _LONG_EPOCHS), measure_every=_EPOCHS_BETWEEN)
     levels = _mixing(1.0)
