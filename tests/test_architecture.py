@@ -11,7 +11,7 @@ import nearsight
 
 ROOT = Path(nearsight.__file__).parent
 LEVELS = [
-    {"errors", "files", "kinds", "randomness", "configuration", "tensorfile", "triton_language", "version"},
+    {"errors", "files", "owner", "kinds", "randomness", "configuration", "tensorfile", "triton_language", "version"},
     {"metrics", "augment"},
     {"data"},
     {"models", "locat"},

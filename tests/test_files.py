@@ -2,7 +2,10 @@
 
 import errno
 import json
+import multiprocessing
 import os
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -10,7 +13,10 @@ import torch
 
 from nearsight.errors import InputError
 from nearsight.files import (
+    LostError,
+    append_line,
     canonical_hash,
+    guarded,
     output_folder,
     reading,
     remove_remains,
@@ -48,14 +54,89 @@ def test_writers_of_one_file_in_one_process_or_with_one_number_do_not_meet(tmp_p
     assert os.listdir(tmp_path) == ["file.txt"]
 
 
-def test_what_a_killed_write_leaves_is_found(tmp_path: Path) -> None:
+def killed_while_writing(path: Path) -> None:
+    """Leave what a process leaves that ends in the middle of a write."""
+    process = multiprocessing.get_context("fork").Process(target=write_and_end, args=(path,))
+    process.start()
+    process.join(30)
+    assert process.exitcode == 9
+
+
+def write_and_end(path: Path) -> None:
+    with replacing(path) as temporary:
+        temporary.write_text("half")
+        os._exit(9)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="processes are forked, which Windows cannot")
+def test_remains_go_once_their_writer_has_ended(tmp_path: Path) -> None:
+    """As soon as somebody writes there again; and never those of somebody who is still there, or may be."""
+    killed_while_writing(tmp_path / "runs.csv")
+    killed_while_writing(tmp_path / "runs" / "history.csv")
+    elsewhere = tmp_path / ".runs.csv.00000000-1-1-12345678.tmp.csv"
+    of_an_earlier_version = tmp_path / ".runs.csv.0123456789abcdef.tmp.csv"
+    for path in (elsewhere, of_an_earlier_version):
+        path.write_text("half")
+    assert len(list(tmp_path.iterdir())) == 4
     with replacing(tmp_path / "file.images") as temporary:
         temporary.touch()
-        remove_remains(tmp_path, shared=True)
-        assert temporary.exists(), "somebody may still be writing it"
         remove_remains(tmp_path)
-        assert not temporary.exists()
-        temporary.touch()
+        assert {path for path in tmp_path.iterdir() if path.is_file()} == {temporary, elsewhere, of_an_earlier_version}
+        assert len(list((tmp_path / "runs").iterdir())) == 1
+        remove_remains(tmp_path, below=True)
+        assert list((tmp_path / "runs").iterdir()) == []
+        days_ago = time.time() - 2 * 24 * 3600
+        for path in (elsewhere, of_an_earlier_version):
+            os.utime(path, (days_ago, days_ago))
+        remove_remains(tmp_path)
+        assert {path for path in tmp_path.iterdir() if path.is_file()} == {temporary}
+
+
+def test_what_is_guarded_is_written_only_as_long_as_the_guard_agrees(tmp_path: Path) -> None:
+    """The guard is asked when the content is there and the file has no name yet."""
+    asked: list[list[str]] = []
+    is_ours = True
+
+    def guard() -> None:
+        asked.append(sorted(os.listdir(tmp_path / "guarded")))
+        if not is_ours:
+            raise LostError("it is somebody else's")
+
+    path = tmp_path / "guarded" / "file.txt"
+    path.parent.mkdir()
+    with guarded(path.parent, guard):
+        write_text(path, "first")
+        append_line(path.parent / "log", "first")
+        is_ours = False
+        for write in (write_text, append_line):
+            with pytest.raises(LostError):
+                write(path, "second")
+        write_text(tmp_path / "beside.txt", "free")
+    assert path.read_text() == "first"
+    assert len(asked) == 4
+    assert len(asked[0]) == 1
+    assert asked[0][0].startswith(".file.txt")
+    write_text(path, "third")
+    assert path.read_text() == "third"
+    assert sorted(os.listdir(path.parent)) == ["file.txt", "log"]
+
+
+@pytest.mark.parametrize("links", [True, False], ids=["links", "no links"])
+def test_of_several_who_make_an_exclusive_file_one_succeeds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool
+) -> None:
+    if not links:
+
+        def refused(*_: object) -> None:
+            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+        monkeypatch.setattr(os, "link", refused)
+    path = tmp_path / "file.txt"
+    write_text(path, "first", exclusive=True)
+    with pytest.raises(LostError, match=r"file\.txt was written by another process"):
+        write_text(path, "second", exclusive=True)
+    assert path.read_text() == "first"
+    assert os.listdir(tmp_path) == ["file.txt"]
 
 
 def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:

@@ -4,28 +4,24 @@ import importlib
 import sys
 from collections.abc import Sequence
 
+import nearsight_command
 from nearsight.errors import InputError, unknown_name
 from nearsight.version import __version__
-from nearsight_command import COMMANDS, answered, output_failed, reader_gone, show_what_can_be_shown
+from nearsight_command import COMMANDS, answered
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; the exit code: 0 done, 1 failed, 2 bad input, 130 interrupted."""
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
-    show_what_can_be_shown()
+    return nearsight_command.main(arguments)
+
+
+def run(arguments: list[str]) -> int:
+    """Run a command whose errors are said, but for those that nobody expected."""
     try:
         _check_spelling(arguments)
-        code = _dispatch(arguments)
-        sys.stdout.flush()
-        return code
+        return _dispatch(arguments)
     except InputError as error:
         return _complain(error, 2)
-    except KeyboardInterrupt:
-        return _complain("interrupted; what was finished is kept, and the same command does only what is missing", 130)
-    except BrokenPipeError:
-        return reader_gone()
-    except OSError as error:
-        return output_failed(error)
 
 
 def _check_spelling(arguments: Sequence[str]) -> None:

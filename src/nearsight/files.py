@@ -5,6 +5,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 import secrets
 import time
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from nearsight.errors import InputError
+from nearsight.owner import has_ended, process_mark
 
 Moment = Literal["written", "flushed", "renamed"]
 
@@ -29,9 +31,42 @@ _REASONS = {
 }
 _NO_FLUSHING = (errno.EINVAL, errno.ENOTSUP, errno.EACCES)
 """What file systems say that cannot flush a folder, or do not let it be opened for that."""
+_NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+"""What those say that have no second names for a file."""
 
-_SECONDS_TO_WRITE = 3600.0
-"""No file takes longer."""
+_SECONDS_UNTIL_FORGOTTEN = 24 * 3600.0
+"""After which unfinished files go of which nobody here can tell whether their writer has ended."""
+_REMAINS = re.compile(r"\..*\.(?P<mark>[0-9a-f]{8}-\d+-\d+)-[0-9a-f]{8}\.tmp.*")
+
+_tidied: set[Path] = set()
+"""Folders that this process has looked through for remains."""
+_guards: dict[Path, Callable[[], None]] = {}
+"""Folder → what is asked before anything is written into it."""
+
+
+@contextlib.contextmanager
+def guarded(folder: Path, check: Callable[[], None]) -> Iterator[None]:
+    """While the body runs, everything that this process writes into the folder asks `check` first.
+
+    It is asked at the last moment, right before a file gets its name. If it raises a `LostError`, the file is not
+    written.
+    """
+    place = folder.absolute()
+    assert place not in _guards
+    _guards[place] = check
+    try:
+        yield
+    finally:
+        del _guards[place]
+
+
+def _ask(path: Path) -> None:
+    if _guards and (check := _guards.get(path.parent.absolute())) is not None:
+        check()
+
+
+class LostError(Exception):
+    """What is to be written belongs to somebody else by now; raised by a guard, or where an exclusive file is there."""
 
 
 class WriteError(OSError, InputError):
@@ -50,7 +85,7 @@ def _naming(path: Path, *others: Path) -> Iterator[None]:
         yield
     except OSError as error:
         here = error.filename is None or Path(os.fsdecode(error.filename)) in (path, *others, *path.parents)
-        if error.errno is None or not here:
+        if error.errno is None or not here or isinstance(error, WriteError):
             raise
         raise WriteError(error.errno, error.strerror, str(path)) from error
 
@@ -70,30 +105,50 @@ def reading(what: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def replacing(path: Path, *, lasting: bool = True) -> Iterator[Path]:
+def replacing(path: Path, *, lasting: bool = True, exclusive: bool = False) -> Iterator[Path]:
     """Yield a temporary neighbour of `path`; when the body succeeds it takes `path`'s place in one rename.
+
+    An `exclusive` file must not be there yet: of several who make it at the same time one succeeds, and the others get
+    a `LostError`.
 
     The data reach the disk before the rename, and the rename before the return: after a power cut the name holds the
     old content or all of the new one. That takes some 10 ms on a common disk. What can be made from other files need
     not be `lasting`: a crash of the process leaves it whole all the same, and only a power cut may not.
     """
-    # Not by the process's number: containers that share a folder have equal ones, and so do threads.
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp{path.suffix}")
+    temporary = path.with_name(f".{path.name}.{process_mark()}-{secrets.token_hex(4)}.tmp{path.suffix}")
     with _naming(path, temporary):
         path.parent.mkdir(parents=True, exist_ok=True)
+        _tidy(path.parent)
         try:
             yield temporary
             _reached("written", temporary)
             if lasting:
                 _flush_to_disk(temporary)
             _reached("flushed", temporary)
-            os.replace(temporary, path)
+            _ask(path)
+            _give_name(temporary, path, exclusive=exclusive)
             _reached("renamed", path)
             if lasting:
                 _flush_folder(path.parent)
         finally:
             with contextlib.suppress(OSError):  # of a folder that has gone
                 temporary.unlink()
+
+
+def _give_name(temporary: Path, path: Path, *, exclusive: bool) -> None:
+    if not exclusive:
+        os.replace(temporary, path)
+        return
+    try:
+        os.link(temporary, path)
+    except FileExistsError as error:
+        raise LostError(f"{path} was written by another process in the meantime") from error
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        if path.exists():  # on such a disk, the moment between these two lines is all that is left open
+            raise LostError(f"{path} was written by another process in the meantime") from error
+        os.replace(temporary, path)
 
 
 def _reached(moment: Moment, path: Path) -> None:
@@ -117,16 +172,26 @@ def _flush_folder(path: Path) -> None:
             raise
 
 
-def remove_remains(folder: Path, *, shared: bool = False) -> None:
-    """Remove what killed writes left behind. In a `shared` folder, a young one may be of somebody who is writing."""
-    for remains in folder.glob(".*.tmp*"):
+def _tidy(folder: Path) -> None:
+    """What killed writes left in a folder goes when somebody first writes there again."""
+    if (place := folder.absolute()) not in _tidied:
+        _tidied.add(place)
+        remove_remains(folder)
+
+
+def remove_remains(folder: Path, *, below: bool = False) -> None:
+    """Remove what killed writes left behind in a folder, or also `below` it. Files of a writer who is still there, or
+    may be, stay."""
+    for remains in folder.rglob(".*.tmp*") if below else folder.glob(".*.tmp*"):
+        told = _REMAINS.fullmatch(remains.name)
         with contextlib.suppress(FileNotFoundError):
-            if not shared or time.time() - remains.stat().st_mtime > _SECONDS_TO_WRITE:
+            age = time.time() - remains.stat().st_mtime
+            if (told and has_ended(told["mark"])) or age > _SECONDS_UNTIL_FORGOTTEN:
                 remains.unlink()
 
 
-def write_text(path: Path, text: str, *, lasting: bool = True) -> None:
-    with replacing(path, lasting=lasting) as temporary:
+def write_text(path: Path, text: str, *, lasting: bool = True, exclusive: bool = False) -> None:
+    with replacing(path, lasting=lasting, exclusive=exclusive) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 
@@ -141,6 +206,7 @@ def write_json(path: Path, value: Any, *, allow_nan: bool = True) -> None:
 
 def append_line(path: Path, line: str) -> None:
     """Add to a file that only grows. A line that a crash cut short is closed first: every line stays readable."""
+    _ask(path)
     with _naming(path), path.open("a+b") as file:
         if file.tell() > 0:
             file.seek(-1, os.SEEK_END)
@@ -179,7 +245,12 @@ def check_output_folder(path: Path) -> None:
         problem = "is a file" if existing == path else f"lies below {existing}, which is a file"
         raise InputError(f"{path} {problem}, but a folder to write to is needed; choose another --out")
     if not os.access(existing, os.W_OK | os.X_OK):
-        raise InputError(f"{path} cannot be written to: permission denied in {existing}; choose another --out")
+        reason = "the disk is read-only" if _is_read_only(existing) else f"permission denied in {existing}"
+        raise InputError(f"{path} cannot be written to: {reason}; choose another --out")
+
+
+def _is_read_only(folder: Path) -> bool:
+    return hasattr(os, "statvfs") and bool(os.statvfs(folder).f_flag & os.ST_RDONLY)
 
 
 def output_folder(path: Path) -> Path:

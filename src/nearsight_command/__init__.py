@@ -7,7 +7,10 @@ its own. That takes seconds, which someone who only asks what there is should no
 import errno
 import io
 import os
+import shlex
 import sys
+import tempfile
+import traceback
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 
@@ -26,33 +29,47 @@ COMMANDS = {
 """Name → what it is for. Each is a module of `nearsight.commands`, imported only when it is called."""
 
 
+DEBUG = "--debug"
+GOES_ON = "what was finished is kept, and the same command does only what is missing"
+_MOST_SAID = 300
+"""Characters of an error's own words."""
+
+
 def help_text() -> str:
     """What `nearsight --help` prints."""
     return (
         "nearsight: see, measure and induce spatial locality in Vision Transformers\n\n"
         f"usage: nearsight COMMAND [OPTIONS]\n\n{listed(COMMANDS)}\n\n"
-        "nearsight COMMAND --help shows a command's options; nearsight --version the version."
+        "nearsight COMMAND --help shows a command's options; nearsight --version the version.\n"
+        "With --debug, an error that nobody expected shows its traceback."
     )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; its exit code (see `nearsight.cli`)."""
+    """Run a command; the exit code: 0 done, 1 failed, 2 bad input, 130 interrupted."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
+    debug = DEBUG in arguments
+    arguments = [argument for argument in arguments if argument != DEBUG]
     show_what_can_be_shown()
     try:
         code = answered(arguments, _installed_version())
-        if code is not None:
-            sys.stdout.flush()  # what cannot be written is known here, not when Python ends
-            return code
-        from nearsight.cli import main as run  # here, because it takes seconds
+        if code is None:
+            from nearsight.cli import run  # here, because it takes seconds
+
+            code = run(arguments)
+        sys.stdout.flush()  # what cannot be written is known here, not when Python ends
+        return code
     except KeyboardInterrupt:
-        print("nearsight: interrupted", file=sys.stderr)
+        print(f"nearsight: interrupted; {GOES_ON}", file=sys.stderr)
         return 130
     except BrokenPipeError:
         return reader_gone()
-    except OSError as error:
-        return output_failed(error)
-    return run(arguments)
+    except Exception as error:
+        if isinstance(error, OSError) and is_of_output(error):
+            return output_failed(error)
+        if debug:
+            raise
+        return unexpected(error, arguments)
 
 
 def show_what_can_be_shown() -> None:
@@ -71,13 +88,31 @@ def reader_gone() -> int:
     return 1
 
 
+def is_of_output(error: OSError) -> bool:
+    """Whether it is our output that cannot be written: files that cannot be are named where they are written."""
+    return error.filename is None and error.errno in (errno.ENOSPC, errno.EIO)
+
+
 def output_failed(error: OSError) -> int:
-    """Say that our output cannot be written, if that is the error, and else raise it: the exit code."""
-    # Files that cannot be written are named where they are written: this is the output itself.
-    if error.filename is not None or error.errno not in (errno.ENOSPC, errno.EIO):
-        raise error
+    """Say that our output cannot be written: the exit code."""
     reader_gone()
     print(f"nearsight: the output cannot be written: {error.strerror}", file=sys.stderr)
+    return 1
+
+
+def unexpected(error: Exception, arguments: Sequence[str]) -> int:
+    """Say in a line that something happened which no rule foresaw, and where all of it stands: the exit code."""
+    said = " ".join(f"{type(error).__name__}: {error}".split())[:_MOST_SAID]
+    told = "".join(traceback.format_exception(error))
+    try:
+        # Only the user can read it, since paths and arguments are in it, and nobody can have put a link there.
+        descriptor, path = tempfile.mkstemp(prefix="nearsight-error-", suffix=".txt")
+        with os.fdopen(descriptor, "w", encoding="utf-8", errors="replace") as file:
+            file.write(f"nearsight {_installed_version() or ''} {shlex.join(arguments)}\n\n{told}")
+        place = f"the whole error is in {path}"
+    except OSError:
+        place = "--debug shows the whole error"
+    print(f"nearsight: an error that was not expected: {said}; {GOES_ON}; {place}", file=sys.stderr)
     return 1
 
 

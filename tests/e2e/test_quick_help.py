@@ -136,9 +136,11 @@ def test_an_interrupt_while_the_library_is_loaded(
         raise KeyboardInterrupt
 
     monkeypatch.delitem(sys.modules, "nearsight.cli")
-    monkeypatch.setattr("builtins.__import__", interrupted)
-    assert nearsight_command.main(["data", "list"]) == 130
-    assert capsys.readouterr().err == "nearsight: interrupted\n"
+    with monkeypatch.context() as patched:
+        patched.setattr("builtins.__import__", interrupted)
+        code = nearsight_command.main(["data", "list"])
+    assert code == 130
+    assert capsys.readouterr().err == f"nearsight: interrupted; {nearsight_command.GOES_ON}\n"
 
 
 def test_quick_helps_on_outputs_that_cannot_take_them() -> None:

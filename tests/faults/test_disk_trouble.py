@@ -20,7 +20,7 @@ from tiny_study import tiny_base, tiny_study
 from nearsight import files
 from nearsight.data import fetch_dataset
 from nearsight.errors import InputError
-from nearsight.files import WriteError, remove_remains, write_text
+from nearsight.files import WriteError, write_text
 from nearsight.models import create_model
 from nearsight.probe import FeatureKey, FeatureSpec, Preparation, cached_features, reading, weights_hash
 from nearsight.study import StudyFolder, StudyListener, run_study
@@ -195,17 +195,6 @@ def test_a_folder_that_cannot_be_flushed_is_written_all_the_same(
     monkeypatch.setattr(os, "fsync", only_files)
     write_text(tmp_path / "text", "new")
     assert (tmp_path / "text").read_text() == "new"
-
-
-def test_remains_of_killed_writes_go_but_not_those_of_a_neighbour(tmp_path: Path) -> None:
-    old, young = tmp_path / ".runs.csv.1.tmp.csv", tmp_path / ".runs.csv.2.tmp.csv"
-    for path in (old, young):
-        path.write_text("half")
-    os.utime(old, (time.time() - 2 * files._SECONDS_TO_WRITE,) * 2)
-    remove_remains(tmp_path, shared=True)
-    assert list(tmp_path.iterdir()) == [young]
-    remove_remains(tmp_path)
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_remains_of_killed_fetches_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

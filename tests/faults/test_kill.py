@@ -96,6 +96,7 @@ def check(name: str, kill: Kill, calm: Undisturbed, folder: Path, tallies: dict[
     resumed = run(work.do, folder)
     assert not resumed.failure, f"after {kill}: {resumed.failure}"
     work.same(calm.done, folder)
+    assert list(folder.rglob(".*.tmp*")) == [], f"after {kill}"
 
 
 @pytest.mark.parametrize(

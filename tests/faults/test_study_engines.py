@@ -17,7 +17,7 @@ from tiny_study import unmeasured
 
 from nearsight.study import StudyFolder, run_study
 from nearsight.study.executors import ProcessesExecutor
-from nearsight.study.location import Location
+from nearsight.study.location import StudyPublisher
 from nearsight.train import HistoryRow, RunConfig, Stop, StoppedError
 
 pytestmark = pytest.mark.faults
@@ -84,7 +84,7 @@ def test_a_stop_reaches_the_workers_and_two_engines_share_the_rest(tmp_path: Pat
 
 def test_workers_publish_what_they_finish(tmp_path: Path) -> None:
     """And nobody does again what is published."""
-    location, study = Location(f"file://{tmp_path}/there"), unmeasured(seeds=1, epochs=2)
+    location, study = StudyPublisher(f"file://{tmp_path}/there"), unmeasured(seeds=1, epochs=2)
     run_study(study, tmp_path / "here", executor=ProcessesExecutor(workers=1), location=location)
     assert location.published() == {cell.run for cell in study.cells}
     again = Recorder()

@@ -13,9 +13,10 @@ from fsspec.implementations.memory import MemoryFileSystem
 from study_records import Recorder, table
 from tiny_study import tiny_study
 
+from nearsight.cli import main
 from nearsight.errors import InputError
-from nearsight.study import StudyFolder, run_study
-from nearsight.study.location import DamagedError, Location, scratch_folder
+from nearsight.study import StudyFolder, StudyResults, run_study
+from nearsight.study.location import DamagedError, PublishedStudy, StudyPublisher, scratch_folder
 from nearsight.study.running import fetch_study
 
 RUNS = [cell.run for cell in tiny_study().cells]
@@ -27,27 +28,27 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(params=["memory", "file"])
-def location(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Location]:
+def location(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StudyPublisher]:
     if request.param == "file":
-        yield Location(f"file://{tmp_path}/there", first_wait=0.0)
+        yield StudyPublisher(f"file://{tmp_path}/there", first_wait=0.0)
         return
-    yield Location("memory://there/study", first_wait=0.0)
+    yield StudyPublisher("memory://there/study", first_wait=0.0)
     MemoryFileSystem.store.clear()
     MemoryFileSystem.pseudo_dirs[:] = [""]
 
 
-def files_of(location: Location) -> tuple[Any, str]:
+def files_of(location: StudyPublisher) -> tuple[Any, str]:
     files, root = fsspec.core.url_to_fs(location.url)
     return files, str(root)
 
 
-def publish_all(finished: Path, location: Location) -> None:
+def publish_all(finished: Path, location: StudyPublisher) -> None:
     for run in RUNS:
         location.publish(StudyFolder(finished).run_folder(run))
     location.publish_tables(finished)
 
 
-def test_a_published_study_is_the_study(finished: Path, location: Location) -> None:
+def test_a_published_study_is_the_study(finished: Path, location: StudyPublisher) -> None:
     publish_all(finished, location)
     assert location.published() == set(RUNS)
     fetched = fetch_study(location)
@@ -66,7 +67,7 @@ def test_a_published_study_is_the_study(finished: Path, location: Location) -> N
 
 
 @pytest.mark.parametrize("location", ["memory"], indirect=True)
-def test_only_what_is_not_published_is_done(finished: Path, location: Location) -> None:
+def test_only_what_is_not_published_is_done(finished: Path, location: StudyPublisher) -> None:
     """Neither a half upload nor a damaged file is trusted; what is done again is published again."""
     publish_all(finished, location)
     files, root = files_of(location)
@@ -107,22 +108,22 @@ class Failing(MemoryFileSystem):
 
 
 @pytest.fixture
-def failing() -> Iterator[Location]:
+def failing() -> Iterator[StudyPublisher]:
     fsspec.register_implementation("failing", Failing, clobber=True)
     Failing.num_transfers, Failing.failing_at = 0, frozenset()
-    yield Location("failing://there", first_wait=0.0)
+    yield StudyPublisher("failing://there", first_wait=0.0)
     MemoryFileSystem.store.clear()
     MemoryFileSystem.pseudo_dirs[:] = [""]
 
 
-def test_a_network_that_comes_back_is_waited_for(finished: Path, failing: Location) -> None:
+def test_a_network_that_comes_back_is_waited_for(finished: Path, failing: StudyPublisher) -> None:
     Failing.failing_at = frozenset((1, 2, 3, 6, 9))
     folder = StudyFolder(finished).run_folder(RUNS[0])
     failing.publish(folder)
     assert failing.published() == {RUNS[0]}
 
 
-def test_one_that_stays_away_leaves_nothing_that_is_trusted(finished: Path, failing: Location) -> None:
+def test_one_that_stays_away_leaves_nothing_that_is_trusted(finished: Path, failing: StudyPublisher) -> None:
     folder = StudyFolder(finished).run_folder(RUNS[0])
     num_files = sum(path.name != "checkpoint.safetensors" for path in folder.path.iterdir()) + 1
     for number in range(1, num_files + 1):
@@ -135,7 +136,7 @@ def test_one_that_stays_away_leaves_nothing_that_is_trusted(finished: Path, fail
     assert failing.published() == {RUNS[0]}
 
 
-def test_a_run_that_cannot_be_published_is_named_and_stays_here(finished: Path, failing: Location) -> None:
+def test_a_run_that_cannot_be_published_is_named_and_stays_here(finished: Path, failing: StudyPublisher) -> None:
     path = scratch_folder(failing.url)
     shutil.copytree(finished, path)
     shutil.rmtree(path / "runs" / RUNS[5])
@@ -154,7 +155,9 @@ def test_a_run_that_cannot_be_published_is_named_and_stays_here(finished: Path, 
 
 
 @pytest.mark.parametrize("name", ["../outside", "/etc/outside", "a/b"])
-def test_a_manifest_cannot_name_a_file_elsewhere(finished: Path, location: Location, tmp_path: Path, name: str) -> None:
+def test_a_manifest_cannot_name_a_file_elsewhere(
+    finished: Path, location: StudyPublisher, tmp_path: Path, name: str
+) -> None:
     publish_all(finished, location)
     files, root = files_of(location)
     place = f"{root}/runs/{RUNS[0]}/manifest.json"
@@ -172,11 +175,11 @@ def test_a_manifest_cannot_name_a_file_elsewhere(finished: Path, location: Locat
 )
 def test_places_that_are_none(url: str, words: str) -> None:
     with pytest.raises(InputError, match=words):
-        fetch_study(Location(url))
+        fetch_study(PublishedStudy(url))
 
 
 def test_runs_out_of_tables_are_published_at_once_and_fetched_as_any(
-    tables_of_tiny: Path, location: Location, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tables_of_tiny: Path, location: StudyPublisher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They have no weights, and none are missed."""
     here, elsewhere = Recorder(), Recorder()
@@ -186,3 +189,106 @@ def test_runs_out_of_tables_are_published_at_once_and_fetched_as_any(
     folder = run_study(tiny_study(), scratch_folder(location.url), location=location, listener=elsewhere)
     assert all(folder.is_done(run) for run in RUNS)
     assert here.epochs == elsewhere.epochs == []
+
+
+def everything_in(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize(
+    "name", ["../../../private/secret", "/{private}/secret", "..", "", "0123456789ABCDEF", "x" * 16]
+)
+def test_a_foreign_study_cannot_name_a_run_elsewhere(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    """A study at a URL whose second cell is a path to a private run: `study show` would publish that run there."""
+    private, there = tmp_path / "private", tmp_path / "there"
+    shutil.copytree(finished / "runs" / RUNS[0], private / "secret")
+    StudyPublisher(f"file://{there}").publish_tables(finished)
+    described = json.loads((there / "study.json").read_text())
+    described["cells"][1]["run"] = name.format(private=private)
+    (there / "study.json").write_text(json.dumps(described))
+    before = everything_in(there), everything_in(private)
+    assert main(["study", "show", f"file://{there}"]) == 2
+    assert "study.json is damaged: cell 1: " in capsys.readouterr().err
+    assert (everything_in(there), everything_in(private)) == before
+
+
+def test_whoever_shows_a_study_writes_nothing_there(finished: Path, tmp_path: Path) -> None:
+    """Not even runs that are done here and are missing there: only `study run` publishes."""
+    there = tmp_path / "there"
+    publisher = StudyPublisher(f"file://{there}")
+    publish_all(finished, publisher)
+    fetch_study(PublishedStudy(publisher.url))
+    shutil.rmtree(there / "runs" / RUNS[3])
+    before = everything_in(there)
+    shown = fetch_study(PublishedStudy(publisher.url))
+    assert StudyFolder(shown).is_done(RUNS[3])
+    assert everything_in(there) == before
+    assert not any(hasattr(PublishedStudy, name) for name in ("publish", "publish_tables", "_put"))
+
+
+def test_the_tables_of_a_foreign_study_cannot_name_a_run_elsewhere(tables_of_tiny: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "results"
+    shutil.copytree(tables_of_tiny, folder)
+    text = (folder / "runs.csv").read_text()
+    (folder / "runs.csv").write_text(text.replace(RUNS[2], "../../private/secret"))
+    with pytest.raises(InputError, match=r"runs\.csv is damaged: '\.\./\.\./private/secret' is not the name of a run"):
+        StudyResults.read(folder)
+
+
+@pytest.mark.parametrize(
+    "sums",
+    [
+        {"bytes": -1, "sha256": "0" * 64},
+        {"bytes": True, "sha256": "0" * 64},
+        {"bytes": 10, "sha256": "0" * 63},
+        {"bytes": 10, "sha256": 7},
+        {"bytes": 10},
+        [],
+    ],
+    ids=str,
+)
+def test_a_manifest_with_sums_that_are_none(
+    finished: Path, location: StudyPublisher, tmp_path: Path, sums: Any
+) -> None:
+    location.publish(StudyFolder(finished).run_folder(RUNS[0]))
+    files, root = files_of(location)
+    place = f"{root}/runs/{RUNS[0]}/manifest.json"
+    manifest = json.loads(files.cat_file(place))
+    manifest["files"]["result.json"] = sums
+    files.pipe_file(place, json.dumps(manifest).encode())
+    with pytest.raises(DamagedError, match=r"manifest\.json is damaged"):
+        location.fetch(StudyFolder(tmp_path / "here").run_folder(RUNS[0]))
+
+
+def test_no_more_is_fetched_than_there_may_be(
+    finished: Path, location: StudyPublisher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file may be larger than its manifest says, or have no end."""
+    location.publish(StudyFolder(finished).run_folder(RUNS[0]))
+    files, root = files_of(location)
+    files.pipe_file(f"{root}/runs/{RUNS[0]}/heads.csv", b"0" * 2**22)
+    folder = StudyFolder(tmp_path / "here").run_folder(RUNS[0])
+    with pytest.raises(DamagedError, match=r"heads\.csv is damaged: it has more than the \d+ bytes"):
+        location.fetch(folder)
+    assert not folder.heads.exists()
+    monkeypatch.setattr("nearsight.study.location.MOST_BYTES", 100)
+    location.publish_tables(finished)
+    with pytest.raises(DamagedError, match=r"study\.json is damaged: it has more than the 100 bytes"):
+        fetch_study(location)
+
+
+NEEDS_A_NETWORK = {"abfs", "adl", "az", "gcs", "gs", "http", "https", "s3", "s3a"}
+"""Kinds of places whose clients look for a server, and may wait for one."""
+
+
+@pytest.mark.parametrize("protocol", sorted(set(fsspec.available_protocols()) - NEEDS_A_NETWORK))
+def test_every_kind_of_address_is_shown_or_refused_in_a_line(
+    protocol: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["study", "show", f"{protocol}://127.0.0.1/nothing/here"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("nearsight: ")
+    assert said.count("\n") == 1

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from nearsight import owner
 from nearsight.study import lock
 from nearsight.study.lock import SECONDS_UNTIL_STALE, Locks, Owner
 
@@ -240,7 +241,7 @@ def test_an_owner_is_gone_only_if_that_is_sure(monkeypatch: pytest.MonkeyPatch) 
     here = Owner.here()
     assert not here.is_gone()
     assert dataclasses.replace(here, pid=2**22 + 1).is_gone()
-    monkeypatch.setattr(lock, "_stat_of", lambda pid: [])  # where nobody tells
+    monkeypatch.setattr(owner, "_stat_of", lambda pid: [])  # where nobody tells
     assert not dataclasses.replace(here, started=None).is_gone()
 
     def forbidden(pid: int, number: int) -> None:

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import re
 from pathlib import Path
 
 import pandas as pd
@@ -15,6 +16,7 @@ from nearsight.errors import InputError
 from nearsight.lens import attention_maps, measure
 from nearsight.metrics import locality_score, neighbour_association
 from nearsight.models import ModelConfig, load_model
+from nearsight.owner import process_mark
 from nearsight.tensorfile import load_tensors
 from nearsight.train import DataConfig, HistoryRow, Listener, RunConfig, RunFolder, TrainingError, baseline, train_run
 from nearsight.train.engine import Stack, initial_model
@@ -307,8 +309,8 @@ def test_a_folder_of_another_run_is_refused(tmp_path: Path) -> None:
 
 def test_the_remains_of_a_killed_write_are_cleared_away(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
-    folder.claim(config())
-    (tmp_path / ".history.csv.123.tmp.csv").write_text("half a ta")
+    ended = re.sub(r"-.*-", f"-{2**22 + 1}-", process_mark())  # a number that no process has
+    (tmp_path / f".history.csv.{ended}-12345678.tmp.csv").write_text("half a ta")
     folder.claim(config())
     assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
 

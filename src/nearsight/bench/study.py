@@ -38,7 +38,7 @@ from nearsight.report.study import write_study_report
 from nearsight.study import Study, StudyFolder, StudyListener, StudyResults, run_study
 from nearsight.study.executors import Work
 from nearsight.study.runner import Runner
-from nearsight.train import DataConfig, Stop
+from nearsight.train import DataConfig, RunName, Stop
 
 STEPS = ("plan", "run", "resume", "show", "tables", "report", "page")
 _SHARE_MISSING = 10
@@ -70,7 +70,7 @@ class SimulatedExecutor:
     def check(self) -> None:
         """It needs nothing."""
 
-    def run(self, work: Work, listener: StudyListener, stop: Stop) -> dict[str, Exception]:
+    def run(self, work: Work, listener: StudyListener, stop: Stop) -> dict[RunName, Exception]:
         folder = StudyFolder(work.folder)
         with folder.locks().kept_alive() as locks:
             runner = Runner(folder, locks, listener, self.training, lambda _: None)

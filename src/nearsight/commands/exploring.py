@@ -16,6 +16,7 @@ from nearsight.report.explorer import Exhibit, Explorer, explore
 from nearsight.report.runs import model_heads
 from nearsight.report.study.conditions import base_and_full, with_attention
 from nearsight.study import StudyResults
+from nearsight.study.results import run_folder
 from nearsight.train import RunFolder
 
 NUM_PICTURES = 4
@@ -62,9 +63,9 @@ def explorer_of_study(
     rows = results.runs.sort_values("seed", kind="stable")
     runs: dict[str, Path] = {}
     for label in conditions:
-        paths = [folder / "runs" / str(run) for run in rows.loc[rows["condition"] == label, "run"]]
-        if (shown := next((path for path in paths if RunFolder(path).model.exists()), None)) is not None:
-            runs[label] = shown
+        folders = [run_folder(folder, run) for run in rows.loc[rows["condition"] == label, "run"]]
+        if (shown := next((run for run in folders if run.model.exists()), None)) is not None:
+            runs[label] = shown.path
     return explorer_of_runs(runs, data_dir=data_dir, device=device) if runs else None
 
 

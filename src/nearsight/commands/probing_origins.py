@@ -14,7 +14,7 @@ from nearsight.commands.frozen import UNTRAINED, run_path
 from nearsight.commands.subjects import short_name
 from nearsight.errors import InputError
 from nearsight.models import ModelConfig
-from nearsight.study.results import read_description
+from nearsight.study.results import read_description, run_folder
 from nearsight.train import RunFolder
 
 _NAMES = {(False, False): "ViT", (True, False): "ViT + GAug", (False, True): "ViT + PRR", (True, True): "LocAt"}
@@ -67,7 +67,7 @@ def _of_study(folder: Path) -> Origins:
     described = read_description(folder)
     done = []
     for cell in described["cells"]:
-        run = RunFolder(folder / "runs" / cell["run"])
+        run = run_folder(folder, cell["run"])
         if run.is_complete and run.model.is_file():
             done.append(Origin(text=str(run.path), condition=cell["condition"], seed=cell["seed"]))
     if not done:

@@ -22,7 +22,7 @@ from nearsight.recipes.registry import SimulationRecipe, StudyRecipe
 from nearsight.study import Simulation, SimulationResults, Study, StudyFolder, is_simulation, run_study
 from nearsight.study.design import Scale
 from nearsight.study.executors import Executor, LocalExecutor, ProcessesExecutor, RayExecutor
-from nearsight.study.location import Location, is_url, scratch_folder
+from nearsight.study.location import PublishedStudy, StudyPublisher, is_url, scratch_folder
 from nearsight.study.running import StackBy, fetch_study
 from nearsight.train import Stop
 from nearsight_command import told_usage
@@ -111,7 +111,7 @@ def _run(arguments: list[str]) -> int:
     study = recipe() if options.seeds is None else recipe(seeds=options.seeds)
     if options.scale == "small":
         study = study.small()
-    location = Location(options.out) if options.out and is_url(options.out) else None
+    location = StudyPublisher(options.out) if options.out and is_url(options.out) else None
     out = Path(options.out) if options.out else _default_folder(study.name, study.scale)
     if isinstance(study, Simulation):
         _check_for_simulation(options, study.name)
@@ -147,7 +147,7 @@ def _default_folder(name: str, scale: Scale) -> Path:
 
 
 def _run_and_report(
-    study: Study, out: Path, location: Location | None, options: RunOptions, executor: Executor, stop: Stop
+    study: Study, out: Path, location: StudyPublisher | None, options: RunOptions, executor: Executor, stop: Stop
 ) -> int:
     place = location.url if location else str(out)
     out = scratch_folder(location.url) if location else out
@@ -199,7 +199,7 @@ def _write_report(folder: StudyFolder, options: RunOptions) -> None:
 
 def _show(arguments: list[str]) -> int:
     options = parse(ShowOptions, arguments, prog="nearsight study show")
-    path = fetch_study(Location(options.name)) if is_url(options.name) else _find_folder(options.name)
+    path = fetch_study(PublishedStudy(options.name)) if is_url(options.name) else _find_folder(options.name)
     if is_simulation(path):
         results = SimulationResults.read(path)
         told, shown = study_simulation.described(results), study_simulation.table(results)

@@ -27,7 +27,7 @@ from nearsight.data.folders import entries_below
 from nearsight.data.locations import check_spelling, user_cache_folder
 from nearsight.data.source import Source
 from nearsight.errors import InputError
-from nearsight.files import canonical_hash, reading, remove_remains, replacing
+from nearsight.files import canonical_hash, reading, replacing
 
 VERSION = 4
 """Raise it whenever decoding or this layout changes: caches of other versions are made anew."""
@@ -202,7 +202,6 @@ def _seal(path: Path, sealed_ns: int) -> None:
 
 def _write(path: Path, source: Source, digest: str, image_size: int) -> _Record:
     try:
-        remove_remains(path.parent, shared=True)  # which are as large as this will be
         with replacing(path) as temporary:
             with temporary.open("wb") as file:
                 record = _write_content(file, source, digest, image_size)

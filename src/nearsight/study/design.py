@@ -16,7 +16,7 @@ from nearsight.study.results import SCHEMA, run_columns
 from nearsight.study.seeds import listed
 from nearsight.study.settings import assumed_names, flat_settings, shared_settings
 from nearsight.study.small import MOST_SEEDS, shrink
-from nearsight.train import RunConfig
+from nearsight.train import RunConfig, RunName
 
 Scale = Literal["full", "small"]
 
@@ -32,7 +32,7 @@ class Cell:
     config: RunConfig
 
     @property
-    def run(self) -> str:
+    def run(self) -> RunName:
         """The run's identity."""
         return self.config.identity
 

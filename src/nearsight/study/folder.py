@@ -24,9 +24,9 @@ from nearsight.study.design import Study
 from nearsight.study.elapsed import elapsed_seconds
 from nearsight.study.lock import Holder, Locks
 from nearsight.study.repair import result_problem
-from nearsight.study.results import SCHEMA, StudyResults, read_description, read_rows
+from nearsight.study.results import SCHEMA, StudyResults, read_description, read_rows, run_folder
 from nearsight.study.settings import flat_settings
-from nearsight.train import RunConfig, RunFolder
+from nearsight.train import RunConfig, RunFolder, RunName
 from nearsight.train.provenance import CERTIFIED, TAKEN_FROM, joined
 
 State = Literal["done", "running", "started", "missing", "damaged"]
@@ -36,7 +36,7 @@ State = Literal["done", "running", "started", "missing", "damaged"]
 class CellState:
     """How far a cell is."""
 
-    run: str
+    run: RunName
     condition: str
     seed: int
     state: State
@@ -54,8 +54,8 @@ class StudyFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def run_folder(self, run: str) -> RunFolder:
-        return RunFolder(self.path / "runs" / run)
+    def run_folder(self, run: RunName) -> RunFolder:
+        return run_folder(self.path, run)
 
     def locks(self, *, token: str | None = None, gone: Collection[str] = ()) -> Locks:
         return Locks(self.path / "locks", token=token, gone=gone)
@@ -85,7 +85,7 @@ class StudyFolder:
         """Make the folder this study's, or find that it already is. Cells it has of other seeds stay."""
         self.check(study)
         output_folder(self.path / "runs")
-        remove_remains(self.path, shared=True)
+        remove_remains(self.path, below=True)
         described = study.to_json()
         if (self.path / "study.json").exists():
             held = read_description(self.path)
@@ -96,7 +96,7 @@ class StudyFolder:
                 return
         write_json(self.path / "study.json", described)
 
-    def is_done(self, run: str) -> bool:
+    def is_done(self, run: RunName) -> bool:
         folder = self.run_folder(run)
         return folder.is_complete and not result_problem(folder)
 

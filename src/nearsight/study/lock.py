@@ -4,61 +4,30 @@ A lock is a file `<cell>.<generation>`, made so that it fails where it exists (O
 holder touches it now and then. Whoever finds the last generation free, or its holder gone, makes the next one: of
 several who try only one succeeds, and nobody ever removes or renames what another may have just made. The files of a
 cell go when the cell is done; whoever takes a lock asks then whether there is still something to do.
+
+A holder who was silent for too long (stopped, swapped out, cut off) has lost its cell and does not know it yet. So the
+generation fences the cell's folder: before every write there the holder looks whether its own is still the last
+(`Locks.guarding`), and if not, the write does not happen.
 """
 
 import json
 import os
-import re
-import secrets
-import socket
 import threading
 import time
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from nearsight.errors import InputError
-from nearsight.files import write_json
+from nearsight.files import LostError, guarded, write_json
+from nearsight.owner import Owner
 
 SECONDS_BETWEEN_BEATS = 20.0
 SECONDS_UNTIL_STALE = 600.0
 """Silence after which a holder on another machine counts as gone. One on this machine is gone when its process is."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Owner:
-    """A process, so that others can see whether it still is there."""
-
-    host: str
-    namespace: str
-    """Of process ids: containers of one machine may share a host name, but not these."""
-    pid: int
-    started: int | None
-    """When the process started, in the kernel's ticks: numbers of processes come back. None where nobody tells."""
-    token: str
-    """Tells apart several holders within a process."""
-
-    @classmethod
-    def here(cls, token: str | None = None) -> "Owner":
-        pid = os.getpid()
-        return cls(
-            host=socket.gethostname(),
-            namespace=_namespace(),
-            pid=pid,
-            started=_start_of(pid),
-            token=token or secrets.token_hex(8),
-        )
-
-    @property
-    def is_here(self) -> bool:
-        """Whether the process is one of those that can be seen from here."""
-        return (self.host, self.namespace) == (socket.gethostname(), _namespace())
-
-    def is_gone(self) -> bool:
-        """Whether the process has surely ended; of one on another machine nothing is sure."""
-        return self.is_here and (not _is_alive(self.pid) or _start_of(self.pid) != self.started)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,17 +119,31 @@ class Locks:
         with self._changing:
             for cell, path in self._held.items():
                 try:
-                    if not self._is_mine(path) or self._path(cell, _generation_of(path) + 1).exists():
-                        self._lost.add(cell)
-                    else:
+                    if self._is_last(cell, path):
                         os.utime(path)
+                    else:
+                        self._lost.add(cell)
                 except (InputError, OSError):  # a disk that is away for a while; the next beat tries again
                     continue
 
     @property
     def lost(self) -> frozenset[str]:
-        """Cells that another runner took over, since this one did not give a sign for too long."""
+        """Cells that another runner took over, since this one did not give a sign for too long; as far as seen."""
         return frozenset(self._lost)
+
+    @contextmanager
+    def guarding(self, cells: Mapping[str, Path]) -> Iterator[None]:
+        """While the body runs, nothing is written into the folders of these cells once they are lost: a `LostError`."""
+        with ExitStack() as guards:
+            for cell, folder in cells.items():
+                guards.enter_context(guarded(folder, partial(self._check, cell)))
+            yield
+
+    def _check(self, cell: str) -> None:
+        path = self._held.get(cell)
+        if path is None or not self._is_last(cell, path):
+            self._lost.add(cell)
+            raise LostError(f"run {cell} was taken over by another runner")
 
     def holder(self, cell: str) -> Holder | None:
         """Who holds a cell, if anybody does; it may be stale."""
@@ -169,6 +152,9 @@ class Locks:
 
     def is_known_gone(self, holder: Holder) -> bool:
         return holder.owner is not None and holder.owner.token in self._gone
+
+    def _is_last(self, cell: str, path: Path) -> bool:
+        return self._is_mine(path) and not self._path(cell, _generation_of(path) + 1).exists()
 
     def _is_mine(self, path: Path) -> bool:
         holder = _read(path)
@@ -206,37 +192,3 @@ def _read(path: Path) -> Holder | None:
 
 def _generation_of(path: Path) -> int:
     return int(path.name.rpartition(".")[2])
-
-
-def _namespace() -> str:
-    try:
-        return os.readlink("/proc/self/ns/pid")
-    except OSError:
-        return ""
-
-
-def _is_alive(pid: int) -> bool:
-    if os.name != "posix":  # elsewhere this would end it
-        return True
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:  # somebody else's, but there
-        return True
-    state = _stat_of(pid)
-    return not state or state[0] not in "ZX"  # a zombie has ended and waits for its parent to notice
-
-
-def _start_of(pid: int) -> int | None:
-    state = _stat_of(pid)
-    return int(state[19]) if len(state) > 19 else None
-
-
-def _stat_of(pid: int) -> list[str]:
-    """What Linux tells about a process, from its state on; nothing elsewhere."""
-    try:
-        told = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return []
-    return re.sub(r"^.*\) ", "", told, flags=re.DOTALL).split()  # a process's name may hold anything

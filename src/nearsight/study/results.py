@@ -24,7 +24,7 @@ from nearsight.study.run_tables import (
     read_row,
     read_run,
 )
-from nearsight.train import HEADS_COLUMNS, LAYERS_COLUMNS, RunFolder
+from nearsight.train import HEADS_COLUMNS, LAYERS_COLUMNS, RunFolder, RunName
 
 SCHEMA = 1
 """Version of study.json and of the tables; raised whenever an older reader would go wrong."""
@@ -119,6 +119,11 @@ def run_columns(factors: tuple[str, ...]) -> tuple[str, ...]:
     return ("run", "condition", *factors, "seed", *RESULT_COLUMNS)
 
 
+def run_folder(study: Path, run: RunName) -> RunFolder:
+    """Where a run of a study lies; the only way from a name to a path."""
+    return RunFolder(study / "runs" / RunName(run))
+
+
 def read_description(folder: Path) -> dict[str, Any]:
     """What study.json says, of a schema this version reads."""
     path = folder / "study.json"
@@ -143,6 +148,10 @@ def read_description(folder: Path) -> dict[str, Any]:
     for number, cell in enumerate(described["cells"]):
         if missing := missing_parts(cell, _OF_A_CELL):
             raise InputError(f"{path} is damaged: cell {number} does not say its {missing}")
+        try:
+            cell["run"] = RunName(cell["run"])
+        except InputError as error:
+            raise InputError(f"{path} is damaged: cell {number}: {error}") from error
     return described
 
 
@@ -163,10 +172,10 @@ def read_rows(folder: Path) -> pd.DataFrame:
     """The `runs` of a study folder without reading all else, for those who ask after every run."""
     described, rows = read_description(folder), []
     for cell in described["cells"]:
-        run_folder = RunFolder(folder / "runs" / cell["run"])
-        if run_folder.is_complete:
+        run = run_folder(folder, cell["run"])
+        if run.is_complete:
             with suppress(InputError):  # damaged, so not complete; the study does it again
-                rows.append(_named(cell, read_row(run_folder)))
+                rows.append(_named(cell, read_row(run)))
     return pd.DataFrame(rows, columns=list(run_columns(tuple(described["factors"]))))
 
 
@@ -184,11 +193,11 @@ def _from_run_folders(folder: Path, cells: list[dict[str, Any]], factors: tuple[
     rows, runs = [], []
     parts: dict[str, list[Columns]] = {name: [] for name in _OF_RUNS}
     for cell in cells:
-        run_folder = RunFolder(folder / "runs" / cell["run"])
-        if not run_folder.is_complete:
+        run = run_folder(folder, cell["run"])
+        if not run.is_complete:
             continue
         try:
-            tables = read_run(run_folder)
+            tables = read_run(run)
         except InputError:  # likewise
             continue
         rows.append(_named(cell, tables.row))
@@ -241,4 +250,8 @@ def _check_heads(path: Path, runs: pd.DataFrame, heads: pd.DataFrame) -> None:
 
 
 def _read_table(path: Path, columns: tuple[str, ...], text: tuple[str, ...]) -> pd.DataFrame:
-    return pd.DataFrame(read_columns(path, columns, text))
+    table = pd.DataFrame(read_columns(path, columns, text))
+    try:
+        return table.assign(run=[RunName(run) for run in table["run"]])
+    except InputError as error:
+        raise InputError(f"{path} is damaged: {error}") from error

@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Protocol
 
 from nearsight.errors import InputError
+from nearsight.files import LostError
 from nearsight.study.folder import StudyFolder
 from nearsight.study.tabled_runs import tabled_runs
-from nearsight.train import RunFolder
+from nearsight.train import RunFolder, RunName
 from nearsight.train.checksums import copy_complete
 
 
@@ -31,12 +32,12 @@ class WholeRun:
         copy_complete(self.source.path, target.path, without=(self.source.checkpoint.name,))
 
 
-def reusable_runs(runs: Iterable[str], paths: Sequence[Path]) -> dict[str, ReusableRun]:
+def reusable_runs(runs: Iterable[RunName], paths: Sequence[Path]) -> dict[RunName, ReusableRun]:
     """Run → where it is done, of those that one of these studies has, in its run folders or in its tables."""
     for path in paths:
         if not _has_folders(path) and not all((path / name).is_file() for name in ("study.json", "runs.csv")):
             raise InputError(f"{path} has no runs to reuse: it is not the folder of a study, or its runs are elsewhere")
-    wanted, found = list(runs), dict[str, ReusableRun]()
+    wanted, found = list(runs), dict[RunName, ReusableRun]()
     # Tables have no weights, so a run is taken from them if no folder of it is named.
     for path in sorted(paths, key=_has_folders, reverse=True):
         left = [run for run in wanted if run not in found]
@@ -48,19 +49,23 @@ def _has_folders(path: Path) -> bool:
     return (path / "runs").is_dir()
 
 
-def _whole_runs(study: StudyFolder, runs: Iterable[str]) -> dict[str, WholeRun]:
+def _whole_runs(study: StudyFolder, runs: Iterable[RunName]) -> dict[RunName, WholeRun]:
     return {run: WholeRun(study.run_folder(run)) for run in runs if study.is_done(run)}
 
 
-def reuse_runs(found: Mapping[str, ReusableRun], folder: StudyFolder) -> None:
+def reuse_runs(found: Mapping[RunName, ReusableRun], folder: StudyFolder) -> None:
     """Put whole runs into a study's folder, except for what somebody is at."""
     locks = folder.locks()
     for run, source in found.items():
         if folder.is_done(run) or not locks.take(run):
             continue
+        target = folder.run_folder(run)
         try:
-            if not folder.is_done(run):  # since the last look
-                source.put(folder.run_folder(run))
+            with locks.guarding({run: target.path}):
+                if not folder.is_done(run):  # since the last look
+                    source.put(target)
+        except LostError:  # somebody else does it
+            continue
         except BaseException:
             locks.release(run)
             raise

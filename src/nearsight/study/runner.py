@@ -4,22 +4,19 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from nearsight.errors import InputError
+from nearsight.files import LostError
 from nearsight.study.design import Cell
 from nearsight.study.folder import StudyFolder
 from nearsight.study.listening import StudyListener
 from nearsight.study.lock import Locks
 from nearsight.study.repair import make_ready, result_problem
-from nearsight.train import HistoryRow, Listener, RunConfig, RunFolder, TrainingError
+from nearsight.train import HistoryRow, Listener, RunConfig, RunFolder, RunName, TrainingError
 
 
 class Train(Protocol):
     """`nearsight.train.train_runs`, with all settled but what to train and where."""
 
     def __call__(self, configs: Sequence[RunConfig], folders: Sequence[RunFolder], *, listener: Listener) -> None: ...
-
-
-class _TakenOverError(Exception):
-    """The cells that train are no longer all this runner's."""
 
 
 class Runner(Listener):
@@ -37,7 +34,7 @@ class Runner(Listener):
         wrong with the run (an `InputError`) is noted, and the others go on."""
         self._folder, self._locks, self._listener, self._train = folder, locks, listener, train
         self._completed = completed
-        self.failed: dict[str, Exception] = {}
+        self.failed: dict[RunName, Exception] = {}
         """Run → what was wrong with it."""
         self.num_taken = 0
 
@@ -56,14 +53,17 @@ class Runner(Listener):
             found = True
             self.num_taken += len(taken)
             self._listener.taken(taken)
-            folders = [self._folder.run_folder(cell.run) for cell in taken]
+            folders = {cell.run: self._folder.run_folder(cell.run) for cell in taken}
             try:
-                self._train([cell.config for cell in taken], folders, listener=self)
-                for folder in folders:  # else they would be done again and again
+                with self._locks.guarding({run: folder.path for run, folder in folders.items()}):
+                    self._train([cell.config for cell in taken], list(folders.values()), listener=self)
+                for run, folder in folders.items():  # else they would be done again and again
                     if problem := result_problem(folder):
-                        self.failed[folder.path.name] = InputError(problem)
-            except _TakenOverError:
-                pass  # what is left to this runner is taken again
+                        self.failed[run] = InputError(problem)
+            except LostError:  # what is left to this runner is taken again
+                for cell in taken:
+                    if cell.run in self._locks.lost:
+                        self._listener.taken_over(cell.config)
             except (TrainingError, InputError) as error:
                 unfinished = (cell for cell in taken if not self._folder.run_folder(cell.run).is_complete)
                 self.failed |= {cell.run: error for cell in unfinished}
@@ -102,8 +102,7 @@ class Runner(Listener):
     def epoch(self, config: RunConfig, row: HistoryRow) -> None:
         self._listener.epoch(config, row)
         if config.identity in self._locks.lost:
-            self._listener.taken_over(config)
-            raise _TakenOverError
+            raise LostError(f"run {config.identity} was taken over by another runner")
 
     def split(self, sizes: Sequence[int]) -> None:
         self._listener.split(sizes)

@@ -9,14 +9,15 @@ import torch
 from nearsight.data import data_folder
 from nearsight.data.loading import dataset_spec, find_source
 from nearsight.errors import InputError, check_at_least
+from nearsight.files import output_folder
 from nearsight.study.design import Cell, Study
 from nearsight.study.executors import Executor, LocalExecutor, Work
 from nearsight.study.folder import StudyFolder
 from nearsight.study.listening import StudyListener
-from nearsight.study.location import DamagedError, Location, scratch_folder
+from nearsight.study.location import DamagedError, PublishedStudy, StudyPublisher, scratch_folder
 from nearsight.study.results import read_description
 from nearsight.study.reusing import ReusableRun, WholeRun, reusable_runs, reuse_runs
-from nearsight.train import RunConfig, Stop, TrainingError, check_images_of_finished
+from nearsight.train import RunConfig, RunName, Stop, TrainingError, check_images_of_finished
 
 StackBy = Literal["seed", "all"]
 
@@ -33,7 +34,7 @@ def run_study(
     cells_per_stack: int | None = None,
     stack_by: StackBy = "seed",
     executor: Executor | None = None,
-    location: Location | None = None,
+    location: StudyPublisher | None = None,
     reuse: Sequence[Path] = (),
 ) -> StudyFolder:
     """Run what is missing of a study in the folder `path`, except for what other runners are at.
@@ -88,31 +89,51 @@ def run_study(
     return folder
 
 
-def fetch_study(location: Location) -> Path:
-    """Bring here what is published of a study, except for weights; the folder with it."""
+def fetch_study(location: PublishedStudy) -> Path:
+    """Bring here what is published of a study, except for weights; the folder with it. Nothing is written there."""
     path = scratch_folder(location.url)
     if not location.fetch_description(path):
         raise InputError(f"{location.url} does not hold a study: it has no study.json")
-    _exchange([cell["run"] for cell in read_description(path)["cells"]], StudyFolder(path), location, StudyListener())
+    folder, published = StudyFolder(path), location.published()
+    output_folder(path / "runs")  # also of a study of which nothing is done
+    _fetch([cell["run"] for cell in read_description(path)["cells"]], folder, location, published, StudyListener())
     return path
 
 
-def _exchange(runs: Iterable[str], folder: StudyFolder, location: Location, listener: StudyListener) -> None:
-    """Bring here what is published of a study, and publish what is done here and is not there yet."""
-    published = location.published()
+def _fetch(
+    runs: Iterable[RunName],
+    folder: StudyFolder,
+    location: PublishedStudy,
+    published: Collection[RunName],
+    listener: StudyListener,
+) -> None:
+    """Bring here what is published of these runs and is not here, except for what somebody is at."""
+    locks = folder.locks()
     for run in runs:
-        run_folder = folder.run_folder(run)
+        if run not in published or folder.is_done(run) or not locks.take(run):
+            continue
+        target = folder.run_folder(run)
         try:
-            if folder.is_done(run):
-                if run not in published:
-                    location.publish(run_folder)
-            elif run in published:
-                location.fetch(run_folder)
+            with locks.guarding({run: target.path}):
+                location.fetch(target)
         except DamagedError as error:
-            listener.set_aside(run_folder.path, str(error))
+            listener.set_aside(target.path, str(error))
+        finally:
+            locks.release(run)
 
 
-def _raise_failures(failed: Mapping[str, Exception]) -> None:
+def _exchange(
+    runs: Collection[RunName], folder: StudyFolder, location: StudyPublisher, listener: StudyListener
+) -> None:
+    """Bring here what is published of one's own runs, and publish those that are done here and are not there yet."""
+    published = location.published()
+    _fetch(runs, folder, location, published, listener)
+    for run in runs:
+        if run not in published and folder.is_done(run):
+            location.publish(folder.run_folder(run))
+
+
+def _raise_failures(failed: Mapping[RunName, Exception]) -> None:
     errors = list({str(error): error for error in failed.values()}.values())
     if len(errors) == 1:
         raise errors[0]
@@ -130,9 +151,9 @@ def _groups(cells: Iterable[Cell], stack_by: StackBy) -> tuple[tuple[Cell, ...],
 
 def _check_images(
     study: Study,
-    missing: Collection[str],
+    missing: Collection[RunName],
     folder: StudyFolder,
-    reusable: Mapping[str, ReusableRun],
+    reusable: Mapping[RunName, ReusableRun],
     data_dir: Path | None,
 ) -> None:
     """Refuse to put runs on other images beside those that are done, here or where they are taken from."""

@@ -20,7 +20,7 @@ from nearsight.files import read_object, write_json, write_text
 from nearsight.study.results import COURSE, StudyResults, read_description
 from nearsight.study.run_tables import EPOCH_COLUMNS, OF_LATER_VERSIONS, RESULT_COLUMNS, named_as_told
 from nearsight.study.simulation_folder import is_simulation
-from nearsight.train import HEADS_COLUMNS, LAYERS_COLUMNS, RunConfig, RunFolder
+from nearsight.train import HEADS_COLUMNS, LAYERS_COLUMNS, RunConfig, RunFolder, RunName
 from nearsight.train.checksums import CHECKSUMS, PROVENANCE
 from nearsight.train.claiming import CONFIG
 from nearsight.train.heads import is_due
@@ -53,7 +53,7 @@ class TabledRun:
         target.finish(self.provenance)
 
 
-def tabled_runs(folder: Path, wanted: Collection[str]) -> dict[str, TabledRun]:
+def tabled_runs(folder: Path, wanted: Collection[RunName]) -> dict[RunName, TabledRun]:
     """Run → what a folder of results says of it, of the wanted runs that are there."""
     if is_simulation(folder):
         raise InputError(f"{folder} is of a simulation, which has no runs to reuse; leave it out of --reuse")
@@ -66,7 +66,7 @@ def tabled_runs(folder: Path, wanted: Collection[str]) -> dict[str, TabledRun]:
     parts = {
         name: dict(iter(getattr(results, name).groupby("run"))) for name in ("heads", "layers", "history", "course")
     }
-    found: dict[str, TabledRun] = {}
+    found: dict[RunName, TabledRun] = {}
     for row in results.runs.drop(columns=unknown).to_dict("records"):
         run = row["run"]
         if run not in cells:

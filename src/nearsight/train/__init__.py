@@ -1,6 +1,6 @@
 """Training: what (protocol, config), how (engine: one model or a stack of them), and what remains (run folder)."""
 
-from nearsight.train.config import SCHEMA, DataConfig, RunConfig
+from nearsight.train.config import SCHEMA, DataConfig, RunConfig, RunName
 from nearsight.train.failing import LostProcessError, TrainingError
 from nearsight.train.folder import HEADS_COLUMNS, LAYERS_COLUMNS, HistoryRow, RunFolder, write_heads
 from nearsight.train.heads import measure_on_test, measure_stack
@@ -29,6 +29,7 @@ __all__ = [
     "Protocol",
     "RunConfig",
     "RunFolder",
+    "RunName",
     "Stop",
     "StoppedError",
     "TrainingError",

@@ -8,6 +8,7 @@ needs it: weights may well be elsewhere. Folders of earlier versions have no sum
 """
 
 import hashlib
+import json
 import os
 import shutil
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -17,18 +18,23 @@ from pathlib import Path
 from typing import Any
 
 from nearsight.errors import InputError
-from nearsight.files import as_json, read_object, replacing, write_json, write_text
+from nearsight.files import LostError, as_json, read_object, replacing, write_json, write_text
 
 CHECKSUMS, PROVENANCE = "checksums.json", "provenance.json"
 SCHEMA = 1
 
 
 def certify(folder: Path, names: Iterable[str], certificate: Mapping[str, Any]) -> None:
-    """Write provenance.json, the sign that a folder is complete, and before it the sums of these files and of it."""
+    """Write provenance.json, the sign that a folder is complete, and before it the sums of these files and of it.
+
+    Only one can do that: where another process has completed the folder in the meantime, this is a `LostError`.
+    """
     text = as_json(dict(certificate))
+    if (folder / PROVENANCE).exists():  # whose sums must not be replaced by ours
+        raise LostError(f"{folder} was completed by another process in the meantime")
     sums = {name: _sums_of_file(folder / name) for name in names if (folder / name).is_file()}
     _write(folder, {**sums, PROVENANCE: _sums(text.encode())})
-    write_text(folder / PROVENANCE, text)
+    write_text(folder / PROVENANCE, text, exclusive=True)
 
 
 def copy_complete(source: Path, target: Path, *, without: Collection[str] = ()) -> None:
@@ -97,7 +103,7 @@ def _sums(content: bytes) -> dict[str, Any]:
 
 
 def _write(folder: Path, files: Mapping[str, Mapping[str, Any]]) -> None:
-    write_json(folder / CHECKSUMS, {"schema": SCHEMA, "files": files})
+    write_json(folder / CHECKSUMS, {"schema": SCHEMA, "files": files, "digest": _digest(files)})
 
 
 def _read(folder: Path) -> dict[str, dict[str, Any]]:
@@ -111,4 +117,13 @@ def _read(folder: Path) -> dict[str, dict[str, Any]]:
         raise InputError(f"{path} has schema {schema}, but this nearsight reads up to {SCHEMA}; update nearsight")
     if not isinstance(files, dict) or not all(isinstance(each, dict) for each in files.values()):
         raise InputError(f"{path} is damaged: it does not say the sums of files{way_out(folder)}")
+    # Earlier versions wrote no digest. Other keys than these would be damage to that one's name.
+    is_own = "digest" not in told or told["digest"] == _digest(files)
+    if schema != SCHEMA or not told.keys() <= {"schema", "files", "digest"} or not is_own:
+        raise InputError(f"{path} is damaged: it is not what was written{way_out(folder)}")
     return files
+
+
+def _digest(files: Mapping[str, Mapping[str, Any]]) -> str:
+    """Of what checksums.json says, so that damage to itself is noticed, too."""
+    return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()

@@ -7,7 +7,7 @@ from typing import Any
 
 from nearsight.data import Dataset
 from nearsight.errors import InputError
-from nearsight.files import check_output_folder, output_folder, read_object, remove_remains, write_json
+from nearsight.files import check_output_folder, output_folder, read_object, write_json
 from nearsight.kinds import RUN, check_kind
 
 CONFIG = RUN
@@ -42,7 +42,6 @@ def claim(folder: Path, described: dict[str, Any], dataset: Dataset | None = Non
     on one's own images, on these."""
     _check_images(folder, dataset)
     output_folder(folder)
-    remove_remains(folder)
     if not (folder / CONFIG).exists():
         write_json(folder / CONFIG, described | _told_of_images(dataset))
 

@@ -1,5 +1,6 @@
 """A run as data: everything that decides its numbers, and the identity that follows from it."""
 
+import re
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -12,6 +13,25 @@ from nearsight.train.protocol import Protocol
 
 SCHEMA = 1
 """Version of the run folder's layout and of config.json; raised whenever an older reader would go wrong."""
+
+_RUN_NAME = re.compile(r"[0-9a-f]{16}")
+
+
+class RunName(str):
+    """The identity of a run: 16 hexadecimal digits.
+
+    Folders and locks are named by it and by nothing else. A name from outside (of a study.json, a table, a bucket)
+    becomes one where it is read, and a path to somewhere else does not pass.
+    """
+
+    __slots__ = ()
+
+    def __new__(cls, name: object) -> "RunName":
+        if isinstance(name, cls):
+            return name
+        if not isinstance(name, str) or not _RUN_NAME.fullmatch(name):
+            raise InputError(f"{name!r:.80} is not the name of a run, which has 16 hexadecimal digits")
+        return super().__new__(cls, name)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +87,7 @@ class RunConfig:
         check_numbers(self)
 
     @property
-    def identity(self) -> str:
+    def identity(self) -> RunName:
         """16 hex digits that are the same for two runs if and only if the settings that make their numbers are.
 
         Measuring during training changes no weight, but it is part of what a run gives: a folder without the time
@@ -76,7 +96,7 @@ class RunConfig:
         fields = identifying(self)
         if self.measure_every == 0:
             del fields["measure_every"], fields["num_measured_during"]
-        return canonical_hash(fields)
+        return RunName(canonical_hash(fields))
 
     @property
     def stack_key(self) -> tuple[object, ...]:

@@ -54,7 +54,6 @@ def finish(cell: Cell, stack: Stack, dataset: Dataset, heed: Callable[[], None])
             "position_association": _position_association(model),
         },
     )
-    folder.log("finished", test_acc=test_acc)
     training_seconds = sum(row.seconds for row in cell.progress.history)
     images_seen = cell.epochs_done * stack.steps_per_epoch * config.protocol.batch_size
     folder.finish(
@@ -68,6 +67,7 @@ def finish(cell: Cell, stack: Stack, dataset: Dataset, heed: Callable[[], None])
             "images_per_second": images_seen / training_seconds,
         }
     )
+    folder.log("finished", test_acc=test_acc)
 
 
 def _position_association(model: nn.Module) -> float | None:

@@ -1,5 +1,6 @@
 """Trains some cells as one stack, from their last checkpoint to the end of each."""
 
+import contextlib
 import math
 import time
 from collections.abc import Sequence
@@ -7,6 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from nearsight.data import Dataset
+from nearsight.files import LostError
 from nearsight.train.cell import Cell
 from nearsight.train.config import RunConfig
 from nearsight.train.diverging import divergence, way_out_of_divergence
@@ -101,9 +103,10 @@ class Trainer:
     def _save(self, error: Exception) -> None:
         """Whole epochs that no checkpoint has yet must not be lost to what happened in the next one."""
         for cell in self._cells:
-            cell.save()
-            if isinstance(error, StoppedError) and not cell.folder.is_complete:
-                cell.folder.log("stopped", by=error.by, epochs_done=cell.epochs_done)
+            with contextlib.suppress(LostError):  # another runner goes on with it
+                cell.save()
+                if isinstance(error, StoppedError) and not cell.folder.is_complete:
+                    cell.folder.log("stopped", by=error.by, epochs_done=cell.epochs_done)
         if isinstance(error, StoppedError):
             # The end of one process may be taken for a failure, and end the first while it writes.
             self._processes.heard(None)

@@ -14,7 +14,7 @@ from nearsight.study.executors.work import Work
 from nearsight.study.executors.worker import Assignment, Message, Outcome
 from nearsight.study.folder import StudyFolder
 from nearsight.study.listening import StudyListener
-from nearsight.train import Stop, StoppedError, TrainingError
+from nearsight.train import RunName, Stop, StoppedError, TrainingError
 from nearsight.train.planning import MOST_CELLS
 
 _SECONDS_BETWEEN_LOOKS = 0.25
@@ -79,15 +79,15 @@ class Driver:
         self._running: dict[str, Attempt] = {}
         self._progressed: set[str] = set()
         """Tokens of attempts in which an epoch was finished."""
-        self._epochs: dict[str, int] = {}
+        self._epochs: dict[RunName, int] = {}
         """Whole epochs of the cells that were begun and are not done."""
-        self._done: set[str] = set()
-        self._failed: dict[str, Exception] = {}
+        self._done: set[RunName] = set()
+        self._failed: dict[RunName, Exception] = {}
         self._num_taken = 0
         self._table = RunsTable(self._folder)
         self._is_table_old = False
 
-    def run(self) -> dict[str, Exception]:
+    def run(self) -> dict[RunName, Exception]:
         """Go round until nothing can be taken any more; run → what was wrong with it."""
         groups: Sequence[Sequence[Cell]] = self._work.groups
         with self._stop.heeded():
@@ -193,7 +193,7 @@ class Driver:
     def _left(self, cells: Sequence[Cell]) -> list[Cell]:
         return [cell for cell in cells if cell.run not in self._done and not self._is_done(cell.run)]
 
-    def _is_done(self, run: str) -> bool:
+    def _is_done(self, run: RunName) -> bool:
         """Whether the run is here; one that a worker on another machine has published is brought here."""
         location = self._work.location
         if location is None or self._folder.is_done(run):

@@ -10,7 +10,7 @@ from nearsight.study.executors.work import Work
 from nearsight.study.folder import StudyFolder
 from nearsight.study.listening import StudyListener
 from nearsight.study.runner import Runner
-from nearsight.train import RunFolder, Stop, train_runs
+from nearsight.train import RunFolder, RunName, Stop, train_runs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +22,7 @@ class LocalExecutor:
     def check(self) -> None:
         """This process is there."""
 
-    def run(self, work: Work, listener: StudyListener, stop: Stop) -> dict[str, Exception]:
+    def run(self, work: Work, listener: StudyListener, stop: Stop) -> dict[RunName, Exception]:
         folder = StudyFolder(work.folder)
         train = partial(
             train_runs,

@@ -20,7 +20,7 @@ from nearsight.study.executors.places import num_cores, places
 from nearsight.study.executors.work import Work
 from nearsight.study.executors.worker import Assignment, Message, Outcome, do
 from nearsight.study.listening import StudyListener
-from nearsight.train import Stop
+from nearsight.train import RunName, Stop
 
 _SPAWN = multiprocessing.get_context("spawn")  # a fork would share CUDA's state, and the locks of threads
 _SECONDS_TO_END = 60.0
@@ -48,7 +48,7 @@ class ProcessesExecutor:
         if str(self.device) == "cuda" and torch.cuda.device_count() == 0:
             raise InputError("there is no GPU for a worker process; use --device cpu")
 
-    def run(self, work: Work, listener: StudyListener, stop: Stop) -> dict[str, Exception]:
+    def run(self, work: Work, listener: StudyListener, stop: Stop) -> dict[RunName, Exception]:
         workplaces = places(torch.device(self.device), self.workers)
         num_threads = max(1, min(torch.get_num_threads(), num_cores() // len(workplaces)))
         with _processes(workplaces, num_threads) as processes:

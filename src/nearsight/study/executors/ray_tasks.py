@@ -24,7 +24,7 @@ from nearsight.study.executors.ray_cluster import check_device, connected, devic
 from nearsight.study.executors.work import Work
 from nearsight.study.executors.worker import Assignment, Message, Outcome, do
 from nearsight.study.listening import StudyListener
-from nearsight.train import Stop, TrainingError
+from nearsight.train import RunName, Stop, TrainingError
 
 _SECONDS_BETWEEN_REPORTS = 0.5
 _MOST_WAITING = 1000
@@ -53,7 +53,7 @@ class RayExecutor:
             with connected(self.address):
                 pass
 
-    def run(self, work: Work, listener: StudyListener, stop: Stop) -> dict[str, Exception]:
+    def run(self, work: Work, listener: StudyListener, stop: Stop) -> dict[RunName, Exception]:
         # Workers have another working directory, and another environment.
         named = work.data_dir or os.environ.get(ENVIRONMENT_VARIABLE)
         work = dataclasses.replace(

@@ -6,8 +6,8 @@ from typing import Protocol
 
 from nearsight.study.design import Cell
 from nearsight.study.listening import StudyListener
-from nearsight.study.location import Location
-from nearsight.train import Stop
+from nearsight.study.location import StudyPublisher
+from nearsight.train import RunName, Stop
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +21,7 @@ class Work:
     """The most cells to take at a time."""
     data_dir: Path | None
     checkpoint_every: int
-    location: Location | None = None
+    location: StudyPublisher | None = None
     """Where finished runs are published, if elsewhere than in the folder."""
 
 
@@ -32,7 +32,7 @@ class Executor(Protocol):
         """Refuse what cannot work, before anything is written."""
         ...
 
-    def run(self, work: Work, listener: StudyListener, stop: Stop) -> dict[str, Exception]:
+    def run(self, work: Work, listener: StudyListener, stop: Stop) -> dict[RunName, Exception]:
         """Do all that other runners are not at; run → what was wrong with it, of those that could not be done.
 
         A cell that cannot go on does not keep the others from their end. If a stop is wished for, whole epochs are put

@@ -14,10 +14,10 @@ from nearsight.study.design import Cell
 from nearsight.study.executors.preparing import prepare_data
 from nearsight.study.folder import StudyFolder
 from nearsight.study.listening import StudyListener
-from nearsight.study.location import Location
+from nearsight.study.location import StudyPublisher
 from nearsight.study.lock import Locks
 from nearsight.study.runner import Runner
-from nearsight.train import HistoryRow, RunConfig, RunFolder, Stop, StoppedError, TrainingError, train_runs
+from nearsight.train import HistoryRow, RunConfig, RunFolder, RunName, Stop, StoppedError, TrainingError, train_runs
 
 Message = tuple[str, tuple[Any, ...]]
 """What a `StudyListener` is to be told: the method, and its arguments."""
@@ -40,14 +40,14 @@ class Assignment:
     cells_per_stack: int
     data_dir: Path | None
     checkpoint_every: int
-    location: Location | None
+    location: StudyPublisher | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
     """How an assignment ended."""
 
-    failed: dict[str, Exception]
+    failed: dict[RunName, Exception]
     """Run → what was wrong with it; an `InputError` or a `TrainingError`."""
     num_taken: int
     """Cells that nobody else was at."""
