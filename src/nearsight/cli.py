@@ -1,6 +1,7 @@
 """The commands. Thin: parse, call, print. Results go to standard output, everything else to standard error."""
 
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 
@@ -22,6 +23,10 @@ def run(arguments: list[str]) -> int:
         return _dispatch(arguments)
     except InputError as error:
         return _complain(error, 2)
+    except OSError as error:
+        if error.filename is None:  # of the output, or of nothing that can be named
+            raise
+        return _complain(f"{os.fsdecode(error.filename)} cannot be used: {error.strerror}", 2)
 
 
 def _check_spelling(arguments: Sequence[str]) -> None:
@@ -43,6 +48,7 @@ def _dispatch(arguments: list[str]) -> int:
     import torch
 
     from nearsight.train import TrainingError
+    from nearsight.train.planning import is_out_of_memory
 
     try:
         command = importlib.import_module(f"nearsight.commands.{arguments[0]}")
@@ -52,6 +58,10 @@ def _dispatch(arguments: list[str]) -> int:
     except torch.AcceleratorError as error:  # after which this process can do nothing more there
         reason = str(error).splitlines()[0]
         return _complain(f"the device failed ({reason}); what was saved is kept, and the same command continues", 1)
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        return _complain(f"there is not enough memory for this ({error or 'MemoryError'}); ask for less at a time", 1)
 
 
 def _complain(problem: object, code: int) -> int:

@@ -15,9 +15,11 @@ from typing import Any, Literal
 import torch
 
 from nearsight import files
+from nearsight.study.lock import Locks
 
 SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(["nearsight.commands.measure", "nearsight.study", "nearsight.probe"])
+_NOBODY = 65534
 LIMIT = 120.0
 """Seconds after which a process counts as hanging."""
 
@@ -99,3 +101,22 @@ class _Hook:
         if self._kill.place == "half-way":
             os.truncate(path, path.stat().st_size // 2)
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def as_nobody(work: Callable[..., Any], *arguments: Any) -> None:
+    """Do it as a user who is not root; whoever is not root already does it as he is."""
+    if os.geteuid() == 0:
+        os.setgroups([])
+        os.setgid(_NOBODY)
+        os.setuid(_NOBODY)
+        os.environ["HOME"] = os.environ["XDG_CACHE_HOME"] = "/tmp"
+    work(*arguments)
+
+
+def take_cell(folder: Path) -> None:
+    """Try to take the lock that somebody else holds."""
+    locks = Locks(folder)
+    assert not locks.take("cell")
+    holder = locks.holder("cell")
+    assert holder is not None
+    assert not holder.is_stale

@@ -1,23 +1,31 @@
 """Disks that are full, read-only or gone, files that may not grow, clocks that jump and folders of other versions: what
 was there before stays whole, one line says what is wrong, and the same work goes on when the trouble is over."""
 
+import dataclasses
 import errno
 import json
 import os
+import re
 import resource
 import shutil
 import signal
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pandas as pd
 import pytest
 import torch
+from disturbed import as_nobody, run, take_cell
+from PIL import Image
 from tiny_study import tiny_base, tiny_study
 
 from nearsight import files
+from nearsight.cli import main
 from nearsight.data import fetch_dataset
 from nearsight.errors import InputError
 from nearsight.files import WriteError, write_text
@@ -74,6 +82,31 @@ def test_a_run_on_a_bad_disk_says_so_and_goes_on_later(
         train_run(tiny_base(), tmp_path / "run")
     assert not RunFolder(tmp_path / "run").is_complete
     assert [path.name for path in tmp_path.rglob("*.tmp*")] == []
+    monkeypatch.undo()
+    assert_same_numbers(train_run(tiny_base(), tmp_path / "run"), whole)
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EIO])
+@pytest.mark.parametrize(("call", "rename"), [("replace", 1), ("replace", 4), ("replace", 9), ("link", 1)])
+@FAULTS
+def test_a_rename_that_fails(
+    tmp_path: Path, whole: RunFolder, monkeypatch: pytest.MonkeyPatch, call: str, number: int, rename: int
+) -> None:
+    """The content is there, and the file does not get its name."""
+    real, left = getattr(os, call), rename
+
+    def failing(*arguments: Any, **options: Any) -> None:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            raise OSError(number, os.strerror(number), *arguments[:1], None, *arguments[1:2])
+        real(*arguments, **options)
+
+    monkeypatch.setattr(os, call, failing)
+    with pytest.raises(InputError, match=f"cannot be written: {os.strerror(number)}"):
+        train_run(tiny_base(), tmp_path / "run")
+    assert not RunFolder(tmp_path / "run").is_complete
+    assert [path.name for path in tmp_path.rglob(".*.tmp*")] == []
     monkeypatch.undo()
     assert_same_numbers(train_run(tiny_base(), tmp_path / "run"), whole)
 
@@ -164,14 +197,64 @@ def test_a_study_whose_folder_goes_away(tmp_path: Path) -> None:
     assert [state.state for state in StudyFolder(tmp_path / "study").states()] == ["done"]
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_read_only_folder_is_refused_before_anything_is_trained(tmp_path: Path) -> None:
-    tmp_path.chmod(0o500)
-    try:
-        with pytest.raises(InputError, match="cannot be written to: permission denied"):
-            train_run(tiny_base(), tmp_path / "run")
-    finally:
-        tmp_path.chmod(0o700)
+@pytest.fixture
+def open_to_all() -> Iterator[Path]:
+    """A folder of which whoever is not root sees something; those of pytest are its own."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:
+        Path(name).chmod(0o777)
+        yield Path(name)
+
+
+def test_a_folder_that_may_not_be_written_is_refused_before_anything_is_trained(open_to_all: Path) -> None:
+    (open_to_all / "kept").mkdir(mode=0o555)
+    ended = run(as_nobody, train_run, tiny_base(), open_to_all / "kept" / "run")
+    assert re.search(r"InputError: .*run cannot be written to: permission denied in .*kept; choose", ended.failure)
+    assert list((open_to_all / "kept").iterdir()) == []
+
+
+@FAULTS
+def test_what_another_user_began_is_left_alone_and_what_one_may_not_read_is_named(open_to_all: Path) -> None:
+    """A run of root's: its folder cannot be written to. Its study's lock: it can be read, and is not touched."""
+    train_run(tiny_base(), open_to_all / "run")
+    before = {path.name: path.stat().st_mtime_ns for path in (open_to_all / "run").iterdir()}
+    ended = run(as_nobody, train_run, dataclasses.replace(tiny_base(), seed=5), open_to_all / "run")
+    assert ended.failure.startswith("InputError: ")
+    (open_to_all / "run" / "config.json").chmod(0o000)
+    ended = run(as_nobody, train_run, tiny_base(), open_to_all / "run")
+    assert re.search(r"InputError: .*(cannot be read|cannot be written)", ended.failure)
+    assert {path.name: path.stat().st_mtime_ns for path in (open_to_all / "run").iterdir()} == before
+    locks = Locks(open_to_all / "locks")
+    assert locks.take("cell")
+    ended = run(as_nobody, take_cell, open_to_all / "locks")
+    assert not ended.failure
+    assert not locks.lost
+
+
+@pytest.mark.skipif(not hasattr(os, "statvfs"), reason="nobody tells")
+def test_a_read_only_disk_is_called_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with pytest.raises(InputError, match="run cannot be written to: permission denied in"):
+        files.check_output_folder(tmp_path / "run")
+    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_flag=os.ST_RDONLY | os.ST_NOSUID))
+    with pytest.raises(InputError, match="run cannot be written to: the disk is read-only; choose another --out"):
+        files.check_output_folder(tmp_path / "run")
+
+
+@FAULTS
+def test_folders_of_a_hundred_thousand_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Pictures to choose from, and a run folder into which somebody has put them."""
+    train_run(tiny_base(), tmp_path / "run")
+    Image.new("RGB", (40, 40)).save(tmp_path / "picture.png")
+    content = (tmp_path / "picture.png").read_bytes()
+    for number in range(100_000):
+        (tmp_path / "run" / f"{number}.png").write_bytes(content)
+    began = time.monotonic()
+    arguments = ["measure", "compact_vit", "--images", str(tmp_path / "run"), "--num-images", "3", "--json"]
+    assert main([*arguments, "--out", str(tmp_path / "out"), "--device", "cpu"]) == 0
+    assert json.loads(capsys.readouterr().out)
+    assert main(["report", str(tmp_path / "run"), "--device", "cpu"]) == 0
+    assert train_run(tiny_base(), tmp_path / "run").is_complete
+    assert time.monotonic() - began < 60
 
 
 def test_errors_about_files_that_are_read_keep_their_name(tmp_path: Path) -> None:

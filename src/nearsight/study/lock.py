@@ -141,6 +141,10 @@ class Locks:
 
     def _check(self, cell: str) -> None:
         path = self._held.get(cell)
+        if not self._folder.is_dir():  # with which all other signs have gone, too
+            raise InputError(
+                f"{self._folder} has gone while it was in use; put it back, and give the same command again"
+            )
         if path is None or not self._is_last(cell, path):
             self._lost.add(cell)
             raise LostError(f"run {cell} was taken over by another runner")
