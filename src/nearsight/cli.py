@@ -61,7 +61,9 @@ def _dispatch(arguments: list[str]) -> int:
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
-        return _complain(f"there is not enough memory for this ({error or 'MemoryError'}); ask for less at a time", 1)
+        return _complain(
+            f"there is not enough memory for this ({str(error) or 'MemoryError'}); ask for less at a time", 1
+        )
 
 
 def _complain(problem: object, code: int) -> int:

@@ -226,3 +226,44 @@ def test_training_that_diverges_exits_with_1(tmp_path: Path, capsys: pytest.Capt
     last = capsys.readouterr().err.splitlines()[-1]
     assert "the loss of" in last
     assert "Try a lower --protocol.lr" in last
+
+
+def broken(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    def fail(arguments: list[str]) -> int:
+        raise error
+
+    monkeypatch.setattr("nearsight.commands.data.main", fail)
+
+
+def test_an_error_that_nobody_expected_is_a_line_and_a_file(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    broken(monkeypatch, KeyError("layers\nand heads"))
+    said = complaint(["data", "list"], capsys, code=1)
+    assert "an error that was not expected: KeyError: 'layers\\nand heads'; what was finished is kept" in said
+    (written,) = tmp_path.iterdir()
+    assert said.endswith(f"the whole error is in {written}\n")
+    assert written.stat().st_mode & 0o777 == 0o600
+    told = written.read_text()
+    assert "data list" in told.splitlines()[0]
+    assert "Traceback" in told
+    assert "raise error" in told
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "gone"))
+    assert complaint(["data", "list"], capsys, code=1).endswith("; --debug shows the whole error\n")
+    for arguments in (["--debug", "data", "list"], ["data", "list", "--debug"]):
+        with pytest.raises(KeyError):
+            main(arguments)
+
+
+def test_errors_of_memory_and_of_files_that_nobody_looked_for_are_named(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken(monkeypatch, RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes"))
+    assert "there is not enough memory for this (Default" in complaint(["data", "list"], capsys, code=1)
+    broken(monkeypatch, MemoryError())
+    assert "there is not enough memory for this (MemoryError); ask for less" in complaint(["data", "list"], capsys, 1)
+    broken(monkeypatch, OSError(36, "File name too long", "xxx"))
+    assert complaint(["data", "list"], capsys) == "nearsight: xxx cannot be used: File name too long\n"
+    broken(monkeypatch, RuntimeError("of another kind"))
+    assert "not expected: RuntimeError: of another kind" in complaint(["data", "list"], capsys, code=1)

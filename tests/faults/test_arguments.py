@@ -26,7 +26,7 @@ def test_arguments_that_nobody_meant(tmp_path: Path, part: int, capsys: pytest.C
 def fuzz_elsewhere(folder: Path, number: int, seed: int) -> tuple[Tally, bool]:
     """In a process of its own; the last tally, and whether it is of all calls."""
     receiver, sender = SERVER.Pipe(duplex=False)
-    process = SERVER.Process(target=fuzz, args=(folder, number, seed, sender.send), daemon=True)
+    process = SERVER.Process(target=fuzz, args=(folder, number, seed, sender.send))
     process.start()
     sender.close()
     tally = Tally()

@@ -14,7 +14,7 @@ from tiny_study import tiny_base, tiny_study
 
 from nearsight.data import cache
 from nearsight.errors import InputError
-from nearsight.files import write_json
+from nearsight.files import LostError, write_json
 from nearsight.lens import HeadTable
 from nearsight.models import load_model
 from nearsight.probe.segmentation.folder import SegmentFolder
@@ -126,6 +126,38 @@ def test_a_probe_has_sums_too(tmp_path: Path) -> None:
     (tmp_path / "result.json").write_text((tmp_path / "result.json").read_text().replace("5", "6"))
     with pytest.raises(InputError, match=r"result\.json is damaged, or was changed"):
         folder.read_result()
+
+
+def test_every_byte_of_the_sums_is_protected(copy: RunFolder) -> None:
+    """Also the names of files, which would otherwise be taken for files that are not there."""
+    path, draw = copy.path / CHECKSUMS, random.Random(0)
+    content = path.read_bytes()
+    for position, byte in enumerate(content[:-1]):  # the last one ends the line
+        path.write_bytes(content[:position] + bytes([byte ^ (1 << draw.randrange(8))]) + content[position + 1 :])
+        with pytest.raises(InputError, match=str(copy.path)):
+            check_sums(copy.path)
+    for name in ("digest", "files", "schema"):
+        told = json.loads(content)
+        told[f"{name}_"] = told.pop(name)
+        path.write_text(json.dumps(told))
+        with pytest.raises(InputError, match=r"checksums\.json is damaged"):
+            check_sums(copy.path)
+
+
+def test_sums_of_an_earlier_version_have_no_digest(copy: RunFolder) -> None:
+    told = everything(copy)
+    sums = json.loads((copy.path / CHECKSUMS).read_text())
+    del sums["digest"]
+    (copy.path / CHECKSUMS).write_text(json.dumps(sums))
+    assert everything(copy) == told
+
+
+def test_a_run_is_completed_by_one(copy: RunFolder) -> None:
+    """Whoever comes second replaces nothing, not even the sums."""
+    told = {path.name: path.read_bytes() for path in copy.path.iterdir()}
+    with pytest.raises(LostError, match="was completed by another process in the meantime"):
+        copy.finish({"seed": 7})
+    assert {path.name: path.read_bytes() for path in copy.path.iterdir()} == told
 
 
 def test_sums_of_a_later_version(copy: RunFolder) -> None:
