@@ -7,11 +7,12 @@ READY := $(VENV)/.ready
 BESIDE := --numprocesses auto --maxprocesses 8 --dist loadfile
 QUICK := not slow and not gpu and not browser and not faults
 
-.PHONY: help setup demo test lint coverage test-slow test-gpu test-browser test-faults test-foreign test-wheel audit coverage-table format clean
+.PHONY: help setup demo test lint golden coverage test-slow test-gpu test-browser test-faults test-foreign test-wheel audit coverage-table format clean
 
 help:
 	@echo "make demo        train a small ViT with and without CutMix and look at its attention (3 minutes)"
 	@echo "make test        lint, types and tests"
+	@echo "make golden      write every report again from the raw tables, and compare it with what is committed (1 minute)"
 	@echo "make coverage    the tests once more, and how much of the code they reach"
 	@echo "make test-slow   tests marked slow"
 	@echo "make test-gpu    tests that need a CUDA device"
@@ -41,6 +42,10 @@ lint: $(READY)
 
 test: lint
 	OMP_NUM_THREADS=1 $(BIN)/pytest $(BESIDE) -m "$(QUICK)"
+
+# For whoever changes how results are told: no number may move, nor a word by accident.
+golden: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python tests/golden.py $(STUDIES)
 
 # Apart from the tests, because it makes them a third slower.
 coverage: $(READY)

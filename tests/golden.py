@@ -1,0 +1,125 @@
+"""Write every report again from the raw tables, and compare it with what is committed: `make golden`.
+
+Whoever changes how results are told, and no number, shows it by this. It writes into a temporary folder the tables,
+figures and verdicts of everything under results/, and docs/findings.md, and compares file by file: bytes, or, where a
+figure was drawn by another version of matplotlib, the numbers and words of its SVG. Files that nobody writes any more
+count, too. The exit code is 1 if anything differs.
+"""
+
+import argparse
+import json
+import re
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+import matplotlib
+
+from nearsight.report.probes import ProbeResults, write_probe_report
+from nearsight.report.structure import write_structure_report
+from nearsight.report.study import write_bridge, write_findings, write_study_report
+from nearsight.study import SimulationResults, StudyResults, is_simulation
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "results"
+BRIDGE = RESULTS / "spatial-structure" / "bridge"
+_DRAWN = (".png", ".gif")
+_VERSION = re.compile(r"Matplotlib v([\w.]+)")
+_NUMBER = re.compile(r"-?\d+\.?\d*(?:e-?\d+)?")
+_POINTS = 0.5
+"""By which a mark may move from one version of matplotlib to the next."""
+
+
+def reports() -> list[Path]:
+    """The folders under results/ that hold a report of a study, of probes, or the bridge between two studies."""
+    return [BRIDGE, *sorted(path.parent for name in ("study.json", "probes.json") for path in RESULTS.rglob(name))]
+
+
+def write(committed: Path, folder: Path) -> tuple[Path, ...]:
+    """The report of a committed folder, written anew elsewhere; the files written."""
+    if committed == BRIDGE:
+        return write_bridge(RESULTS / json.loads((BRIDGE / "provenance.json").read_text())["study"], folder)
+    if (committed / "probes.json").exists():
+        return write_probe_report(ProbeResults.read(committed), folder)
+    if is_simulation(committed):
+        return write_structure_report(SimulationResults.read(committed), folder)
+    results = StudyResults.read(committed)
+    return (*results.write_tables(folder), *write_study_report(results, folder))
+
+
+def compare(committed: Path) -> tuple[int, list[str]]:
+    """How many files of a committed report were compared, and which differ."""
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary) / committed.name
+        written = {path.relative_to(folder) for path in write(committed, folder)}
+        held = {path.relative_to(committed) for path in of_report(committed)}
+        problems = [f"{committed / name} is written no more" for name in sorted(held - written)]
+        problems += [f"{committed / name} is new" for name in sorted(written - held) if not (committed / name).exists()]
+        for name in sorted(name for name in written if (committed / name).exists()):
+            if not is_same(committed / name, folder / name):
+                problems.append(f"{committed / name} differs")
+        return len(held | written), problems
+
+
+def of_report(committed: Path) -> Iterator[Path]:
+    for name in ("tables", "figures"):
+        yield from (path for path in (committed / name).rglob("*") if path.is_file())
+    yield from committed.glob("verdict.md")
+
+
+def compare_findings() -> tuple[int, list[str]]:
+    """docs/findings.md, whose links say where it stands relative to the results, and the figures it alone has."""
+    with tempfile.TemporaryDirectory() as temporary:
+        (Path(temporary) / "results").symlink_to(RESULTS)
+        written = write_findings(Path(temporary) / "results", Path(temporary) / "docs" / "findings.md")
+        pairs = [(ROOT / path.relative_to(temporary), path) for path in written]
+        problems = [f"{ours} differs" for ours, theirs in pairs if not ours.exists() or not is_same(ours, theirs)]
+        return len(written), problems
+
+
+def is_same(committed: Path, written: Path) -> bool:
+    ours, theirs = committed.read_bytes(), written.read_bytes()
+    if ours == theirs:
+        return True
+    drawn_by = _VERSION.search(committed.with_suffix(".svg").read_text()) if committed.suffix in (*_DRAWN, ".svg") else None
+    if drawn_by is None or drawn_by[1] == matplotlib.__version__:
+        return False
+    # Pixels are those of the SVG beside them, which is compared by itself.
+    return committed.suffix in _DRAWN or has_same_marks(ours.decode(), theirs.decode())
+
+
+def has_same_marks(ours: str, theirs: str) -> bool:
+    """Whether two drawings have the same elements with the same numbers, but for a fraction of a point."""
+    ours, theirs = _VERSION.sub("", ours), _VERSION.sub("", theirs)
+    if _NUMBER.sub("#", ours) != _NUMBER.sub("#", theirs):
+        return False
+    pairs = zip(_NUMBER.findall(ours), _NUMBER.findall(theirs), strict=True)
+    return all(abs(float(a) - float(b)) <= _POINTS for a, b in pairs)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*", help="names of studies; all by default")
+    names = parser.parse_args().names
+    chosen = [path for path in reports() if not names or path.name in names]
+    began, num_files, problems = time.monotonic(), 0, []
+    with ProcessPoolExecutor() as processes:
+        pending = [processes.submit(compare, path) for path in chosen]
+        if not names:
+            pending.append(processes.submit(compare_findings))
+        for future in pending:
+            compared, found = future.result()
+            num_files += compared
+            problems += found
+    for problem in problems:
+        print(problem)
+    same = num_files - len(problems)
+    print(f"{same} of {num_files} files of {len(chosen)} reports are as committed ({time.monotonic() - began:.0f} s)")
+    return 1 if problems or not num_files else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
