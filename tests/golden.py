@@ -26,7 +26,6 @@ from nearsight.study import SimulationResults, StudyResults, is_simulation
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "results"
 BRIDGE = RESULTS / "spatial-structure" / "bridge"
-_DRAWN = (".png", ".gif")
 _VERSION = re.compile(r"Matplotlib v([\w.]+)")
 _NUMBER = re.compile(r"-?\d+\.?\d*(?:e-?\d+)?")
 _POINTS = 0.5
@@ -84,11 +83,13 @@ def is_same(committed: Path, written: Path) -> bool:
     ours, theirs = committed.read_bytes(), written.read_bytes()
     if ours == theirs:
         return True
-    drawn_by = _VERSION.search(committed.with_suffix(".svg").read_text()) if committed.suffix in (*_DRAWN, ".svg") else None
+    drawn_by = (
+        _VERSION.search(committed.with_suffix(".svg").read_text()) if committed.suffix in (*_DRAWN, ".svg") else None
+    )
     if drawn_by is None or drawn_by[1] == matplotlib.__version__:
         return False
     # Pixels are those of the SVG beside them, which is compared by itself.
-    return committed.suffix in _DRAWN or has_same_marks(ours.decode(), theirs.decode())
+    return committed.suffix == ".png" or has_same_marks(ours.decode(), theirs.decode())
 
 
 def has_same_marks(ours: str, theirs: str) -> bool:

@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from nearsight.files import canonical_hash
 from nearsight.report.study.paper import PUBLISHED, WITH_CUTMIX, PublishedCondition
 from nearsight.study.results import StudyResults
 
@@ -96,7 +97,7 @@ def _make_study(
             key: None if value is None else value * (1 + SPREAD[key] * noise * random.standard_normal())
             for key, value in number.items()
         }
-        run = f"run-{label}-{seed}"
+        run = canonical_hash([label, seed])
         frame = _heads(PublishedCondition(**jitter), run, label in WITH_CUTMIX, shape, random)
         rows.append(
             {

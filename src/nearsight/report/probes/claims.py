@@ -34,6 +34,7 @@ ORDER = (
 class DenseClaim:
     """That one condition scores higher than another, or than the best of some."""
 
+    id: str
     text: str
     source: str
     measure: str
@@ -43,6 +44,7 @@ class DenseClaim:
 
     def claim(self, probed: ProbeResults) -> Claim:
         return Claim(
+            id=self.id,
             text=self.text,
             source=self.source,
             paper=self._in_paper(),
@@ -83,9 +85,10 @@ class DenseClaim:
 
 
 def _higher(
-    text: str, source: str, measure: str, condition: str, reference: str, published: dense.Published
+    id: str, text: str, source: str, measure: str, condition: str, reference: str, published: dense.Published
 ) -> DenseClaim:
     return DenseClaim(
+        id=id,
         text=text,
         source=source,
         measure=measure,
@@ -95,12 +98,13 @@ def _higher(
     )
 
 
-def _segments(text: str, source: str, condition: str, reference: str) -> DenseClaim:
-    return _higher(text, source, "segment_miou", condition, reference, dense.SEGMENTATION)
+def _segments(id: str, text: str, source: str, condition: str, reference: str) -> DenseClaim:
+    return _higher(id, text, source, "segment_miou", condition, reference, dense.SEGMENTATION)
 
 
-def _best_of_kernels(text: str, contrast: Contrast, *needs: str) -> DenseClaim:
+def _best_of_kernels(id: str, text: str, contrast: Contrast, *needs: str) -> DenseClaim:
     return DenseClaim(
+        id=id,
         text=text,
         source="S2 App. E, Table 8",
         measure="segment_miou",
@@ -117,8 +121,9 @@ def _beyond_both(scores: pd.DataFrame) -> "pd.Series[float]":
 _KERNELS = (s2.INVERSE, s2.LAPLACE)
 _PARTS, _RETRIEVAL, _DINO = "S2 §5.4, Table 5", "S2 §5.2, Table 4", "S2 §5.2, Table 3"
 CLAIMS: tuple[DenseClaim, ...] = (
-    _segments("LocAt's frozen features segment better than ViT's", "S2 §5.2, Table 1", s2.LOCAT, s2.VIT),
+    _segments("locat", "LocAt's frozen features segment better than ViT's", "S2 §5.2, Table 1", s2.LOCAT, s2.VIT),
     _higher(
+        "retrieval",
         "LocAt's patches retrieve better than ViT's, without training",
         _RETRIEVAL,
         "retrieve_miou",
@@ -126,9 +131,10 @@ CLAIMS: tuple[DenseClaim, ...] = (
         s2.VIT,
         dense.RETRIEVAL,
     ),
-    _segments("GAug alone makes features segment better", _PARTS, s2.GAUG, s2.VIT),
-    _segments("PRR alone makes features segment better", _PARTS, s2.PRR, s2.VIT),
+    _segments("gaug", "GAug alone makes features segment better", _PARTS, s2.GAUG, s2.VIT),
+    _segments("prr", "PRR alone makes features segment better", _PARTS, s2.PRR, s2.VIT),
     DenseClaim(
+        id="together",
         text="Together they make them better than the better of the two alone",
         source=_PARTS,
         measure="segment_miou",
@@ -137,14 +143,22 @@ CLAIMS: tuple[DenseClaim, ...] = (
         published=dense.SEGMENTATION,
     ),
     _segments(
+        "without-positions",
         "Without positions LocAt segments better than ViT",
         _PARTS,
         s2.LOCAT_WITHOUT_POSITIONS,
         s2.VIT_WITHOUT_POSITIONS,
     ),
-    _segments("LocAt without positions segments better than ViT with them", _PARTS, s2.LOCAT_WITHOUT_POSITIONS, s2.VIT),
-    _segments("PRR makes features segment better than average pooling (GAP)", _PARTS, s2.PRR, s2.GAP),
+    _segments(
+        "without-positions-beats-vit",
+        "LocAt without positions segments better than ViT with them",
+        _PARTS,
+        s2.LOCAT_WITHOUT_POSITIONS,
+        s2.VIT,
+    ),
+    _segments("prr-beats-gap", "PRR makes features segment better than average pooling (GAP)", _PARTS, s2.PRR, s2.GAP),
     _best_of_kernels(
+        "every-kernel",
         "With every kernel, Gaussian, Laplace or inverse distance, features segment better than ViT's",
         lambda scores: scores[[s2.LOCAT, *_KERNELS]].min(axis=1) - scores[s2.VIT],
         s2.VIT,
@@ -152,6 +166,7 @@ CLAIMS: tuple[DenseClaim, ...] = (
         *_KERNELS,
     ),
     _best_of_kernels(
+        "gaussian-strongest",
         "The Gaussian kernel gives the strongest segmentation",
         lambda scores: scores[s2.LOCAT] - scores[list(_KERNELS)].max(axis=1),
         s2.LOCAT,
@@ -159,6 +174,7 @@ CLAIMS: tuple[DenseClaim, ...] = (
     ),
     *(
         _higher(
+            f"dino-{measure}",
             f"Pretrained by DINO, LocAt's features are better than ViT's: {title_of(measure)}",
             _DINO,
             measure,

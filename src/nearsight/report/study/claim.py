@@ -15,6 +15,8 @@ OURS = "our question"
 class Claim:
     """A claim of a paper or, where the study's parts name no paper or the source is `OURS`, a question."""
 
+    id: str
+    """By which others find it among the claims of its study, whatever its words are."""
     text: str
     source: str
     """Where the paper makes it, or leaves it open."""

@@ -47,7 +47,9 @@ def _change(study: str, condition: str, reference: str, response: str) -> float 
     return None if after is None or before is None else after - before
 
 
-def _size(study: str, text: str, source: str, condition: str, reference: str, response: str, *, sign: int) -> Claim:
+def _size(
+    study: str, id: str, text: str, source: str, condition: str, reference: str, response: str, *, sign: int
+) -> Claim:
     """A difference between two conditions."""
     paper = _change(study, condition, reference, response)
     accuracy = response == "test_acc"
@@ -62,10 +64,12 @@ def _size(study: str, text: str, source: str, condition: str, reference: str, re
 
     before, after = (mean_interval([_value(study, label, response) or 0.0]) for label in (reference, condition))
     published = UNKNOWN if paper is None else change_in_words(before, after, mean_interval([paper]), accuracy=accuracy)
-    return Claim(text=text, source=source, paper=published, rule=SIZE, needs=(reference, condition), judge=judge)
+    return Claim(id=id, text=text, source=source, paper=published, rule=SIZE, needs=(reference, condition), judge=judge)
 
 
-def _no_effect(study: str, text: str, condition: str, key_condition: str, reference: str, *, key_sign: int) -> Claim:
+def _no_effect(
+    study: str, id: str, text: str, condition: str, key_condition: str, reference: str, *, key_sign: int
+) -> Claim:
     """A condition that should differ from the reference as little as the key factor's differs much."""
     paper, key = (_change(study, label, reference, "min_mad") for label in (condition, key_condition))
     published = UNKNOWN
@@ -79,6 +83,7 @@ def _no_effect(study: str, text: str, condition: str, key_condition: str, refere
         return judge_no_effect(ours, of_key, key_sign=key_sign)
 
     return Claim(
+        id=id,
         text=text,
         source="S1 §6.2",
         paper=published,
@@ -88,7 +93,7 @@ def _no_effect(study: str, text: str, condition: str, key_condition: str, refere
     )
 
 
-def _groups(study: str, colour: str, text: str, source: str, response: str) -> Claim:
+def _groups(study: str, colour: str, id: str, text: str, source: str, response: str) -> Claim:
     """All conditions with CutMix on one side of a gap, all without on the other."""
     groups = [[_value(study, label, response) for label in labels] for labels in _both_groups(colour)]
     above, below = ([value for value in values if value is not None] for values in groups)
@@ -107,7 +112,7 @@ def _groups(study: str, colour: str, text: str, source: str, response: str) -> C
         return judge_groups(found, bounds, n=int(results.runs["seed"].nunique()))
 
     needs = tuple(label for labels in _both_groups(colour) for label in labels)
-    return Claim(text=text, source=source, paper=published, rule=GROUPS, needs=needs, judge=judge)
+    return Claim(id=id, text=text, source=source, paper=published, rule=GROUPS, needs=needs, judge=judge)
 
 
 def _both_groups(colour: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -132,6 +137,7 @@ def _dissociation(study: str, colour: str) -> Claim:
         )
 
     return Claim(
+        id="dissociation",
         text=f"CutMix and {colour} alone raise accuracy alike, yet only CutMix makes heads local",
         source="S1 §6.2, §7",
         paper=published,
@@ -143,6 +149,7 @@ def _dissociation(study: str, colour: str) -> Claim:
 
 def _of_heads(claim: HeadClaim) -> Claim:
     return Claim(
+        id=claim.id,
         text=claim.text,
         source=claim.source,
         paper=claim.paper,
@@ -158,8 +165,8 @@ def _of_protocols(study: str) -> list[Claim]:
     accuracy = "The Modern protocol raises test accuracy"
     locality = "Under the Modern protocol the most local head looks nearer"
     return [
-        _size(study, accuracy, "S1 §4.4, Table 1", s1.MODERN, s1.BASELINE, "test_acc", sign=1),
-        _size(study, locality, "S1 abstract, §5.1", s1.MODERN, s1.BASELINE, "min_mad", sign=-1),
+        _size(study, "accuracy", accuracy, "S1 §4.4, Table 1", s1.MODERN, s1.BASELINE, "test_acc", sign=1),
+        _size(study, "most-local-head", locality, "S1 abstract, §5.1", s1.MODERN, s1.BASELINE, "min_mad", sign=-1),
     ]
 
 
@@ -167,27 +174,51 @@ def _of_ablation(study: str, colour: str) -> list[Claim]:
     """Which component does it."""
     removed, added = "Removing CutMix from Modern", "Adding CutMix alone to Baseline"
     both_ways = {
-        f"{removed} undoes the locality": (s1.WITHOUT_CUTMIX, s1.MODERN, 1),
-        f"{added} makes heads local": (s1.ONLY_CUTMIX, s1.BASELINE, -1),
+        "removing-cutmix": (f"{removed} undoes the locality", s1.WITHOUT_CUTMIX, s1.MODERN, 1),
+        "adding-cutmix": (f"{added} makes heads local", s1.ONLY_CUTMIX, s1.BASELINE, -1),
     }
     none = {
-        f"{colour} alone has no effect on locality": (s1.only(colour), s1.ONLY_CUTMIX, s1.BASELINE, -1),
-        "Label smoothing alone has no effect on locality": (s1.ONLY_SMOOTHING, s1.ONLY_CUTMIX, s1.BASELINE, -1),
-        f"Removing {colour} from Modern leaves it local": (s1.without(colour), s1.WITHOUT_CUTMIX, s1.MODERN, 1),
-        "Removing label smoothing from Modern leaves it local": (s1.WITHOUT_SMOOTHING, s1.WITHOUT_CUTMIX, s1.MODERN, 1),
+        "colour-alone": (
+            f"{colour} alone has no effect on locality",
+            s1.only(colour),
+            s1.ONLY_CUTMIX,
+            s1.BASELINE,
+            -1,
+        ),
+        "smoothing-alone": (
+            "Label smoothing alone has no effect on locality",
+            s1.ONLY_SMOOTHING,
+            s1.ONLY_CUTMIX,
+            s1.BASELINE,
+            -1,
+        ),
+        "removing-colour": (
+            f"Removing {colour} from Modern leaves it local",
+            s1.without(colour),
+            s1.WITHOUT_CUTMIX,
+            s1.MODERN,
+            1,
+        ),
+        "removing-smoothing": (
+            "Removing label smoothing from Modern leaves it local",
+            s1.WITHOUT_SMOOTHING,
+            s1.WITHOUT_CUTMIX,
+            s1.MODERN,
+            1,
+        ),
     }
     gap = "CutMix parts the conditions: the most local head of all with it looks nearer than that of any without"
     focus = "The effect is not limited to one metric: the smallest entropy parts them too"
     return [
-        _groups(study, colour, gap, "S1 abstract, §6.2, Figure 4", "min_mad"),
-        _groups(study, colour, focus, "S1 §6.2, Table 2", "min_entropy"),
+        _groups(study, colour, "cutmix-separates", gap, "S1 abstract, §6.2, Figure 4", "min_mad"),
+        _groups(study, colour, "entropy-separates", focus, "S1 §6.2, Table 2", "min_entropy"),
         *(
-            _size(study, text, "S1 §6.2", condition, reference, "min_mad", sign=sign)
-            for text, (condition, reference, sign) in both_ways.items()
+            _size(study, id, text, "S1 §6.2", condition, reference, "min_mad", sign=sign)
+            for id, (text, condition, reference, sign) in both_ways.items()
         ),
         *(
-            _no_effect(study, text, condition, key_condition, reference, key_sign=sign)
-            for text, (condition, key_condition, reference, sign) in none.items()
+            _no_effect(study, id, text, condition, key_condition, reference, key_sign=sign)
+            for id, (text, condition, key_condition, reference, sign) in none.items()
         ),
         _of_heads(PLANE),
         _dissociation(study, colour),

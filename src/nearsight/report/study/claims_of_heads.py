@@ -23,6 +23,7 @@ _BASELINE, _MODERN = (s1.PUBLISHED["protocol-cifar100"].conditions[label] for la
 
 @dataclass(frozen=True, kw_only=True)
 class HeadClaim:
+    id: str
     text: str
     source: str
     strict: str
@@ -104,6 +105,7 @@ def _own_region(results: StudyResults) -> Finding:
 
 HEAD_CLAIMS = (
     HeadClaim(
+        id="early-layers",
         text="The Modern protocol gives lower distance and lower entropy in early layers",
         source="S1 abstract, §5.4, §7",
         strict="the mean over the heads of L1 and L2 is lower than with Baseline, in distance and in entropy",
@@ -112,6 +114,7 @@ HEAD_CLAIMS = (
         every_dataset=True,
     ),
     HeadClaim(
+        id="in-layer-1",
         text="Under the Modern protocol the most local head of the model lies in layer 1",
         source="S1 §5.1, Figure 1b",
         strict="it lies in L1",
@@ -120,6 +123,7 @@ HEAD_CLAIMS = (
         judge=_first_layer_has_it,
     ),
     HeadClaim(
+        id="first-layer",
         text="All heads of Modern's first layer restrict their attention",
         source="S1 §5.3, Figure 3b",
         strict="every head of Modern's L1 has a smaller distance than every head of Baseline's",
@@ -127,6 +131,7 @@ HEAD_CLAIMS = (
         judge=_first_layer_as_a_whole,
     ),
     HeadClaim(
+        id="depth-order",
         text="Under the Modern protocol distance grows with depth; Baseline shows no such order",
         source="S1 §5.2, §5.3, Figure 3",
         strict=f"the rank correlation of depth and mean distance over layers is at least {ORDERED} with Modern and "
@@ -135,6 +140,7 @@ HEAD_CLAIMS = (
         judge=_depth_order,
     ),
     HeadClaim(
+        id="convergence",
         text="With depth, Modern's heads converge with Baseline's",
         source="S1 §5.2, Figure 2",
         strict=f"Modern's mean distance is below Baseline's in L1, and at most {share(LEFT_OVER)} of that gap is left, "
@@ -143,6 +149,7 @@ HEAD_CLAIMS = (
         judge=_come_together,
     ),
     HeadClaim(
+        id="own-region",
         text="Modern has heads in a region of low distance and low entropy where Baseline has none",
         source="S1 §1, §5.2, Figure 2",
         strict="at least one head of Modern is below every head of Baseline in distance and in entropy at once",
@@ -169,6 +176,7 @@ def _in_the_plane(results: StudyResults) -> Finding:
 
 
 PLANE = HeadClaim(
+    id="plane",
     text="In the plane of distance and entropy +CutMix clusters with Modern, −CutMix with Baseline",
     source="S1 §6.2, Figure 5",
     strict="by the energy distance between their clouds of heads, +CutMix is nearer to Modern than to Baseline and "

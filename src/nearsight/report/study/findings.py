@@ -3,7 +3,7 @@
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from nearsight.errors import InputError
@@ -91,7 +91,7 @@ def _in_short(sections: Iterable[Section], answered: Mapping[str, list[Row]]) ->
     for number, section in enumerate(sections, start=1):
         question = f"[{section.title}](#{_anchor(_heading(number, section))})"
         for row in answered[section.title]:
-            if row["claim or question"].startswith(section.in_short):
+            if row["id"] in section.in_short:
                 rows.append({"question": question, **{name: row[name] for name in _OF_SUMMARY}})
                 question = ""
     return markdown_rows(rows)
@@ -102,7 +102,7 @@ _OF_SUMMARY = ("claim or question", "study", "ours", "verdict")
 
 def _answers(rows: list[Row]) -> list[str]:
     # A column that says the same in every row, or nothing, is not worth its place.
-    idle = {"study"} if len({row["study"] for row in rows}) == 1 else set()
+    idle = {"id", "study"} if len({row["study"] for row in rows}) == 1 else {"id"}
     idle |= set() if any(row["paper"] for row in rows) else {"paper"}
     return [*markdown_rows([{name: cell for name, cell in row.items() if name not in idle} for row in rows]), ""]
 
@@ -111,18 +111,19 @@ def _answer_rows(
     section: Section, studies: Mapping[str, StudyResults], judged: Mapping[str, list[Judgement]]
 ) -> list[Row]:
     rows = []
-    for name, beginnings in section.answers.items():
+    for name, ids in section.answers.items():
         if name in studies:
             of_paper = parts_of(name).paper is not None
             rows += [
                 {
+                    "id": judgement.claim.id,
                     "study": name,
                     "claim or question": judgement.claim.text,
                     "paper": judgement.claim.paper if of_paper and judgement.claim.source != OURS else "",
                     "ours": judgement.finding.ours + _fewer_seeds(judgement, studies[name]),
                     "verdict": f"**{judgement.finding.verdict}**",
                 }
-                for judgement in _chosen(judged[name], beginnings)
+                for judgement in _chosen(name, judged[name], ids)
             ]
     return rows
 
@@ -134,8 +135,12 @@ def _fewer_seeds(judgement: Judgement, study: StudyResults) -> str:
     return f" ({words})" if is_worth_saying else ""
 
 
-def _chosen(judgements: Iterable[Judgement], beginnings: tuple[str, ...]) -> list[Judgement]:
-    return [judgement for judgement in judgements if judgement.claim.text.startswith(beginnings)]
+def _chosen(study: str, judgements: Sequence[Judgement], ids: tuple[str, ...]) -> list[Judgement]:
+    """Those of these ids, or all, in the study's order. An id that it does not have is a mistake of ours."""
+    known = [judgement.claim.id for judgement in judgements]
+    if unknown := set(ids) - set(known):
+        raise KeyError(f"study {study!r} has no claims {sorted(unknown)}; it has {known}")
+    return [judgement for judgement in judgements if not ids or judgement.claim.id in ids]
 
 
 def _figures(section: Section, studies: Mapping[str, StudyResults], results: Path, page: Path) -> list[str]:

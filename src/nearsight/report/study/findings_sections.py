@@ -12,20 +12,14 @@ from nearsight.report.study.table import rounded
 from nearsight.report.study.unreported.effects import PAPERS_BOUND, what_moves_it
 from nearsight.study.results import StudyResults
 
-ALL = ("",)
+ALL: tuple[str, ...] = ()
 """Every claim of a study."""
-_PARTS_OF_MODERN = (
-    "Adding CutMix alone",
-    "Removing CutMix",
-    "AutoAugment alone",
-    "Label smoothing alone",
-    "CutMix and AutoAugment alone",
-)
-_OWN_PATCH = ("Does CutMix turn heads to their own patch", "Leaving out heads that look at their own patch")
-_LONGER = ("Do runs that train longer",)
-# Those without CutMix are the same runs in both ablations.
-_EQUALLY_LONG = ("Do local heads appear with CutMix", "After equally many epochs")
-_LONGER_WITH_CUTMIX = ("Do runs that train longer have a more local head: those with CutMix",)
+_PARTS_OF_MODERN = ("adding-cutmix", "removing-cutmix", "colour-alone", "smoothing-alone", "dissociation")
+_OWN_PATCH = ("own-patch-heads", "others-separated", "others-more-local")
+_LONGER = ("longer-with-cutmix", "longer-without-cutmix")
+_EQUALLY_LONG = ("only-with-cutmix", "equally-many-epochs")
+_OF_APPEARING = ("first-local-head", "accuracy-leads", "turns-global", "turns-to-own-patch")
+_OF_PROTOCOLS = ("accuracy", "most-local-head", "early-layers")
 
 
 def _of_the_papers_heads() -> str:
@@ -48,9 +42,9 @@ class Section:
     claim: str
     """What is at stake, and who says so."""
     answers: Mapping[str, tuple[str, ...]]
-    """Study → how the texts of the claims that are shown begin."""
+    """Study → the ids of its claims that are shown."""
     in_short: tuple[str, ...]
-    """How the texts of those of them begin that decide the question, for the summary."""
+    """Those of them that decide the question, for the summary."""
     hinges_on: tuple[str, ...] = ()
     """Studies one of which must have results for the question to be answered at all; by default any of them."""
     figures: tuple[tuple[str, str], ...] = ()
@@ -67,8 +61,8 @@ SECTIONS = (
         title="Is it CutMix?",
         claim="S1 trains a small ViT on CIFAR-100 under eight protocols, once each, and finds that attention becomes "
         "local in the four that have CutMix and in no other.",
-        answers={"ablation-cifar100": ("CutMix parts the conditions", *_PARTS_OF_MODERN)},
-        in_short=("CutMix parts the conditions", "Adding CutMix alone"),
+        answers={"ablation-cifar100": ("cutmix-separates", *_PARTS_OF_MODERN)},
+        in_short=("cutmix-separates", "adding-cutmix"),
         figures=(("ablation-cifar100", "figure-4-minimum-mad.png"),),
         change_our_mind="More seeds that part those with CutMix from those without as cleanly as in the paper, or in "
         "which the two cannot be told apart at all. What other settings do, and equally long training, is asked below.",
@@ -79,7 +73,7 @@ SECTIONS = (
         "heads come may hang on what S1 does not report: learning rate, weight decay, initialisation, CutMix's "
         "probability.",
         answers={"unreported-cifar100": ALL},
-        in_short=("Does any setting bring",),
+        in_short=("reached",),
         figures=(("unreported-cifar100", "settings-beside-the-paper.png"),),
         words={"unreported-cifar100": what_moves_it},
         change_our_mind="The authors' settings, or a setting outside these levels that brings accuracies and distances "
@@ -91,14 +85,14 @@ SECTIONS = (
         "every batch comes nearest to the paper's numbers, so Table 2 is run again with it.",
         answers={
             "ablation-fitted-cifar100": (
-                "CutMix parts the conditions",
-                "The Modern protocol raises",
-                "Under the Modern protocol the most local head looks",
-                "Modern has heads in a region",
+                "cutmix-separates",
+                "accuracy",
+                "most-local-head",
+                "own-region",
                 *_PARTS_OF_MODERN,
             )
         },
-        in_short=("CutMix parts the conditions", "Under the Modern protocol the most local head looks"),
+        in_short=("cutmix-separates", "most-local-head"),
         figures=(("ablation-fitted-cifar100", "figure-4-minimum-mad.png"),),
         change_our_mind="Seeds in which the two groups overlap, or runs without CutMix that become as local when they "
         "are trained for as long as those with it: these are below (*Does it take long training?*).",
@@ -120,7 +114,8 @@ SECTIONS = (
         "apart.",
         answers={
             "ablation-cifar100": _LONGER,
-            "ablation-fitted-cifar100": _LONGER_WITH_CUTMIX,
+            # Those without CutMix are the same runs in both ablations.
+            "ablation-fitted-cifar100": _LONGER[:1],
             "emergence-fitted-cifar100": _EQUALLY_LONG,
         },
         in_short=(*_LONGER, *_EQUALLY_LONG),
@@ -137,21 +132,13 @@ SECTIONS = (
         claim="S1 shows that the Modern protocol makes early layers local on three data sets, and takes it apart on "
         "one. It asks for the others.",
         answers={
-            "protocol-cifar10": (
-                "The Modern protocol raises",
-                "Under the Modern protocol",
-                "The Modern protocol gives",
-            ),
-            "protocol-cifar100": ("The Modern protocol raises", "Under the Modern protocol the most local head looks"),
-            "protocol-tiny-imagenet": (
-                "The Modern protocol raises",
-                "Under the Modern protocol",
-                "The Modern protocol gives",
-            ),
-            "ablation-cifar10": ("CutMix parts the conditions", "AutoAugment alone", "Label smoothing alone"),
-            "ablation-tiny-imagenet": ("CutMix parts the conditions", "ColorJitter alone", "Label smoothing alone"),
+            "protocol-cifar10": _OF_PROTOCOLS,
+            "protocol-cifar100": ("accuracy", "most-local-head"),
+            "protocol-tiny-imagenet": _OF_PROTOCOLS,
+            "ablation-cifar10": ("cutmix-separates", "colour-alone", "smoothing-alone"),
+            "ablation-tiny-imagenet": ("cutmix-separates", "colour-alone", "smoothing-alone"),
         },
-        in_short=("Under the Modern protocol the most local head looks", "CutMix parts the conditions"),
+        in_short=("most-local-head", "cutmix-separates"),
         hinges_on=("protocol-cifar10", "protocol-tiny-imagenet", "ablation-cifar10", "ablation-tiny-imagenet"),
         draw=("findings-datasets", profiles_of_datasets),
         change_our_mind="A data set on which CutMix leaves attention as global as it was, at the same number of seeds.",
@@ -161,7 +148,7 @@ SECTIONS = (
         claim="S1 explains CutMix by the need to classify from a part of the image, and leaves open whether the "
         "rectangular cut or the mixing of images does it.",
         answers={"mixing-cifar100": ALL},
-        in_short=("Is it the cut", "Is it the other image", "Is it the label:", "Is it the mix"),
+        in_short=("the cut", "the other image", "its label", "the mix without a cut"),
         figures=(("mixing-cifar100", "mixing-contrasts.png"),),
         change_our_mind="More seeds that move a contrast across a bound of the rule, or the same contrasts turning out "
         "otherwise on another data set, or in runs so long that CutMix does all that it can.",
@@ -169,8 +156,8 @@ SECTIONS = (
     Section(
         title="When do heads become local?",
         claim="S1 looks at trained models only, and asks at which epoch the pattern appears.",
-        answers={"emergence-cifar100": ALL, "emergence-fitted-cifar100": ("When do", "Does a")},
-        in_short=("When does the first local head appear", "Does accuracy lead"),
+        answers={"emergence-cifar100": ALL, "emergence-fitted-cifar100": _OF_APPEARING},
+        in_short=("first-local-head", "accuracy-leads"),
         figures=(
             ("emergence-cifar100", "emergence-course.png"),
             ("emergence-fitted-cifar100", "emergence-layers-by-epoch.png"),
@@ -183,7 +170,10 @@ SECTIONS = (
         claim="Raghu et al. (2021) found that large ViTs do not learn to attend locally without very much data. S1 "
         "trains one size.",
         answers={"size-cifar100": ALL},
-        in_short=("Without CutMix, does a wider", "Does more CutMix make the widest"),
+        in_short=(
+            "width doubled, without CutMix, all images",
+            "CutMix in every batch rather than in half, at twice the width",
+        ),
         figures=(("size-cifar100", "distance-by-size.png"),),
         change_our_mind="Larger models than these, or more seeds, that turn the sign of an interaction.",
     ),

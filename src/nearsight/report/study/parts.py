@@ -31,3 +31,7 @@ class StudyParts:
     """By the name of their files."""
     animations: Mapping[str, Callable[[StudyResults], Animation]] = field(default_factory=dict)
     """Likewise."""
+
+    def __post_init__(self) -> None:
+        ids = [claim.id for claim in self.claims]
+        assert len(set(ids)) == len(ids), f"two claims of a study have one id: {sorted(ids)}"

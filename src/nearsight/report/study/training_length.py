@@ -35,12 +35,16 @@ def _judge(level: int, results: StudyResults) -> Finding:
 
 LENGTH_CLAIMS = tuple(
     Claim(
+        id=id,
         text=f"Do runs that train longer have a more local head: {words}?",
         source=OURS,
         rule=RULE,
         judge=partial(_judge, level),
     )
-    for level, words in ((-1, "those with CutMix"), (0, "those without"))
+    for id, level, words in (
+        ("longer-with-cutmix", -1, "those with CutMix"),
+        ("longer-without-cutmix", 0, "those without"),
+    )
 )
 
 

@@ -170,36 +170,42 @@ def _judge_turns(results: StudyResults) -> Finding:
 
 EMERGENCE_QUESTIONS = (
     Claim(
+        id="only-with-cutmix",
         text="Do local heads appear with CutMix, and only with it?",
         source="S1 §7, limitations",
         rule=ONLY_WITH,
         judge=_judge_only_with,
     ),
     Claim(
+        id="equally-many-epochs",
         text="After equally many epochs, does the most local head look nearer with CutMix?",
         source="S1 §7, limitations; asked of these runs afterwards",
         rule=SIGN,
         judge=_judge_equally_long,
     ),
     Claim(
+        id="first-local-head",
         text="When does the first local head appear, and in which layer?",
         source="S1 §7, future work iv",
         rule=WHERE,
         judge=_judge_first,
     ),
     Claim(
+        id="accuracy-leads",
         text="Does accuracy lead locality, or follow it?",
         source="S1 §7, future work iv",
         rule=LEADS,
         judge=_judge_lead,
     ),
     Claim(
+        id="turns-global",
         text="Does a local head ever become global again?",
         source="S1 §7, limitations",
         rule=TURNS,
         judge=_judge_turns,
     ),
     Claim(
+        id="turns-to-own-patch",
         text="When does a head turn to its own patch, and how fast?",
         source="after ablation-fitted-cifar100",
         rule=OWN,

@@ -31,6 +31,7 @@ _RULES = {"higher": ORDER, "lower": ORDER, "comparable": COMPARABLE, "not worse"
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
+    id: str
     text: str
     source: str
     needs: tuple[str, ...]
@@ -40,6 +41,7 @@ class Comparison:
 
     def claim(self) -> Claim:
         return Claim(
+            id=self.id,
             text=self.text,
             source=self.source,
             paper="; ".join(self._in(table) for table in self.published),
@@ -69,10 +71,11 @@ class Comparison:
 
 
 def _gain(
-    text: str, source: str, condition: str, reference: str, *published: PublishedTable, rule: Rule = "higher"
+    id: str, text: str, source: str, condition: str, reference: str, *published: PublishedTable, rule: Rule = "higher"
 ) -> Comparison:
     """`condition` minus `reference`."""
     return Comparison(
+        id=id,
         text=text,
         source=source,
         needs=(reference, condition),
@@ -108,6 +111,7 @@ def core_claims(small_set: PublishedTable) -> tuple[Claim, ...]:
     parts = "S2 §5.4, Table 5"
     comparisons = (
         _gain(
+            "locat",
             "LocAt raises accuracy, also on a small data set",
             "S2 §5.2, Tables 3 and 5",
             s2.LOCAT,
@@ -115,9 +119,10 @@ def core_claims(small_set: PublishedTable) -> tuple[Claim, ...]:
             small_set,
             s2.TABLE_5,
         ),
-        _gain("GAug alone raises accuracy", parts, s2.GAUG, s2.VIT, s2.TABLE_5),
-        _gain("PRR alone raises accuracy", parts, s2.PRR, s2.VIT, s2.TABLE_5),
+        _gain("gaug", "GAug alone raises accuracy", parts, s2.GAUG, s2.VIT, s2.TABLE_5),
+        _gain("prr", "PRR alone raises accuracy", parts, s2.PRR, s2.VIT, s2.TABLE_5),
         Comparison(
+            id="together",
             text="Together they raise it further than the better of the two alone",
             source=parts,
             needs=s2.CORE[1:],
@@ -134,9 +139,24 @@ def variant_claims() -> tuple[Claim, ...]:
     positions, pooling, widths = "S2 §5.4, Table 5", "S2 §5.4, Table 5", "S2 App. D, Table 7"
     without, kernels = (s2.VIT_WITHOUT_POSITIONS, s2.LOCAT_WITHOUT_POSITIONS), "S2 App. E, Table 8"
     comparisons = (
-        _gain("Without positions LocAt is better than ViT", positions, without[1], without[0], s2.TABLE_5),
-        _gain("LocAt without positions is better than ViT with them", positions, without[1], s2.VIT, s2.TABLE_5),
+        _gain(
+            "without-positions",
+            "Without positions LocAt is better than ViT",
+            positions,
+            without[1],
+            without[0],
+            s2.TABLE_5,
+        ),
+        _gain(
+            "without-positions-beats-vit",
+            "LocAt without positions is better than ViT with them",
+            positions,
+            without[1],
+            s2.VIT,
+            s2.TABLE_5,
+        ),
         Comparison(
+            id="loses-less-without-positions",
             text="LocAt loses less without positions than ViT does",
             source=positions,
             needs=(s2.VIT, s2.LOCAT, *without),
@@ -144,9 +164,10 @@ def variant_claims() -> tuple[Claim, ...]:
             rule="higher",
             published=(s2.TABLE_5,),
         ),
-        _gain("Average pooling (GAP) raises ViT's accuracy", pooling, s2.GAP, s2.VIT, s2.TABLE_5),
-        _gain("PRR raises it more than GAP", pooling, s2.PRR, s2.GAP, s2.TABLE_5),
+        _gain("gap", "Average pooling (GAP) raises ViT's accuracy", pooling, s2.GAP, s2.VIT, s2.TABLE_5),
+        _gain("prr-beats-gap", "PRR raises it more than GAP", pooling, s2.PRR, s2.GAP, s2.TABLE_5),
         Comparison(
+            id="every-kernel",
             text="With every kernel, Gaussian, Laplace or inverse distance, LocAt is better than ViT",
             source=kernels,
             needs=(s2.VIT, s2.LOCAT, *s2.KERNELS),
@@ -155,6 +176,7 @@ def variant_claims() -> tuple[Claim, ...]:
             published=(s2.TABLE_8,),
         ),
         Comparison(
+            id="gaussian-competitive",
             text="The Gaussian kernel stays competitive with the other two in accuracy",
             source=kernels,
             needs=(s2.LOCAT, *s2.KERNELS),
@@ -162,8 +184,16 @@ def variant_claims() -> tuple[Claim, ...]:
             rule="not worse",
             published=(s2.TABLE_8,),
         ),
-        _gain("A width from the input is better than one from the query", widths, s2.FROM_INPUT, s2.LOCAT, s2.TABLE_7),
         _gain(
+            "width-from-input",
+            "A width from the input is better than one from the query",
+            widths,
+            s2.FROM_INPUT,
+            s2.LOCAT,
+            s2.TABLE_7,
+        ),
+        _gain(
+            "isotropic",
             "One width for both axes performs comparably",
             widths,
             s2.ISOTROPIC,
@@ -172,6 +202,7 @@ def variant_claims() -> tuple[Claim, ...]:
             rule="comparable",
         ),
         Comparison(
+            id="fixed-width",
             text="A fixed width, even the best of three, is worse than one from the query",
             source=widths,
             needs=(s2.LOCAT, *s2.FIXED),
@@ -179,8 +210,9 @@ def variant_claims() -> tuple[Claim, ...]:
             rule="lower",
             published=(s2.TABLE_7,),
         ),
-        _gain("Without a scale LocAt is worse", widths, s2.NO_SCALE, s2.LOCAT, s2.TABLE_7, rule="lower"),
+        _gain("no-scale", "Without a scale LocAt is worse", widths, s2.NO_SCALE, s2.LOCAT, s2.TABLE_7, rule="lower"),
         _gain(
+            "auto-scale",
             "The automatic scale performs close to the learned one",
             widths,
             s2.AUTO_SCALE,

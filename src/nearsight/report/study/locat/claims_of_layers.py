@@ -33,6 +33,7 @@ def _nearer(what: str, column: str) -> Claim:
         return judge_order(differences.tolist(), ours, sign=-1, words=words)
 
     return Claim(
+        id=f"gaug-{column}",
         text=f"GAug makes attention local: {what}",
         source="S2 §4.1",
         paper=IN_WORDS,
@@ -97,6 +98,7 @@ def layer_claims() -> tuple[Claim, ...]:
         _nearer("the most local head looks nearer", "min_mad"),
         _nearer("heads look nearer on average", "mean_mad"),
         Claim(
+            id="gaug-every-layer",
             text="GAug makes attention local in every layer",
             source="S2 §4.1",
             paper=IN_WORDS,
@@ -109,6 +111,7 @@ def layer_claims() -> tuple[Claim, ...]:
             judge=_shifted("mean_mad", *gaug, sign=-1),
         ),
         Claim(
+            id="patches-like-neighbours",
             text="LocAt's patches are more like their neighbours than ViT's, after the third layer",
             source="S2 App. F, Figure 5a",
             paper=IN_A_FIGURE,
@@ -121,6 +124,7 @@ def layer_claims() -> tuple[Claim, ...]:
             judge=_shifted("locality_score", *locat, sign=1, after=AFTER),
         ),
         Claim(
+            id="patches-unlike-cls",
             text="LocAt's patches are less like CLS than ViT's, in all layers",
             source="S2 App. F, Figure 5b",
             paper=IN_A_FIGURE,
@@ -133,6 +137,7 @@ def layer_claims() -> tuple[Claim, ...]:
             judge=_shifted("patch_cls_similarity", *locat, sign=-1),
         ),
         Claim(
+            id="patches-drawn-to-cls",
             text="In ViT patches become more like CLS with depth, most of all in the final layers",
             source="S2 App. F, Figure 5b",
             paper=IN_A_FIGURE,

@@ -37,6 +37,10 @@ class Way:
     other: tuple[str, ...]
 
     @property
+    def name(self) -> str:
+        return f"{'+'.join(self.factor)} beside {'+'.join(self.other)}"
+
+    @property
     def is_over_models(self) -> bool:
         """Whether a third factor is left, over which means are taken."""
         return len(self.factor) == len(self.other) == 1
@@ -125,4 +129,4 @@ def _question(response: Response, way: Way) -> Claim:
         )
 
     text = _QUESTIONS[response.column].format(factor, other)
-    return Claim(text=text, source=SOURCE, rule=ANSWERS, judge=judge)
+    return Claim(id=f"{way.name}-{response.column}", text=text, source=SOURCE, rule=ANSWERS, judge=judge)

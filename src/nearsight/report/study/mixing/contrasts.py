@@ -169,6 +169,7 @@ def _judge(contrast: Contrast, results: StudyResults) -> Finding:
 
 def _claim(contrast: Contrast) -> Claim:
     return Claim(
+        id=contrast.name,
         text=contrast.question,
         source=f"min MAD; {contrast.in_words}",
         rule=PART_OF_WHOLE,

@@ -35,6 +35,7 @@ def own_patch_questions(colour: str) -> tuple[Claim, ...]:
     both = (s1.BASELINE, s1.MODERN)
     return (
         Claim(
+            id="own-patch-heads",
             text="Does CutMix turn heads to their own patch?",
             source=OURS,
             rule=OFTEN,
@@ -42,6 +43,7 @@ def own_patch_questions(colour: str) -> tuple[Claim, ...]:
             judge=_more_often,
         ),
         Claim(
+            id="others-separated",
             text=f"{_LEFT_OUT} does CutMix still part the conditions?",
             source=OURS,
             rule=GAP,
@@ -49,6 +51,7 @@ def own_patch_questions(colour: str) -> tuple[Claim, ...]:
             judge=_gap,
         ),
         Claim(
+            id="others-more-local",
             text=f"{_LEFT_OUT} does Modern's most local one still look nearer than Baseline's?",
             source=OURS,
             rule=SIGN,

@@ -68,6 +68,7 @@ def questions(results: StudyResults) -> tuple[Claim, ...]:
     link = "Do runs whose positions are more associated have a more local head"
     return (
         Claim(
+            id="association",
             text=f"Does {whose} raise the association of learned positions with neighbours?",
             source=SOURCE,
             rule=SIGN,
@@ -75,6 +76,7 @@ def questions(results: StudyResults) -> tuple[Claim, ...]:
         ),
         *(
             Claim(
+                id=f"link-{group}",
                 text=f"{link}: {group}?",
                 source=SOURCE,
                 rule=LINK,

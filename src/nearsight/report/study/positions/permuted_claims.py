@@ -24,6 +24,7 @@ def permuted_claims() -> tuple[Claim, ...]:
         *(claim for tiles, size in SIZES.items() for claim in _claims_about(tiles, size)),
         *(
             Claim(
+                id=f"positional-{tiles}",
                 text=f"Does positional attention mind a fixed shuffling of {size} as little as the usual one?",
                 source=OURS,
                 rule=AS_LITTLE,
@@ -40,6 +41,7 @@ def _claims_about(tiles: str, size: str) -> tuple[Claim, ...]:
     over = f"from {s3.FIRST_TILES}×{s3.FIRST_TILES} to {s3.LAST_TILES}×{s3.LAST_TILES} tiles"
     return (
         Claim(
+            id=f"vit-{tiles}",
             text=f"A ViT does not mind a fixed shuffling of {size}",
             source=s3.SHUFFLED,
             paper=f"stays near {100 * vit.first:.0f} % {over}",
@@ -47,6 +49,7 @@ def _claims_about(tiles: str, size: str) -> tuple[Claim, ...]:
             judge=partial(_judge_kept, s3.VIT, tiles),
         ),
         Claim(
+            id=f"resnet-{tiles}",
             text=f"A ResNet loses accuracy by a fixed shuffling of {size}",
             source=s3.SHUFFLED,
             paper=f"{ends(resnet)} {over}",
@@ -54,6 +57,7 @@ def _claims_about(tiles: str, size: str) -> tuple[Claim, ...]:
             judge=partial(_judge_lost, s3.RESNET, tiles),
         ),
         Claim(
+            id=f"resnet-beside-vit-{tiles}",
             text=f"A ResNet loses more than a ViT by a fixed shuffling of {size}",
             source=s3.SHUFFLED,
             paper=f"{rounded(100 * resnet.change, 0, signed=True)} and about {100 * vit.change:.0f} points {over}",

@@ -133,6 +133,7 @@ def positional_claims(study: str) -> tuple[Claim, ...]:
     }
     return (
         Claim(
+            id="on-par",
             text="Attention from positions alone is on par with the usual one",
             source=s3.POSITIONAL,
             paper=change_in_words(before, after, mean_interval([published.difference]), accuracy=True),
@@ -140,7 +141,7 @@ def positional_claims(study: str) -> tuple[Claim, ...]:
             judge=_judge_on_par,
         ),
         *(
-            Claim(text=text, source=OURS, rule=WHICH, judge=partial(_judge_which, column, larger, smaller))
+            Claim(id=column, text=text, source=OURS, rule=WHICH, judge=partial(_judge_which, column, larger, smaller))
             for column, (text, larger, smaller) in questions.items()
         ),
     )

@@ -160,6 +160,7 @@ def _judge(question: Question, results: StudyResults) -> Finding:
 
 SIZE_QUESTIONS = tuple(
     Claim(
+        id=question.name,
         text=question.text,
         source="MAD of the early layers",
         rule=SIGN,

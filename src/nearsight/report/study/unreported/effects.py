@@ -181,12 +181,14 @@ def _judge_nearest(results: StudyResults) -> Finding:
 
 UNREPORTED_QUESTIONS = (
     Claim(
+        id="nearest-setting",
         text="Which setting gives the paper's accuracies and distances?",
         source="S1, Table 2",
         rule=NEAREST,
         judge=_judge_nearest,
     ),
     Claim(
+        id="reached",
         text="Does any setting bring the smallest distance down to the paper's?",
         source="S1 abstract",
         rule=REACHED,
@@ -194,6 +196,7 @@ UNREPORTED_QUESTIONS = (
     ),
     *(
         Claim(
+            id=factor,
             text=question,
             source="min MAD, main effect",
             rule=SIGN,
