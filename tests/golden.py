@@ -83,9 +83,8 @@ def is_same(committed: Path, written: Path) -> bool:
     ours, theirs = committed.read_bytes(), written.read_bytes()
     if ours == theirs:
         return True
-    drawn_by = (
-        _VERSION.search(committed.with_suffix(".svg").read_text()) if committed.suffix in (*_DRAWN, ".svg") else None
-    )
+    drawing = committed.with_suffix(".svg")
+    drawn_by = _VERSION.search(drawing.read_text()) if drawing.exists() else None
     if drawn_by is None or drawn_by[1] == matplotlib.__version__:
         return False
     # Pixels are those of the SVG beside them, which is compared by itself.
