@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from matplotlib.figure import Figure
 
 from nearsight import files as writing
 from nearsight.cli import main
@@ -40,8 +41,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         (tmp_path / "out" / name).write_text("mine")
     monkeypatch.setattr("nearsight.commands.measured.write_figures", lambda *_, **__: ())
     monkeypatch.setattr("nearsight.commands.measured.write_page", lambda path, **_: path.write_text("page"))
-    for name in ("offset_pictures", "position_maps", "rollout_overlays", "similarity_heatmap"):
-        monkeypatch.setattr(f"nearsight.commands.further.{name}", lambda *_, **__: None)
+    monkeypatch.setattr(
+        "nearsight.commands.further.draw_measurement", lambda kind, *_, **__: Figure() if kind.picture else None
+    )
+    for name in ("position_maps", "rollout_overlays", "similarity_heatmap"):
+        monkeypatch.setattr(f"nearsight.commands.further.{name}", lambda *_, **__: Figure())
+    monkeypatch.setattr("nearsight.commands.further.figure_html", lambda *_, **__: "")
     monkeypatch.setattr("nearsight.commands.further.save_figure", made_up)
     yield tmp_path
     sys.modules.pop("own_models_of_again", None)
@@ -164,7 +169,7 @@ def test_the_first_layer_that_was_measured_is_named(folder: Path, capsys: pytest
     said = capsys.readouterr().out
     assert f"The most local head of “{THREE}” (from layer 2 on)" in said
     assert "Averaged over the heads of layer 2, the distance is" in said
-    assert "after layer 2, " in said.splitlines()[-1]
-    assert said.splitlines()[-1].endswith(" after layer 3.")
+    assert "after layer 2, " in said.splitlines()[-2]
+    assert said.splitlines()[-2].endswith(" after layer 3.")
     for name in ("heads", "extra-heads", "extra-layers"):
         assert sorted(set(pd.read_csv(folder / "out" / f"{name}.csv")["layer"])) == [1, 2]

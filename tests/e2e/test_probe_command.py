@@ -13,6 +13,7 @@ from PIL import Image
 from nearsight.cli import main
 from nearsight.commands.frozen import open_frozen
 from nearsight.commands.probing_origins import find_origins
+from nearsight.files import canonical_hash
 from nearsight.models import ModelConfig, save_model
 from nearsight.train import DataConfig, RunConfig, RunFolder
 from nearsight.train.dino import DinoConfig, ImagesConfig
@@ -403,7 +404,7 @@ def test_all_runs_of_a_study_are_compared(voc, tmp_path, monkeypatch, capsys):
     study, cells = tmp_path / "study", []
     for seed in (0, 1, 2):
         for condition in ("ViT", "LocAt"):
-            run_name = f"{condition}{seed}"
+            run_name = canonical_hash([condition, seed])
             if seed < 2 or condition == "ViT":
                 finished_run(study / "runs" / run_name, seed, with_locat=condition == "LocAt")
             cell = {"run": run_name, "condition": condition, "levels": {"model": condition}, "seed": seed}

@@ -1,22 +1,29 @@
-"""`nearsight measure --what …`: what there is to see beside distance and entropy, as tables and figures."""
+"""`nearsight measure --what …`: what there is to see beside distance and entropy, as tables, figures and sections.
 
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+Measurements of heads and layers say themselves how they are told (`nearsight.lens.Measurement`). Three looks are no
+columns of such a table, and are done here: CKA between layers, rollout over pictures, learned positions.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
 import pandas as pd
 import torch
 from matplotlib.figure import Figure
+from numpy import float64
 from numpy.typing import NDArray
 from torch import Tensor
 
 from nearsight.files import output_folder, replacing
-from nearsight.lens import HeadTable, attention_rollout, layer_similarity, position_gram
-from nearsight.report import offset_pictures, position_maps, rollout_overlays, save_figure, similarity_heatmap
+from nearsight.lens import WHAT, HeadTable, attention_rollout, layer_similarity, position_gram
+from nearsight.lens.measurement import MEASUREMENTS
+from nearsight.report import draw_measurement, position_maps, rollout_overlays, save_figure, similarity_heatmap
 from nearsight.report.figures.files import figure_files
+from nearsight.report.page.document import Section
+from nearsight.report.page.pieces import figure_html
 
 if TYPE_CHECKING:
     from nearsight.commands.measured import Measured
@@ -24,144 +31,150 @@ if TYPE_CHECKING:
 NUM_ROLLOUTS = 8
 """Pictures that are shown under their rollout."""
 CKA_BATCH = 64
-STANDS_OUT = 2.0
-"""Times the median: from there on a step gets more attention than others."""
-EXTRA_TABLES = {
-    "head": ("extra-heads.csv", frozenset({"shares", "quantiles", "gaussians"})),
-    "layer": ("extra-layers.csv", frozenset({"features"})),
-}
-"""What a row is of, its file, and which names of --what ask for it."""
+EXTRA_TABLES = {"head": "extra-heads.csv", "layer": "extra-layers.csv"}
+"""What a row is of, and its file."""
 
 
 @dataclass(frozen=True)
 class Further:
-    """What was found of models beside their tables of heads: figures, and tables that are not per head."""
+    """What was found of models beside their tables of heads: figures, tables that are not per head, and sentences."""
 
-    tables: Mapping[str, pd.DataFrame]
+    tables: dict[str, pd.DataFrame] = field(default_factory=dict)
     """By the name of their file."""
-    figures: Mapping[str, Figure]
+    figures: dict[str, dict[str, Figure]] = field(default_factory=dict)
+    """What was asked for → figures by the names of their files."""
+    sentences: dict[str, list[str]] = field(default_factory=dict)
+    """What was asked for → what was found, model by model."""
 
     def write(self, out: Path) -> list[Path]:
         files: list[Path] = []
         for name, table in self.tables.items():
             files.append(out / f"{name}.csv")
             _write_csv(files[-1], table)
-        if self.figures:
+        for figures in self.figures.values():
             folder = output_folder(out / "figures")
-            files += [path for name, figure in self.figures.items() for path in save_figure(figure, folder, name)]
+            files += [path for name, figure in figures.items() for path in save_figure(figure, folder, name)]
         return files
+
+    def sections(self) -> list[Section]:
+        """For the page, one for all that was asked for."""
+        return [
+            Section(name=f"what-{name}", heading=name[:1].upper() + name[1:], body=self._body(name))
+            for name in dict.fromkeys((*self.sentences, *self.figures))
+        ]
+
+    def _body(self, name: str) -> str:
+        about, told = WHAT[name], self.sentences.get(name, [])
+        words = "".join(f"<p>{escape(sentence)}</p>" for sentence in told)
+        drawn = self.figures.get(name, {})
+        caption = f"{about[:1].upper()}{about[1:]}."
+        return words + "".join(
+            figure_html(file, figure, " ".join((caption, *told)), caption) for file, figure in drawn.items()
+        )
 
 
 def look_further(measured: "Sequence[Measured]", what: Sequence[str], device: torch.device) -> Further:
-    """CKA, rollout, positions and pictures of attention by steps, if they are asked for; of several models, files are
-    named after their folders."""
-    tables: dict[str, pd.DataFrame] = {}
-    figures: dict[str, Figure] = {}
-    if "cka" in what:
-        one, other = measured[0].subject, measured[-1].subject
-        similarity = layer_similarity(
-            one.model,
-            one.images.batches(CKA_BATCH),
-            None if other is one else other.model,
-            other_images=None if other is one else other.images.batches(CKA_BATCH),
-            batch_size=CKA_BATCH,
-            device=device,
+    """All that is asked for, in its order; of several models, files are named after their folders."""
+    further = Further()
+    for name in what:
+        figures = _LOOKS[name](measured, device, further.tables) if name in _LOOKS else _pictures(measured, name)
+        if figures:
+            further.figures[name] = figures
+        if sentences := [_of(seen, measured, said) for seen in measured if (said := _summary(seen, name))]:
+            further.sentences[name] = sentences
+    return further
+
+
+def _summary(seen: "Measured", name: str) -> str:
+    return MEASUREMENTS[name].summary(seen.table, seen.layers) if name in MEASUREMENTS else ""
+
+
+def _of(seen: "Measured", measured: "Sequence[Measured]", said: str) -> str:
+    return f"{seen.subject.label}: {said}" if len(measured) > 1 else said
+
+
+def _end(seen: "Measured", measured: "Sequence[Measured]") -> str:
+    """Of the names of its files."""
+    return f"-{seen.folder.name}" if len(measured) > 1 else ""
+
+
+def _pictures(measured: "Sequence[Measured]", name: str) -> dict[str, Figure]:
+    drawn = {
+        f"{name}{_end(seen, measured)}": draw_measurement(
+            MEASUREMENTS[name], seen.table, label=seen.subject.label, layers=seen.layers
         )
-        tables["cka"] = similarity.to_frame()
-        other_label = None if other is one else other.label
-        figures["cka"] = similarity_heatmap(similarity, label=one.label, other_label=other_label)
+        for seen in measured
+    }
+    return {file: figure for file, figure in drawn.items() if figure is not None}
+
+
+def _cka(measured: "Sequence[Measured]", device: torch.device, tables: dict[str, pd.DataFrame]) -> dict[str, Figure]:
+    one, other = measured[0].subject, measured[-1].subject
+    similarity = layer_similarity(
+        one.model,
+        one.images.batches(CKA_BATCH),
+        None if other is one else other.model,
+        other_images=None if other is one else other.images.batches(CKA_BATCH),
+        batch_size=CKA_BATCH,
+        device=device,
+    )
+    tables["cka"] = similarity.to_frame()
+    other_label = None if other is one else other.label
+    return {"cka": similarity_heatmap(similarity, label=one.label, other_label=other_label)}
+
+
+def _rollout(measured: "Sequence[Measured]", device: torch.device, _: dict[str, pd.DataFrame]) -> dict[str, Figure]:
+    figures = {}
     for seen in measured:
-        subject, end = seen.subject, f"-{seen.folder.name}" if len(measured) > 1 else ""
-        if "rollout" in what:
-            images = next(subject.images.batches(NUM_ROLLOUTS))
-            maps = attention_rollout(subject.model, images, device=device)
-            figures[f"rollout{end}"] = rollout_overlays(_as_seen(images), maps.numpy(), label=subject.label)
-        if "positions" in what:
-            positions = position_gram(subject.model)
-            tables[f"positions{end}"] = positions.to_frame()
-            figures[f"positions{end}"] = position_maps(positions, label=subject.label)
-        if "offsets" in what:
-            figures[f"offsets{end}"] = offset_pictures(seen.table, label=subject.label, layers=seen.layers)
-    return Further(tables, figures)
+        images = next(seen.subject.images.batches(NUM_ROLLOUTS))
+        maps = attention_rollout(seen.subject.model, images, device=device)
+        drawn = rollout_overlays(_as_seen(images), maps.numpy(), label=seen.subject.label)
+        figures[f"rollout{_end(seen, measured)}"] = drawn
+    return figures
+
+
+def _positions(measured: "Sequence[Measured]", _: torch.device, tables: dict[str, pd.DataFrame]) -> dict[str, Figure]:
+    figures = {}
+    for seen in measured:
+        name, positions = f"positions{_end(seen, measured)}", position_gram(seen.subject.model)
+        tables[name] = positions.to_frame()
+        figures[name] = position_maps(positions, label=seen.subject.label)
+    return figures
+
+
+_LOOKS = {"cka": _cka, "rollout": _rollout, "positions": _positions}
 
 
 def further_files(folder: Path) -> Iterator[Path]:
-    """All that `look_further` and `write_extra_tables` may have left in a folder, of one model or of several."""
+    """All that `Further.write` and `write_extra_tables` may have left in a folder, of one model or of several."""
     yield from extra_tables_in(folder)
-    yield folder / "cka.csv"
-    yield from figure_files(folder / "figures", "cka")
     # Of several models, each has a folder here, after which its files are named.
-    for end in ("", *(f"-{table.parent.name}" for table in folder.glob("*/heads.csv"))):
-        yield folder / f"positions{end}.csv"
-        yield from figure_files(folder / "figures", f"positions{end}")
-        yield from figure_files(folder / "figures", f"rollout{end}")
-        yield from figure_files(folder / "figures", f"offsets{end}")
+    ends = ("", *(f"-{table.parent.name}" for table in folder.glob("*/heads.csv")))
+    for name in WHAT:
+        for end in ("",) if name == "cka" else ends:
+            if name in ("cka", "positions"):
+                yield folder / f"{name}{end}.csv"
+            yield from figure_files(folder / "figures", f"{name}{end}")
 
 
 def extra_tables_in(folder: Path) -> list[Path]:
-    return [folder / name for name, _ in EXTRA_TABLES.values()]
+    return [folder / name for name in EXTRA_TABLES.values()]
 
 
 def write_extra_tables(table: HeadTable, layers: Sequence[int], what: Sequence[str], folder: Path) -> list[Path]:
     """Per head and per layer, what was asked for beyond distance and entropy; `layers` are the numbers of the table's
     layers in the whole model."""
     files = []
-    for per, (name, asked) in EXTRA_TABLES.items():
-        if asked & set(what):
+    asked = {MEASUREMENTS[name].table for name in what if name in MEASUREMENTS}
+    for per, name in EXTRA_TABLES.items():
+        if per in asked:
             frame = table.extra_frame("head" if per == "head" else "layer")
             files.append(folder / name)
             _write_csv(files[-1], frame.assign(layer=[layers[place] for place in frame["layer"]]))
     return files
 
 
-def summary(table: HeadTable, layers: Sequence[int], what: Sequence[str]) -> Iterator[str]:
-    """A line for each further measurement; `layers` as above."""
-    if "shares" in what:
-        means = {said: float(np.nanmean(table.extra[f"share_{name}"])) for name, said in _SAID.items()}
-        yield f"Of all attention, {', '.join(f'{share:.1%} is on {said}' for said, share in means.items() if share)}."
-    if "quantiles" in what:
-        median = table.distance_quantiles([0.5])[..., 0]
-        nearest, farthest = np.nanmin(median), np.nanmax(median)
-        yield f"Half of a head's attention is paid within {nearest:.3f} to {farthest:.3f} diagonals, by head."
-    if "offsets" in what:
-        yield _by_steps(table)
-    if "gaussians" in what:
-        sigma = np.hypot(table.extra["sigma_rows"], table.extra["sigma_cols"]) / np.sqrt(2)
-        yield f"σ of its Gaussians is {np.nanmin(sigma):.2f} to {np.nanmax(sigma):.2f} patches by head; α is " + (
-            f"{np.nanmin(table.extra['alpha']):.2f} to {np.nanmax(table.extra['alpha']):.2f}."
-        )
-    if "features" in what:
-        first, last = table.extra["locality_score"][[0, -1]]
-        yield (
-            f"Locality score of the tokens: {first:.3f} after layer {layers[0] + 1}, "
-            f"{last:.3f} after layer {layers[-1] + 1}."
-        )
-
-
-def _by_steps(table: HeadTable) -> str:
-    """How many heads look most at the patch itself, at one beside it, farther away, or nowhere more than elsewhere."""
-    heads = [head_RC for layer in range(len(table.layer_names)) for head_RC in table.offset_maps(layer)]
-    # Not those that do not exist, nor those of a patch that is alone.
-    steps = Counter(_favourite_step(head_RC) for head_RC in heads if head_RC.size > 1 and not np.isnan(head_RC).all())
-    return (
-        f"By the step that gets most, {steps[0]} of {steps.total()} heads look at the patch itself, {steps[1]} at one "
-        f"beside it, {steps[2]} farther away; {steps[None]} look about everywhere alike."
-    )
-
-
-def _favourite_step(head_RC: NDArray[np.float64]) -> int | None:
-    """The distance of the step that gets most attention: 0, 1, or 2 for all beyond; None where none stands out."""
-    most = np.unravel_index(np.nanargmax(head_RC), head_RC.shape)
-    if head_RC[most] < STANDS_OUT * np.nanmedian(head_RC):
-        return None
-    steps = max(abs(int(place) - size // 2) for place, size in zip(most, head_RC.shape, strict=True))
-    return 2 if steps > 1 else steps
-
-
-_SAID = {"self": "the patch itself", "neighbours": "its 8 neighbours", "cls": "CLS", "registers": "registers"}
-
-
-def _as_seen(images_BCHW: Tensor) -> list[NDArray[np.float64]]:
+def _as_seen(images_BCHW: Tensor) -> list[NDArray[float64]]:
     """Pictures from normalised images: stretched between their own extremes, since all that counts is to know them."""
     pictures = images_BCHW.double().cpu().permute(0, 2, 3, 1)
     low, high = (function(pictures, dim=(1, 2, 3), keepdim=True) for function in (torch.amin, torch.amax))

@@ -1,5 +1,6 @@
 """`nearsight measure MODEL …`: the heads of a run or of any ViT, alone or side by side: tables, figures and a page."""
 
+import inspect
 import json
 import re
 import shlex
@@ -17,7 +18,7 @@ from nearsight.commands.measuring_shards import Prepared, ShardMeasuring, Watch,
 from nearsight.commands.options import parse
 from nearsight.commands.progress import MeasuringProgress
 from nearsight.commands.subjects import Request, Subject, folders_of, open_subjects, short_name
-from nearsight.commands.what import check_what, in_the_table
+from nearsight.commands.what import about_what, check_what, in_the_table
 from nearsight.errors import InputError, check_at_least, unknown_name
 from nearsight.files import check_output_folder
 from nearsight.kinds import MEASURED, check_kind
@@ -37,19 +38,14 @@ class MeasureOptions(Request):
 
     Writes heads.csv and heads.npz, three figures and report.html; several models are compared, and their tables are in
     a folder each. What an earlier call has left in the folder is replaced. A run is measured on its own test images
-    unless --images says otherwise.
-
-    --what adds: shares of attention on the patch itself, its neighbours, CLS and registers; quantiles of the distance;
-    gaussians, the widths and strengths of a LocAt model (these to extra-heads.csv); offsets, a picture of where each
-    head looks, seen from the patch; features, the locality score and patch-CLS similarity of each layer's tokens
-    (extra-layers.csv); cka between the layers of one model or of two (cka.csv and a figure); rollout over pictures;
-    positions, which learned positions are alike (positions.csv and a figure).
+    unless --images says otherwise. What --what adds per head or layer goes to extra-heads.csv and extra-layers.csv, all
+    else to files of its own name; figures and sentences about it are on the page, too.
     """
 
     layers: tuple[str, ...] = ()
     """Layers to keep, by number (from 0, as in heads.csv; from the end if negative) or by name."""
     what: tuple[str, ...] = ()
-    """More to see: any of shares, quantiles, offsets, features, gaussians, cka, rollout, positions."""
+    """More to see: any of the names above."""
     batch_size: str = "auto"
     """Images per forward, or auto: as many as memory takes."""
     out: Path | None = None
@@ -67,7 +63,8 @@ class MeasureOptions(Request):
 
 
 def main(arguments: Sequence[str]) -> int:
-    options = parse(MeasureOptions, arguments, prog="nearsight measure")
+    description = f"{inspect.getdoc(MeasureOptions)}\n\n{about_what()}"
+    options = parse(MeasureOptions, arguments, prog="nearsight measure", description=description)
     _check(options)
     with remembering_surveys():  # of a first look, of trials of batch sizes, of the table and of the page
         return _run(options, arguments)
@@ -87,7 +84,7 @@ def _run(options: MeasureOptions, arguments: Sequence[str]) -> int:
         import_ray()
     prepared = _prepare(options, device)
     # Here, because whatever draws figures takes half a second to load: help and mistakes do without.
-    from nearsight.commands.further import look_further, summary
+    from nearsight.commands.further import look_further
     from nearsight.commands.measured import as_json, as_text, write_all
 
     subjects = [one.subject for one in prepared]
@@ -112,16 +109,15 @@ def _run(options: MeasureOptions, arguments: Sequence[str]) -> int:
         _measured(one, table, folder, device) for one, table, folder in zip(prepared, tables, folders, strict=True)
     ]
     further = look_further(measured, what, device)
-    files = write_all(out, measured, shlex.join(["nearsight", "measure", *arguments]))
+    files = write_all(out, measured, shlex.join(["nearsight", "measure", *arguments]), further.sections())
     files += [path for one in measured for path in one.write_extra_tables(what)]
     files += (more := further.write(out))
     if options.json:
         print(json.dumps(as_json(measured, files)))
         return 0
     print("\n".join([*as_text(out, measured), *(f"Also: {path}" for path in more if path.suffix != ".svg")]))
-    for one in measured:
-        for line in summary(one.table, one.layers, what):
-            print(f"{one.subject.label}: {line}" if len(measured) > 1 else line)
+    for sentences in further.sentences.values():
+        print(*sentences, sep="\n")
     return 0
 
 

@@ -17,6 +17,7 @@ from nearsight.report import ModelHeads, compare_with_first, describe, layer_tab
 from nearsight.report.explorer import Explorer
 from nearsight.report.figures.files import figure_files
 from nearsight.report.inputs import shorten
+from nearsight.report.page.document import Section
 from nearsight.report.page.folders import PAGE
 from nearsight.report.page.measured_folder import NAME as DESCRIPTION
 from nearsight.report.page.measured_folder import write_measured
@@ -64,8 +65,8 @@ class Measured:
         }
 
 
-def write_all(out: Path, measured: Sequence[Measured], command: str) -> list[Path]:
-    """Everything, now that nothing can be refused any more; the files."""
+def write_all(out: Path, measured: Sequence[Measured], command: str, further: Sequence[Section] = ()) -> list[Path]:
+    """Everything, now that nothing can be refused any more; the files. `further`: sections of the page."""
     models = [one.heads for one in measured]
     grid_size = common_grid(models)
     output_folder(out)
@@ -88,7 +89,15 @@ def write_all(out: Path, measured: Sequence[Measured], command: str) -> list[Pat
         described.append(out / EXPLORER)
     page = out / PAGE
     title = " and ".join(filter(None, [", ".join(one.label for one in models[:-1]), models[-1].label]))
-    write_page(page, title=title, models=models, grid_size=grid_size, command=command, explorer=explorer)
+    write_page(
+        page,
+        title=title,
+        models=models,
+        grid_size=grid_size,
+        command=command,
+        explorer=explorer,
+        further=further,
+    )
     return [*(path for one in measured for path in one.files()), *described, *figures, page]
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from nearsight.errors import InputError, unknown_name
 from nearsight.lens import WHAT
-from nearsight.lens.registry import MEASUREMENTS
+from nearsight.lens.measurement import MEASUREMENTS
 
 
 def check_what(what: Sequence[str], num_models: int) -> tuple[str, ...]:
@@ -16,6 +16,11 @@ def check_what(what: Sequence[str], num_models: int) -> tuple[str, ...]:
     if "cka" in names and num_models > 2:
         raise InputError(f"--what cka compares the layers of one model or of two, not of {num_models}")
     return names
+
+
+def about_what() -> str:
+    """For the help: all there is, also what registered itself elsewhere."""
+    return "\n".join(["--what adds", *(f"  {name}: {about}" for name, about in WHAT.items())])
 
 
 def in_the_table(what: Sequence[str]) -> list[str]:

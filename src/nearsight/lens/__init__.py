@@ -5,9 +5,9 @@ from nearsight.lens.checks import AdapterError, AdapterReport, check_vit_adapter
 from nearsight.lens.geometry import Geometry, patch_grid
 from nearsight.lens.maps import attention_maps
 from nearsight.lens.mapsfile import LayerMaps, open_maps
+from nearsight.lens.measurement import WHAT, Measurement, measurement
 from nearsight.lens.measuring import measure
 from nearsight.lens.positions import PositionGram, position_gram
-from nearsight.lens.registry import WHAT
 from nearsight.lens.rollout import attention_rollout
 from nearsight.lens.shards import Shards
 from nearsight.lens.similarity import LayerSimilarity, layer_similarity
@@ -23,6 +23,7 @@ __all__ = [
     "HeadTable",
     "LayerMaps",
     "LayerSimilarity",
+    "Measurement",
     "PositionGram",
     "Shards",
     "Site",
@@ -32,6 +33,7 @@ __all__ = [
     "check_vit_adapter",
     "layer_similarity",
     "measure",
+    "measurement",
     "open_maps",
     "patch_grid",
     "position_gram",

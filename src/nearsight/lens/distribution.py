@@ -5,21 +5,23 @@ Shape suffixes: B images, W windows, H heads, N queries, T queries of a tile, M 
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from nearsight.lens.binning import patch_shares, sums_by_bin
 from nearsight.lens.geometry import Geometry
 from nearsight.lens.inputs import Batch
-from nearsight.lens.measurement import Measurement, QueryMeans, stack_layers
+from nearsight.lens.measurement import Measurement, QueryMeans, measurement, stack_layers
 from nearsight.lens.stream import Tile
 from nearsight.lens.survey import Site, Survey
-from nearsight.lens.table import Array
+from nearsight.lens.table import Array, HeadTable
 
 MOST_DISTANCES = 1024
 """A layer with more distinct distances than this has as many bins of equal width from 0 to its diagonal instead."""
 
 
+@measurement("quantiles")
 class DistanceMass(Measurement):
     """`distance_mass` [layers, heads, D]: the share of attention paid at each distance; `distance_values` [layers, D]
     says which distances these are, in diagonals of the layer's grid (NaN where a layer has fewer).
@@ -30,7 +32,14 @@ class DistanceMass(Measurement):
     off by at most half a bin, 1/2,048 of the diagonal. `HeadTable.distance_quantiles` are made from this.
     """
 
+    about = "per head: at which distances attention is paid (quantiles of the distribution whose mean is MAD)"
     needs_tiles = True
+
+    @classmethod
+    def summary(cls, table: HeadTable, layers: Sequence[int]) -> str:
+        median = table.distance_quantiles([0.5])[..., 0]
+        nearest, farthest = np.nanmin(median), np.nanmax(median)
+        return f"Half of a head's attention is paid within {nearest:.3f} to {farthest:.3f} diagonals, by head."
 
     def __init__(self, model: nn.Module, found: Survey, batch: Batch) -> None:
         self._values: dict[str, Tensor] = {}

@@ -1,5 +1,6 @@
 """What the tokens of each layer are like: coherent with their neighbours, or pulled towards CLS (S2 App. F)."""
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 
 import numpy as np
@@ -7,13 +8,14 @@ import torch
 from torch import Tensor, nn
 
 from nearsight.lens.inputs import Batch
-from nearsight.lens.measurement import Measurement
+from nearsight.lens.measurement import Measurement, measurement
 from nearsight.lens.survey import Survey
-from nearsight.lens.table import Array
+from nearsight.lens.table import Array, HeadTable
 from nearsight.lens.tokens import block_of, map_tokens, watching_outputs
 from nearsight.metrics import locality_score, patch_cls_similarity
 
 
+@measurement("features")
 class Features(Measurement):
     """`locality_score` and `patch_cls_similarity` [layers] of the tokens that come out of each attention's block.
 
@@ -21,6 +23,17 @@ class Features(Measurement):
     more than once in a forward; the similarity also in a model without a class token. Two attentions of one block have
     the same numbers.
     """
+
+    about = "per layer: locality score and patch-CLS similarity of its tokens"
+    table = "layer"
+
+    @classmethod
+    def summary(cls, table: HeadTable, layers: Sequence[int]) -> str:
+        first, last = table.extra["locality_score"][[0, -1]]
+        return (
+            f"Locality score of the tokens: {first:.3f} after layer {layers[0] + 1}, "
+            f"{last:.3f} after layer {layers[-1] + 1}."
+        )
 
     def __init__(self, model: nn.Module, found: Survey, batch: Batch) -> None:
         self._model = model

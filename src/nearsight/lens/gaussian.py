@@ -8,6 +8,7 @@ Shape suffixes: B images (or windows), H heads, N tokens, P patches.
 """
 
 import math
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 
 import numpy as np
@@ -18,9 +19,9 @@ from torch import Tensor, nn
 from nearsight.errors import InputError
 from nearsight.lens.geometry import Geometry
 from nearsight.lens.inputs import Batch
-from nearsight.lens.measurement import Measurement, stack_layers
+from nearsight.lens.measurement import Measurement, measurement, stack_layers
 from nearsight.lens.survey import Survey
-from nearsight.lens.table import Array
+from nearsight.lens.table import Array, HeadTable
 from nearsight.lens.tokens import watching_outputs
 from nearsight.locat import GaussianHeads
 from nearsight.metrics.precision import to_float64
@@ -30,6 +31,7 @@ NUM_BINS = 256
 _HEADS = ("log_var", "log_alpha")
 
 
+@measurement("gaussians")
 class Gaussians(Measurement):
     """Per layer and head, over query patches and images: means of σ along rows and columns (`sigma_rows`, `sigma_cols`,
     in patches) and of α (`alpha`), and the distribution of σ along both (`sigma_mass`, in bins up to `sigma_most`).
@@ -37,6 +39,16 @@ class Gaussians(Measurement):
     NaN in layers without such a bias. The widest σ depends on the grid the model was made for (Eq. 5): the attribute
     `grid_size` of the `gaug` module, or else the grid it is measured on.
     """
+
+    about = "per head of a LocAt model: width and strength of its Gaussians"
+    columns = ("sigma_rows", "sigma_cols", "alpha")
+
+    @classmethod
+    def summary(cls, table: HeadTable, layers: Sequence[int]) -> str:
+        sigma = np.hypot(table.extra["sigma_rows"], table.extra["sigma_cols"]) / np.sqrt(2)
+        return f"σ of its Gaussians is {np.nanmin(sigma):.2f} to {np.nanmax(sigma):.2f} patches by head; α is " + (
+            f"{np.nanmin(table.extra['alpha']):.2f} to {np.nanmax(table.extra['alpha']):.2f}."
+        )
 
     def __init__(self, model: nn.Module, found: Survey, batch: Batch) -> None:
         self._model = model

@@ -1,8 +1,9 @@
-"""What a further measurement is: one small file, and one line in `registry`."""
+"""What a further measurement is: one small file, which says all there is to say of it."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 from torch import Tensor, nn
@@ -10,19 +11,51 @@ from torch import Tensor, nn
 from nearsight.lens.inputs import Batch
 from nearsight.lens.stream import Tile
 from nearsight.lens.survey import Site, Survey
-from nearsight.lens.table import Array
+from nearsight.lens.table import Array, HeadTable
 from nearsight.metrics.precision import to_float64
+
+MEASUREMENTS: "dict[str, type[Measurement]]" = {}
+"""What `measure(what=…)` takes."""
+WHAT: dict[str, str] = {}
+"""All that `nearsight measure --what` takes, with a line about each."""
+
+M = TypeVar("M", bound="type[Measurement]")
+
+
+def measurement(name: str) -> Callable[[M], M]:
+    """Register a measurement: it is then one that `measure(what=[name])` and `nearsight measure --what name` take."""
+
+    def register(kind: M) -> M:
+        assert name not in WHAT, f"there is a measurement {name!r} already"
+        MEASUREMENTS[name], WHAT[name] = kind, kind.about
+        return kind
+
+    return register
 
 
 class Measurement(ABC):
     """Something more to see in the forwards of a model, for images of one size.
 
     It watches one batch at a time; then `results` says what it saw, as means over the batch's images, so that tables
-    of disjoint images merge as weighted means.
+    of disjoint images merge as weighted means. What it is, where its numbers go and how they are shown it says itself.
     """
 
+    about: ClassVar[str]
+    """In a line, for `--help`."""
+    table: ClassVar[Literal["head", "layer"] | None] = "head"
+    """Whether its results are columns of extra-heads.csv or extra-layers.csv; None: they are in heads.npz alone."""
+    picture: ClassVar[str | Callable[..., Any] | None] = None
+    """How it is drawn: "heat", the `columns` by layer and head; "steps", `HeadTable.offset_maps`; or a function of
+    (table, label=…, layers=…) that returns a figure."""
+    columns: ClassVar[tuple[str, ...]] = ()
+    """The results that "heat" shows."""
     needs_tiles = False
     """Whether it is to be given the tiles of each attention, with all tokens."""
+
+    @classmethod
+    def summary(cls, table: HeadTable, layers: Sequence[int]) -> str:
+        """What was found, in a sentence or two; `layers` are the numbers of the table's layers in the whole model."""
+        return ""
 
     @abstractmethod
     def __init__(self, model: nn.Module, found: Survey, batch: Batch) -> None:

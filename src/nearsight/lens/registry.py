@@ -1,38 +1,23 @@
-"""All that can be measured beside distance and entropy."""
+"""All that can be measured beside distance and entropy: what registers itself, and what has a function of its own."""
 
 from collections.abc import Sequence
 
 from nearsight.errors import InputError, unknown_name
-from nearsight.lens.distribution import DistanceMass
-from nearsight.lens.features import Features
-from nearsight.lens.gaussian import Gaussians
-from nearsight.lens.measurement import Measurement
-from nearsight.lens.offsets import Offsets
-from nearsight.lens.shares import Shares
 
-MEASUREMENTS: dict[str, type[Measurement]] = {
-    "shares": Shares,
-    "quantiles": DistanceMass,
-    "offsets": Offsets,
-    "features": Features,
-    "gaussians": Gaussians,
+# In the order in which they are listed.
+from nearsight.lens import distribution, features, gaussian, offsets, shares  # noqa: F401 (each registers itself)
+from nearsight.lens.measurement import MEASUREMENTS, WHAT, Measurement
+
+_ELSEWHERE = {
+    "cka": ("layer_similarity", "between layers, of one model or two: linear CKA of their tokens"),
+    "rollout": ("attention_rollout", "per picture: attention rollout from CLS to the patches"),
+    "positions": (
+        "position_gram",
+        "per patch: whether its learned position is most alike to those of its neighbours",
+    ),
 }
-"""What `measure(what=…)` takes."""
-
-WHAT: dict[str, str] = {
-    "shares": "per head: shares of attention on the patch itself, its 8 neighbours, CLS and registers",
-    "quantiles": "per head: at which distances attention is paid (quantiles of the distribution whose mean is MAD)",
-    "offsets": "per head: how much attention is paid at each step from the patch, up, down and sideways (a picture)",
-    "features": "per layer: locality score and patch-CLS similarity of its tokens",
-    "gaussians": "per head of a LocAt model: width and strength of its Gaussians",
-    "cka": "between layers, of one model or two: linear CKA of their tokens",
-    "rollout": "per picture: attention rollout from CLS to the patches",
-    "positions": "per patch: whether its learned position is most alike to those of its neighbours",
-}
-"""All there is, with a line about each. The last three are no columns of a table of heads, and have functions of their
-own: `layer_similarity`, `attention_rollout` and `position_gram`."""
-
-_ELSEWHERE = {"cka": "layer_similarity", "rollout": "attention_rollout", "positions": "position_gram"}
+"""What is no column of a table of heads → its function in `nearsight.lens`, and a line about it."""
+WHAT.update({name: about for name, (_, about) in _ELSEWHERE.items()})
 
 
 def chosen(what: Sequence[str]) -> list[type[Measurement]]:
@@ -41,7 +26,7 @@ def chosen(what: Sequence[str]) -> list[type[Measurement]]:
         raise InputError(f"what is a list of names, not {what!r}; give [{what!r}]")
     for name in what:
         if name in _ELSEWHERE:
-            raise InputError(f"{name!r} is not measured per head; use nearsight.lens.{_ELSEWHERE[name]}")
+            raise InputError(f"{name!r} is not measured per head; use nearsight.lens.{_ELSEWHERE[name][0]}")
         if name not in MEASUREMENTS:
             raise unknown_name("measurement", name, WHAT)
     return [MEASUREMENTS[name] for name in dict.fromkeys(what)]

@@ -7,20 +7,23 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from nearsight.lens.geometry import Geometry
 from nearsight.lens.inputs import Batch
-from nearsight.lens.measurement import Measurement, QueryMeans
+from nearsight.lens.measurement import Measurement, QueryMeans, measurement
 from nearsight.lens.stream import Tile
 from nearsight.lens.survey import Site, Survey
-from nearsight.lens.table import Array
+from nearsight.lens.table import Array, HeadTable
 from nearsight.lens.tokens import class_keys, other_keys
 
 _NAMES = ("share_self", "share_neighbours", "share_cls", "share_registers")
+_SAID = ("the patch itself", "its 8 neighbours", "CLS", "registers")
 
 
+@measurement("shares")
 class Shares(Measurement):
     """Shares of the whole attention of a query, over all keys; the mean over the queries that are patches.
 
@@ -32,7 +35,14 @@ class Shares(Measurement):
     on patches further away and on the padding of windows.
     """
 
+    about = "per head: shares of attention on the patch itself, its 8 neighbours, CLS and registers"
+    columns = _NAMES
     needs_tiles = True
+
+    @classmethod
+    def summary(cls, table: HeadTable, layers: Sequence[int]) -> str:
+        means = {said: float(np.nanmean(table.extra[name])) for name, said in zip(_NAMES, _SAID, strict=True)}
+        return f"Of all attention, {', '.join(f'{share:.1%} is on {said}' for said, share in means.items() if share)}."
 
     def __init__(self, model: nn.Module, found: Survey, batch: Batch) -> None:
         self._kinds: dict[str, _Kinds] = {}

@@ -2,6 +2,7 @@
 
 from nearsight.report.estimates import Contrast, Estimate
 from nearsight.report.figures import (
+    draw_measurement,
     heatmaps,
     locality_intervals,
     mad_entropy_plane,
@@ -25,6 +26,7 @@ __all__ = [
     "compare",
     "compare_with_first",
     "describe",
+    "draw_measurement",
     "heatmaps",
     "layer_table",
     "locality_intervals",

@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from numpy.typing import NDArray
 
+from nearsight.lens import HeadTable
 from nearsight.report.figures.style import GRID, HATCH, PAPER, house_style
 from nearsight.report.inputs import ModelHeads, check_labels, shorten
 
@@ -60,6 +61,32 @@ def heatmaps(models: Sequence[ModelHeads]) -> Figure:
         for panel in panels[-1]:
             panel.set_xlabel("head")
         _count_from_one(panels[0, 0], layers, num_heads, most_columns=int(width / TICK_LABEL))
+    return figure
+
+
+def head_heatmaps(table: HeadTable, columns: Sequence[str], *, label: str, layers: Sequence[int]) -> Figure:
+    """Further numbers of a model's heads, layers × heads, one panel with a scale of its own per column.
+
+    Layers and heads count from 1; `layers` are the numbers, from 0, that the table's layers have in the whole model.
+    """
+    num_layers, num_heads = table.mad.shape
+    width = float(np.clip(CELL[0] * num_heads, *PANEL_WIDTH))
+    height = float(np.clip(CELL[1] * num_layers, *PANEL_HEIGHT))
+    with_numbers = width / num_heads >= CELL_FOR_NUMBER[0] and height / num_layers >= CELL_FOR_NUMBER[1]
+    with house_style():
+        figure = Figure(figsize=((width + 0.9) * len(columns) + 0.4, height + 0.9), layout="constrained")
+        panels = figure.subplots(1, len(columns), sharex=True, sharey=True, squeeze=False)[0]
+        for name, panel in zip(columns, panels, strict=True):
+            cells = table.extra[name]
+            image = _draw_cells(panel, cells, _largest([cells]), with_numbers=with_numbers)
+            bar = figure.colorbar(image, ax=panel, aspect=18, pad=0.02)
+            bar.outline.set_visible(False)
+            bar.ax.tick_params(length=0)
+            panel.set_title(name.replace("_", " "), parse_math=False)
+            panel.set_xlabel("head, from 1")
+        panels[0].set_ylabel("layer, from 1")
+        figure.suptitle(shorten(label, int(width * len(columns) / CHARACTER_OF_TITLE)), parse_math=False)
+        _count_from_one(panels[0], layers, num_heads, most_columns=int(width / TICK_LABEL))
     return figure
 
 

@@ -42,15 +42,22 @@ def write_page(
     grid_size: tuple[int, int] | None = None,
     command: str | None = None,
     explorer: BodyPart | None = None,
+    further: Sequence[Section] = (),
 ) -> None:
     """Write the report of one or several measured models to `path`, all of it or nothing.
 
     `readings`: the comparisons to state, the most important first; without them every further model is compared with
     the first one. `grid_size`: rows and columns of patches, for the mark of uniform attention. `command`: what to type
-    to get these numbers again. `explorer`: where each head looks, image by image.
+    to get these numbers again. `explorer`: where each head looks, image by image. `further`: what else was measured.
     """
     html = page_html(
-        title=title, models=models, readings=readings, grid_size=grid_size, command=command, explorer=explorer
+        title=title,
+        models=models,
+        readings=readings,
+        grid_size=grid_size,
+        command=command,
+        explorer=explorer,
+        further=further,
     )
     write_text(path, html)
 
@@ -63,6 +70,7 @@ def page_html(
     grid_size: tuple[int, int] | None = None,
     command: str | None = None,
     explorer: BodyPart | None = None,
+    further: Sequence[Section] = (),
 ) -> str:
     """The text of the page; see `write_page`."""
     check_labels(models)
@@ -77,6 +85,7 @@ def page_html(
         Section(name="plane", heading="Distance and focus", body=_plane(models, grid_size)),
         Section(name="heatmaps", heading="Every head", body=_heatmaps(models)),
         Section(name="explorer", heading="Where each head looks", body="" if explorer is None else explorer.html()),
+        *further,
         Section(name="training", heading="Training", body=_training(models)),
         Section(name="terms", heading="How to read this", body=terms_html(grid_size, INTERVALS)),
         Section(name="differences", heading="What differs", body=_differences(models)),
