@@ -98,6 +98,11 @@ def test_archives_are_unpacked_in_one_place_with_a_filter() -> None:
     assert sorted(str(keyword(call, "filter")) for call in in_archives) == ["None", "data"]
 
 
+def test_pictures_are_opened_in_one_place() -> None:
+    opening = {file for file, name, _ in CALLS if name == "Image.open"}
+    assert opening == {"data/opening.py", "report/study/animation.py"}  # the latter what it has drawn itself
+
+
 def is_ours(name: ast.expr) -> bool:
     """Whether a module's name stands in the code, or begins as those of this package do."""
     if isinstance(name, ast.JoinedStr):
