@@ -1,26 +1,36 @@
 """No code from checkpoints, configs, data sets or archives is ever run; `package.module:function`, which users write
-themselves, is the one way to theirs."""
+themselves, is the one way to theirs. And no file gets the memory that it asks for."""
 
 import ast
+import gzip
 import io
 import json
 import pickle
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
 import nearsight
+from nearsight.commands.opening import open_run
+from nearsight.configuration import encode
+from nearsight.data import make_shapes
 from nearsight.data.pickled import read_pickled_arrays
 from nearsight.errors import InputError
 from nearsight.lens import HeadTable
-from nearsight.models import create_model
+from nearsight.models import create_model, load_model
 from nearsight.models.checkpoints import load_checkpoint
 from nearsight.models.factory import ModelConfig
-from nearsight.tensorfile import load_tensors
-from nearsight.train import RunFolder
+from nearsight.report.inputs import read_heads
+from nearsight.report.page.folders import read_folder
+from nearsight.report.page.measured_folder import read_measured
+from nearsight.study.run_tables import read_columns
+from nearsight.tensorfile import load_tensors, save_tensors
+from nearsight.train import HEADS_COLUMNS, RunFolder
 
 ROOT = Path(nearsight.__file__).parent
 SOURCES = {str(path.relative_to(ROOT)): ast.parse(path.read_text(encoding="utf-8")) for path in ROOT.rglob("*.py")}
@@ -96,6 +106,11 @@ def test_archives_are_unpacked_in_one_place_with_a_filter() -> None:
     in_archives = [call for file, call in unpacking if file == "data/archives.py"]
     # Of zip files links are refused, and Python's own reader cuts off what would lead outside.
     assert sorted(str(keyword(call, "filter")) for call in in_archives) == ["None", "data"]
+
+
+def test_pictures_are_opened_in_one_place() -> None:
+    opening = {file for file, name, _ in CALLS if name == "Image.open"}
+    assert opening == {"data/opening.py", "report/study/animation.py"}  # the latter what it has drawn itself
 
 
 def is_ours(name: ast.expr) -> bool:
@@ -189,6 +204,127 @@ def test_files_that_would_run_code_are_refused(tmp_path: Path, load: Callable[[P
     with pytest.raises(InputError):
         load(tmp_path / "file", Bomb(trace))
     assert not trace.exists()
+
+
+HEADS = pd.DataFrame([dict.fromkeys(HEADS_COLUMNS, 0.5) | {"layer_name": "a", "num_images": 2, "epoch": 1}])
+TINY = ModelConfig(depth=1, width=16, num_heads=2, mlp_width=16, patch_size=8)
+
+
+def read_heads_named(**numbers: int) -> Callable[[Path], object]:
+    """By a report and by a study, each from a file of one row."""
+
+    def read(folder: Path) -> None:
+        HEADS.assign(**{"layer": 0, "head": 0, **numbers}).to_csv(folder / "heads.csv", index=False)
+        with pytest.raises(InputError, match=r"column (layer|head) holds"):
+            read_columns(folder / "heads.csv", HEADS_COLUMNS, text=("layer_name",))
+        read_heads(folder / "heads.csv").pivot(index="layer", columns="head")
+
+    return read
+
+
+def read_line_without_end(folder: Path) -> None:
+    with gzip.open(folder / "course.csv.gz", "wb", 1) as file:
+        file.write(b"1," * 2**22)
+    read_columns(folder / "course.csv.gz", HEADS_COLUMNS, text=("layer_name",))
+
+
+def read_model_of(
+    image_size: object = (32, 32), num_classes: object = 3, **settings: object
+) -> Callable[[Path], object]:
+    """A file of small weights that says it is of such a model, with a digest that is right."""
+
+    def read(folder: Path) -> None:
+        described = {"model": {**encode(TINY), **settings}, "image_size": image_size, "num_classes": num_classes}
+        save_tensors(folder / "model.safetensors", TINY.build((32, 32), 3).state_dict(), described)
+        load_model(folder / "model.safetensors")
+
+    return read
+
+
+def read_compressed_arrays(folder: Path) -> None:
+    np.savez_compressed(folder / "heads.npz", format=np.array(1), mad=np.zeros(2**26 + 1))
+    HeadTable.load(folder / "heads.npz")
+
+
+def read_arrays_cut_short(folder: Path) -> None:
+    np.lib.format.write_array_header_1_0(
+        header := io.BytesIO(), {"descr": "<f8", "fortran_order": False, "shape": (10**6, 10**6)}
+    )
+    with zipfile.ZipFile(folder / "heads.npz", "w") as archive:
+        archive.writestr("mad.npy", header.getvalue())
+    HeadTable.load(folder / "heads.npz")
+
+
+def read_grids(grid: object) -> Callable[[Path], object]:
+    def read(folder: Path) -> None:
+        HEADS.assign(layer=0, head=0).to_csv(folder / "heads.csv", index=False)
+        (folder / "measured.json").write_text(json.dumps({"schema": 1, "grids": {"0": grid}}))
+        read_measured(folder)
+
+    return read
+
+
+def read_brackets(name: str, read: Callable[[Path], object]) -> Callable[[Path], object]:
+    """Which Python's own reader goes down one after the other."""
+
+    def write_and_read(folder: Path) -> None:
+        HEADS.assign(layer=0, head=0).to_csv(folder / "heads.csv", index=False)
+        (folder / name).write_text("[" * 100_000)
+        read(folder)
+
+    return write_and_read
+
+
+def read_pickle_of_places(folder: Path) -> None:
+    (folder / "train").write_bytes(b"\x80\x02}r\xff\xff\xff\x7f.")  # an object, to be remembered at place 2³¹ − 1
+    read_pickled_arrays(folder / "train")
+
+
+GREEDY: dict[str, tuple[Callable[[Path], object], str]] = {
+    "10¹² heads": (read_heads_named(head=10**12), "'head' holds 1e[+]12, but must hold less than 4096"),
+    "10⁹ layers": (read_heads_named(layer=10**9), "'layer' holds 1e[+]09, but must hold less than 4096"),
+    "a compressed line": (read_line_without_end, "a line of more than 1048576 characters"),
+    "depth": (read_model_of(depth=10**9), "weights that do not fit the model it names"),
+    "width": (read_model_of(width=10**9, num_heads=10), "weights that do not fit the model it names"),
+    "MLP": (read_model_of(mlp_width=2**62), "weights that do not fit the model it names"),
+    "classes": (read_model_of(num_classes=10**12), "weights that do not fit the model it names"),
+    "images": (read_model_of(image_size=(8 * 10**8, 8)), "the side of an image has 1 to 4096 pixels"),
+    "images without positions": (
+        read_model_of(image_size=(2**14, 2**14), positions=False),
+        "the side of an image has 1 to 4096 pixels",
+    ),
+    "no images": (read_model_of(image_size="x"), r"model\.safetensors: image_size is 'x', but must be a list"),
+    "compressed arrays": (read_compressed_arrays, "its arrays have more than 536870912 bytes"),
+    "arrays that are not there": (read_arrays_cut_short, r"mad\.npy is cut short"),
+    "a grid": (read_grids([10**9, 10**9]), "the side of a grid is 1000000000, but"),
+    "a grid of words": (read_grids(["x", 2]), r"measured\.json is damaged: a grid\[0\] is 'x'"),
+    "a grid of nothing": (read_grids(None), r"measured\.json is damaged: a grid is None"),
+    "nested objects": (read_brackets("measured.json", read_folder), r"measured\.json is damaged"),
+    "nested configs": (
+        read_brackets("config.json", lambda folder: open_run(str(folder), checkpoint=None)),
+        r"config\.json is damaged",
+    ),
+    "shapes": (lambda _: make_shapes(10**12), "1000000000000 shapes images take"),
+    "places of a pickle": (read_pickle_of_places, "is not a CIFAR batch file: it has a place 2147483647, but 9 bytes"),
+}
+"""Files of a few bytes, and what is said about them."""
+
+
+@pytest.mark.parametrize("what", GREEDY)
+def test_files_that_ask_for_too_much_are_refused_before_they_get_it(tmp_path: Path, what: str) -> None:
+    read, said = GREEDY[what]
+    with pytest.raises(InputError, match=said) as refused:
+        read(tmp_path)
+    assert type(refused.value.__cause__) not in (MemoryError, RuntimeError), "it was asked for"  # the latter by torch
+
+
+def test_a_table_of_rows_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nearsight.study.run_tables.MOST_ROWS", 100)
+    HEADS.assign(layer=0, head=0).loc[[0] * 99].to_csv(tmp_path / "heads.csv", index=False)
+    assert len(read_columns(tmp_path / "heads.csv", HEADS_COLUMNS, text=("layer_name",))["head"]) == 99
+    HEADS.assign(layer=0, head=0).loc[[0] * 100].to_csv(tmp_path / "heads.csv", index=False)
+    with pytest.raises(InputError, match="it has more than 100 rows"):
+        read_columns(tmp_path / "heads.csv", HEADS_COLUMNS, text=("layer_name",))
 
 
 def test_a_config_names_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

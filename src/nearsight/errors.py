@@ -11,6 +11,8 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
+LARGEST_SIDE = 4096
+"""Of images that a file may ask a model to look at, in pixels: one takes 200 MB."""
 _LARGEST = 2**63 - 1
 """Of whole numbers that tensors hold."""
 
@@ -54,6 +56,12 @@ def check_at_least(name: str, value: float, least: float) -> None:
     if not value >= least:  # also true for NaN
         raise InputError(f"{name} is {value}, but must be at least {least}")
     check_number(name, value)
+
+
+def check_side(name: str, value: float) -> None:
+    """Of an image, as a file says it."""
+    if not 1 <= value <= LARGEST_SIDE:  # also true for NaN
+        raise InputError(f"{name} is {value}, but the side of an image has 1 to {LARGEST_SIDE} pixels")
 
 
 def check_positive(name: str, value: float) -> None:

@@ -3,6 +3,7 @@ place; a study does the cell again and says so."""
 
 import json
 import random
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,17 @@ def test_many_damages_to_every_file(copy: RunFolder, name: str) -> None:
     found = look_for_lies(copy, name, 150)
     # Blanks between fields, or the end of a file's last line, may differ in files that have no sum.
     assert name in (CHECKSUMS, "events.jsonl", "model.safetensors", "checkpoint.safetensors") or not found["harmless"]
+
+
+@pytest.mark.parametrize("value", ["[]", "true", '"x"', "1e999", "1" * 30, "1" * 400])
+@pytest.mark.parametrize("name", ["min_mad", "best_epoch"])
+def test_a_result_that_is_no_number(copy: RunFolder, name: str, value: str) -> None:
+    """Of an earlier version, which has no sums."""
+    (copy.path / CHECKSUMS).unlink()
+    result = copy.path / "result.json"
+    result.write_text(re.sub(rf'"{name}": [^,]*', f'"{name}": {value}', result.read_text()))
+    with pytest.raises(InputError, match=f"is damaged: its result says .* for {name}, which is no such number"):
+        read_run(copy)
 
 
 def test_a_folder_of_an_earlier_version_has_no_sums_and_is_read(copy: RunFolder) -> None:

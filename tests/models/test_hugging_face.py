@@ -213,6 +213,33 @@ class TestBadInput:
         (folder / "preprocessor_config.json").write_text("{")
         assert "preprocessor_config.json cannot be used" in refusal(f"hf:{folder}")
 
+    @pytest.mark.parametrize(
+        ("name", "changes", "said"),
+        [
+            ("config.json", {"hidden_size": 8192}, "config.json asks for 539418672 weights, but the files beside it"),
+            ("config.json", {"image_size": 10**8}, "weights, but the files beside it have"),
+            ("config.json", {"num_hidden_layers": 10**9}, "num_hidden_layers 1000000000, but 1000 are the most"),
+            ("preprocessor_config.json", {"size": {"height": "x", "width": 32}}, "invalid literal for int"),
+            ("preprocessor_config.json", {"size": {"height": 10**9, "width": 32}}, "has 1 to 4096 pixels"),
+            ("preprocessor_config.json", {"size": {"height": -5, "width": 32}}, "has 1 to 4096 pixels"),
+            (
+                "preprocessor_config.json",
+                {"image_std": [0, 0, 0]},
+                "images cannot be normalised by mean [0.4, ",
+            ),
+            ("preprocessor_config.json", {"image_mean": [1, 2]}, "images cannot be normalised by mean"),
+            ("preprocessor_config.json", {"image_mean": None}, "cannot be used"),
+            ("preprocessor_config.json", {"rescale_factor": 0}, "cannot be used"),
+        ],
+    )
+    def test_numbers_that_no_model_has(
+        self, saved: Path, tmp_path: Path, name: str, changes: dict[str, Any], said: str
+    ) -> None:
+        folder = Path(shutil.copytree(saved / "vit", tmp_path / "vit"))
+        told = json.loads((folder / name).read_text())
+        (folder / name).write_text(json.dumps({**told, **changes}))
+        assert said in refusal(f"hf:{folder}")
+
     def test_a_model_of_words(self, saved: Path) -> None:
         assert "is a BertModel, which takes no images" in refusal(f"hf:{saved / 'bert'}")
 

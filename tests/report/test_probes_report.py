@@ -274,3 +274,12 @@ def test_what_cannot_be_read_is_named(tmp_path):
     empty = made_up(seeds=())
     with pytest.raises(InputError, match="no model has been probed"):
         write_probe_report(empty, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["knn_1.5", "knn_", "knn_" + "9" * 5000, "nothing"])
+def test_a_score_of_nothing_known_is_refused(tmp_path, name):
+    made_up().write(tmp_path)
+    text = (tmp_path / "probes.csv").read_text()
+    (tmp_path / "probes.csv").write_text(text.replace("knn_20", name))
+    with pytest.raises(InputError, match=r"are damaged: '.*' is no measure"):
+        ProbeResults.read(tmp_path)

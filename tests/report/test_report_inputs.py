@@ -112,6 +112,12 @@ def test_a_matrix_has_measured_layers_only_and_nan_for_heads_without_a_row(heads
     assert matrix[1, 0] == expected
 
 
+@pytest.mark.parametrize("told", [{"epoch": []}, {"epoch": "x"}, {"test_accuracy": []}, {"test_accuracy": "0.5"}])
+def test_what_is_no_number_is_not_taken_for_one(heads_frame, told):
+    with pytest.raises(InputError, match=r"of 'model' is .*, which is no number"):
+        ModelHeads(label="model", heads=heads_frame(), **told)
+
+
 def test_two_models_of_one_name_are_refused(make_model):
     with pytest.raises(InputError, match="both called 'twin'"):
         mad_profiles([make_model("twin"), make_model("twin", seed=1)])

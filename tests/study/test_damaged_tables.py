@@ -76,6 +76,13 @@ def unknown_setting(tables: Path) -> None:
         (twice, r"runs\.csv is damaged: it has run \w+ twice"),
         (change("runs.csv", "best_val_acc", 0.123), r"history\.csv is damaged: .* best epoch that runs\.csv tells"),
         (change("runs.csv", "epochs", 7), r"history\.csv is damaged: .* the 7 epochs"),
+        (change("runs.csv", "min_mad", "inf"), r"runs\.csv is damaged: its column min_mad holds a number without end"),
+        (change("runs.csv", "seed", "inf"), r"runs\.csv is damaged: its column seed holds .* no whole number"),
+        (
+            change("runs.csv", "best_epoch", 1.5),
+            r"runs\.csv is damaged: its column best_epoch .* no whole number",
+        ),
+        (change("heads.csv", "head", 10**12), r"heads\.csv is damaged: its column head holds .* not from 0 to 4095"),
         (cut("history.csv"), r"history\.csv is damaged: .* epochs that runs\.csv tells"),
         (change("history.csv", "val_acc", "many"), r"history\.csv is damaged"),
         (change("history.csv", "epoch", 5), r"history\.csv is damaged"),

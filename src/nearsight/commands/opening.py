@@ -81,5 +81,5 @@ def distinct_labels(labels: Sequence[str], texts: Sequence[str]) -> list[str]:
 def _is_of_transformers(folder: Path) -> bool:
     try:
         return "model_type" in json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError, TypeError):  # whatever is wrong with it, reading it as a run says so
+    except (OSError, ValueError, TypeError, RecursionError):  # whatever is wrong with it, reading it as a run says so
         return False

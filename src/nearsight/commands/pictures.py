@@ -3,19 +3,21 @@
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
+from math import floor
 from pathlib import Path
 from typing import Any
 
 import torch
 from PIL import Image
-from timm.data import create_transform
+from timm.data import DEFAULT_CROP_PCT, create_transform
 from torch import Tensor
 
 from nearsight.data import DATASETS, data_folder, load_dataset, make_shapes, measuring_subset
-from nearsight.data.decoding import UnreadableError, open_rgb
 from nearsight.data.image_folder import TEST_NAMES, listed_images, readable_images
 from nearsight.data.loading import find_source
+from nearsight.data.opening import UnreadableError, opened_rgb
 from nearsight.errors import InputError, unknown_name
 from nearsight.train.heads import MeasuringImages
 
@@ -32,10 +34,12 @@ class FilePictures:
     def __len__(self) -> int:
         return len(self.paths)
 
-    def __getitem__(self, index: int, /) -> Image.Image:
+    @contextmanager
+    def opened(self, index: int, *, shorter_side: int) -> Iterator[Image.Image]:
         try:
-            return open_rgb(self.paths[index])
-        except UnreadableError as error:
+            with opened_rgb(self.paths[index], shorter_side=shorter_side) as picture:
+                yield picture
+        except (UnreadableError, ValueError) as error:  # also of a preparation that leaves nothing of a narrow one
             raise InputError(f"{self.paths[index]} cannot be read: {error}; remove it") from error
 
 
@@ -49,8 +53,9 @@ class PixelPictures:
     def __len__(self) -> int:
         return len(self.images_NCHW)
 
-    def __getitem__(self, index: int, /) -> Image.Image:
-        return Image.fromarray(self.images_NCHW[index].permute(1, 2, 0).numpy())
+    @contextmanager
+    def opened(self, index: int, *, shorter_side: int) -> Iterator[Image.Image]:
+        yield Image.fromarray(self.images_NCHW[index].permute(1, 2, 0).numpy())
 
 
 Pictures = FilePictures | PixelPictures
@@ -104,15 +109,30 @@ class PreparedImages:
     def __len__(self) -> int:
         return len(self.pictures)
 
+    @property
+    def _shorter_side(self) -> int:
+        """What the preparation resizes the shorter side of a picture to; 0 where it says so of the longer one too."""
+        if self.data_config.get("crop_mode") in ("squash", "border"):
+            return 0
+        largest: int = max(self.data_config["input_size"][1:])
+        share: float = self.data_config.get("crop_pct") or DEFAULT_CROP_PCT
+        return floor(largest / share)
+
     def batches(self, batch_size: int) -> Iterator[Tensor]:
         """Prepared by threads, one batch ahead of the model that looks at them."""
         prepare = create_transform(**self.data_config, is_training=False)
+
+        def prepared(index: int) -> Tensor:
+            with self.pictures.opened(index, shorter_side=self._shorter_side) as picture:
+                tensor: Tensor = prepare(picture)
+                return tensor
+
         waiting: list[Future[Tensor]] = []
         with ThreadPoolExecutor(os.cpu_count()) as threads:
             try:
                 for begin in range(0, len(self), batch_size):
                     indices = range(begin, min(begin + batch_size, len(self)))
-                    coming = [threads.submit(lambda index: prepare(self.pictures[index]), index) for index in indices]
+                    coming = [threads.submit(prepared, index) for index in indices]
                     if waiting:
                         yield torch.stack([future.result() for future in waiting])
                     waiting = coming

@@ -3,7 +3,6 @@
 Shape suffixes: n images of a chunk, C channels, H rows, W columns.
 """
 
-import io
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -11,47 +10,14 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
+from nearsight.data.opening import UnreadableError, opened_rgb
 from nearsight.data.source import Chunk
 from nearsight.errors import InputError
 
-EXTENSIONS = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp")
 CHUNK = 512
 """Images decoded at a time."""
-
-
-class UnreadableError(Exception):
-    """An image that cannot be decoded; the message says why."""
-
-
-def is_image_name(name: str) -> bool:
-    return name.lower().endswith(EXTENSIONS) and not name.startswith(".")
-
-
-def open_rgb(image: Path | bytes) -> Image.Image:
-    """A decoded picture; grey ones of 8 or 16 bits, palettes, inks (CMYK) and transparent ones become RGB.
-
-    A camera's note of how it was held (EXIF) turns nothing: pixels stay as they are stored, as in torchvision.
-    """
-    try:
-        with Image.open(io.BytesIO(image) if isinstance(image, bytes) else image) as opened:
-            return (_in_8_bits(opened) if opened.mode.startswith(("I", "F")) else opened).convert("RGB")
-    except UnidentifiedImageError as error:
-        raise UnreadableError("is no picture of a known format") from error
-    # Pillow's decoders raise whatever their parsers do (SyntaxError for a broken PNG, say), and all mean the same here.
-    except Exception as error:
-        raise UnreadableError(str(error) or type(error).__name__) from error
-
-
-def _in_8_bits(picture: Image.Image) -> Image.Image:
-    """A picture of more than 8 bits per channel, scaled; Pillow's own conversion cuts all above 255 off instead."""
-    pixels = np.asarray(picture)
-    # In 32 bits, small values may be those of 8 bits or of a dark picture of 16.
-    unclear = picture.mode == "I" and pixels.max() <= 255
-    if picture.mode == "F" or unclear or pixels.min() < 0 or pixels.max() > 65_535:
-        raise UnreadableError("has values of unknown range; save it with 8 or 16 bits per channel")
-    return Image.fromarray((pixels // 257).astype(np.uint8))
 
 
 def _exact(picture: Image.Image, size: int) -> Image.Image:
@@ -73,11 +39,11 @@ def _pixels(image: Path | bytes | None, size: int, fit: bool) -> NDArray[np.uint
     if image is None:
         return "has no bytes"
     try:
-        picture = open_rgb(image)
-        picture = _fitted(picture, size) if fit else _exact(picture, size)
+        with opened_rgb(image, shorter_side=size if fit else 0) as picture:
+            picture = _fitted(picture, size) if fit else _exact(picture, size)
+            return np.asarray(picture).transpose(2, 0, 1)
     except UnreadableError as error:
         return str(error)
-    return np.asarray(picture).transpose(2, 0, 1)
 
 
 def unreadable(where: Path, problems: Sequence[tuple[str, str]]) -> InputError:

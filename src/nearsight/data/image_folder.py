@@ -8,9 +8,10 @@ from pathlib import Path
 import torch
 from PIL import Image
 
-from nearsight.data.decoding import UnreadableError, decode, is_image_name, open_rgb, unreadable
+from nearsight.data.decoding import decode, unreadable
 from nearsight.data.folders import entries_below, is_hidden
 from nearsight.data.locations import check_spelling
+from nearsight.data.opening import UnreadableError, is_image_name, open_rgb, opened_rgb
 from nearsight.data.source import Chunk, Reader, Source
 from nearsight.data.splits import measuring_subset, stratified_split
 from nearsight.errors import InputError, check_at_least
@@ -149,10 +150,10 @@ def readable_images(folder: Path, num: int | None = None) -> list[Path]:
 
     def problem(path: Path) -> str | None:
         try:
-            open_rgb(path)
+            with opened_rgb(path):
+                return None
         except UnreadableError as error:
             return str(error)
-        return None
 
     with ThreadPoolExecutor(os.cpu_count()) as threads:
         reasons = list(threads.map(problem, paths))

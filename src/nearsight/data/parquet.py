@@ -14,10 +14,11 @@ from typing import Any
 import torch
 
 from nearsight.data.dataset import check_label_range
-from nearsight.data.decoding import CHUNK, decode_batches, is_image_name
+from nearsight.data.decoding import CHUNK, decode_batches
 from nearsight.data.extras import require
 from nearsight.data.folders import is_hidden
 from nearsight.data.image_folder import TEST_NAMES, TRAIN_NAMES, unused_parts
+from nearsight.data.opening import is_image_name
 from nearsight.data.source import Chunk, Source
 from nearsight.errors import InputError
 

@@ -3,7 +3,9 @@
 A pickle can call any function it names. These need three: the ones that rebuild numpy arrays. All others are refused.
 """
 
+import io
 import pickle
+import pickletools
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +31,21 @@ class _ArraysOnly(pickle.Unpickler):
         return super().find_class(module, name)
 
 
+def _check_places(stored: bytes) -> None:
+    """Refuse to remember something at a place far beyond all others: room is made for those before it, too."""
+    for operation, argument, _ in pickletools.genops(stored):
+        if operation.name.endswith("PUT") and int(argument or 0) > len(stored):
+            raise pickle.UnpicklingError(f"it has a place {argument}, but {len(stored)} bytes")
+
+
 def read_pickled_arrays(path: Path) -> dict[str, Any]:
     """The dictionary in a CIFAR batch file."""
     try:
-        with path.open("rb") as file:
-            # latin1 maps bytes to code points one to one; the files were written by Python 2.
-            content = _ArraysOnly(file, encoding="latin1").load()
+        # From memory, since what a file is asked for gets its room before it is known how much there is.
+        stored = path.read_bytes()
+        _check_places(stored)
+        # latin1 maps bytes to code points one to one; the files were written by Python 2.
+        content = _ArraysOnly(io.BytesIO(stored), encoding="latin1").load()
     except OSError:
         raise
     except Exception as error:  # a damaged pickle raises nearly anything

@@ -28,6 +28,8 @@ from nearsight.randomness import uniform
 CLASSES = tuple(kind.name for kind in OBJECTS)
 IMAGE_SIZES = (32, 64)
 
+MOST_BYTES = 2**30
+"""Of the images of a split, which are all in memory."""
 _NUM_DRAWS = 96
 _NUM_CLUTTER = 5
 _PIXELS_PER_CHUNK = 2**15  # float64 planes of 256 kB stay in the processor's cache
@@ -158,6 +160,8 @@ def make_shapes(num_images: int, *, image_size: int = 32, seed: int = 0, split: 
         raise InputError(f"shapes are drawn at {' or '.join(map(str, IMAGE_SIZES))} pixels, not at {image_size}")
     if split not in ("train", "test"):
         raise unknown_name("split", split, ("train", "test"))
+    if (num_bytes := num_images * 3 * image_size**2) > MOST_BYTES:
+        raise InputError(f"{num_images} shapes images take {num_bytes} bytes, but {MOST_BYTES} are the most")
     index_N = torch.arange(num_images)
     draws_Nd = uniform(torch.tensor(seed), f"shapes {split}", torch.tensor(0), index_N, _NUM_DRAWS)
     images_NCHW = torch.empty(num_images, 3, image_size, image_size, dtype=torch.uint8)

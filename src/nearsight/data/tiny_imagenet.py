@@ -10,7 +10,8 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from nearsight.data.decoding import decode, is_image_name
+from nearsight.data.decoding import decode
+from nearsight.data.opening import is_image_name
 from nearsight.data.source import Chunk, Source
 from nearsight.data.texts import read_published
 from nearsight.errors import InputError

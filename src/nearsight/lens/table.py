@@ -1,6 +1,8 @@
 """The result of measuring a model: every head's distance and entropy, with their spread over images."""
 
+import math
 import operator
+import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +19,8 @@ from nearsight.metrics.moments import Moments, merged_means
 Array = NDArray[np.float64]
 Unit = Literal["patches", "pixels"]
 _FORMAT = 1
+MOST_BYTES = 2**29
+"""Of the arrays in a file, which may be compressed."""
 _QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
 _OF_GRIDS = {"grid_size": ("grid_rows", "grid_cols"), "cell_size": ("cell_height", "cell_width")}
 """Pairs per layer, and the columns they are in a frame."""
@@ -240,6 +244,7 @@ class HeadTable:
     def load(cls, path: str | Path) -> Self:
         try:
             with np.load(path, allow_pickle=False) as archive:
+                _check_sizes(archive.zip)
                 stored = dict(archive)
             if int(stored["format"]) > _FORMAT:
                 raise InputError(f"{path} was written by a newer nearsight (format {int(stored['format'])}); update it")
@@ -261,6 +266,21 @@ class HeadTable:
             raise
         except Exception as error:  # numpy and zipfile raise many kinds for a damaged archive
             raise InputError(f"{path} is damaged or is not a table of heads ({error})") from error
+
+
+def _check_sizes(archive: zipfile.ZipFile) -> None:
+    """Refuse arrays that are too large to be those of a table, or larger than what there is of them, before numpy
+    makes room for them."""
+    members = archive.infolist()
+    if sum(member.file_size for member in members) > MOST_BYTES:
+        raise ValueError(f"its arrays have more than {MOST_BYTES} bytes")
+    for member in members:
+        with archive.open(member) as file:
+            version = np.lib.format.read_magic(file)
+            read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+            shape, _, dtype = read(file)
+        if math.prod(shape) * dtype.itemsize > member.file_size:
+            raise ValueError(f"{member.filename} is cut short")
 
 
 def layer_positions(layer_names: Sequence[str], layers: Sequence[int | str]) -> list[int]:

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import timm
+import torch
 from torch import Tensor, nn
 
 from nearsight.configuration import ADDED, check_choices, decode, encode, settle_numbers
-from nearsight.errors import InputError, check_at_least, unknown_name
+from nearsight.errors import InputError, check_at_least, check_side, unknown_name
 from nearsight.models.compact import COMPACT_MODELS, Initialization
 from nearsight.models.resnet import RESNET_MODELS
 from nearsight.models.shuffledtiles import shuffle_tiles
@@ -182,12 +183,28 @@ def load_model(path: Path) -> nn.Module:
     """The model of a file written by `save_model`, in eval mode."""
     tensors, described = load_tensors(path)
     try:
-        config = decode(ModelConfig, described["model"])
-        height, width = described["image_size"]
-        model = config.build((height, width), described["num_classes"])
-        model.load_state_dict(tensors)
+        config = decode(ModelConfig, described["model"], "model")
+        image_size = decode(tuple[int, int], described["image_size"], "image_size")
+        num_classes = decode(int, described["num_classes"], "num_classes")
+        check_side("image_size", max(image_size))
     except KeyError as error:
         raise InputError(f"{path} does not say which model its weights belong to ({error} is missing)") from error
-    except RuntimeError as error:
-        raise InputError(f"{path} holds weights that do not fit the model it names") from error
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from error
+    if not _fit(tensors, config, image_size, num_classes):
+        raise InputError(f"{path} holds weights that do not fit the model it names")
+    model = config.build(image_size, num_classes)
+    model.load_state_dict(tensors)
     return model.eval()
+
+
+def _fit(tensors: Mapping[str, Tensor], config: ModelConfig, image_size: tuple[int, int], num_classes: int) -> bool:
+    """Whether these are the weights of such a model, found out before it takes the memory that the file asks for."""
+    if config.depth > len(tensors) and config.is_transformer:  # each block has several
+        return False
+    try:
+        with torch.device("meta"):
+            wanted = config.build(image_size, num_classes).state_dict()
+    except (ArithmeticError, RuntimeError, TypeError, ValueError):
+        return False
+    return wanted.keys() == tensors.keys() and all(wanted[name].shape == tensors[name].shape for name in wanted)

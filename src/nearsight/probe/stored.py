@@ -69,7 +69,7 @@ class ProbeStore:
             scores = {name: decode(Score, score) for name, score in held.pop("scores").items()}
             if (held.pop("probe"), held.pop("identity")) != (key.probe, key.identity):
                 return None
-        except (OSError, ValueError, KeyError, AttributeError):  # an InputError is a ValueError
+        except (OSError, ValueError, KeyError, AttributeError, RecursionError):  # an InputError is a ValueError
             return None
         return StoredProbe(probe=key.probe, identity=key.identity, scores=scores, told=held)
 

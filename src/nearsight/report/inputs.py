@@ -4,6 +4,7 @@ Plain data frames with the columns of a run folder's files, so that figures and 
 measured model, or a file somebody sent.
 """
 
+import numbers
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 
 from nearsight.errors import InputError
 from nearsight.metrics import uniform_attention_distance
+from nearsight.study.run_tables import MOST_COUNTED
 from nearsight.train import HEADS_COLUMNS, HistoryRow
 
 HISTORY_COLUMNS = tuple(field.name for field in fields(HistoryRow))
@@ -49,6 +51,10 @@ class ModelHeads:
         check_heads(self.heads, f"the heads of {self.label!r}")
         if self.history is not None:
             check_history(self.history, f"the history of {self.label!r}")
+        told: dict[str, Any] = {"epoch": self.epoch, "test accuracy": self.test_accuracy}
+        for name, number in told.items():
+            if number is not None and not isinstance(number, numbers.Real):
+                raise InputError(f"the {name} of {self.label!r} is {number!r}, which is no number")
         if self.epoch is not None and self.epoch not in set(self.heads["epoch"]):
             raise InputError(f"the heads of {self.label!r} were not measured at epoch {self.epoch}")
 
@@ -103,6 +109,9 @@ def check_heads(frame: pd.DataFrame, source: str) -> None:
     for name in ("mad_std", "entropy_std"):
         if (frame[name] < 0).any():
             raise InputError(f"{source}: column {name!r} holds a negative standard deviation")
+    for name, most in MOST_COUNTED.items():
+        if (largest := frame[name].max()) >= most:
+            raise InputError(f"{source}: column {name!r} holds {largest:g}, but must hold less than {most}")
     if frame.duplicated(["epoch", "layer", "head"]).any():
         raise InputError(f"{source}: the same epoch, layer and head is there twice; measure the model again")
 

@@ -7,6 +7,7 @@ runs' events say what happened when; of runs that were taken from tables nobody 
 import json
 from collections.abc import Iterable, Iterator
 from datetime import datetime
+from itertools import pairwise
 
 from nearsight.train import RunFolder
 
@@ -27,7 +28,7 @@ def _spans(run: RunFolder) -> Iterator[tuple[float, float]]:
     except (OSError, UnicodeDecodeError):
         return
     starts = [number for number, line in enumerate(lines) if '"event": "started"' in line]
-    for start, following in zip(starts, [*starts[1:], len(lines)], strict=True):
+    for start, following in pairwise([*starts, len(lines)]):
         # A line may have been cut short by what killed the run; a log is not worth a complaint.
         moments = (_moment(line) for line in reversed(lines[start + 1 : following]))
         begin, end = _moment(lines[start]), next((moment for moment in moments if moment is not None), None)
@@ -38,5 +39,5 @@ def _spans(run: RunFolder) -> Iterator[tuple[float, float]]:
 def _moment(line: str) -> float | None:
     try:
         return datetime.fromisoformat(json.loads(line)["time"]).timestamp()
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None

@@ -50,7 +50,7 @@ def _config_problem(folder: RunFolder, config: RunConfig) -> str:
         stored = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return f"{path} is missing" if any(folder.path.glob("*.safetensors")) else ""
-    except ValueError as error:  # not JSON, or not UTF-8
+    except (ValueError, RecursionError) as error:  # not JSON, or not UTF-8
         return f"{path} is damaged: {error}"
     try:
         folder.read_config()

@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import pandas as pd
@@ -38,6 +38,14 @@ Columns = dict[str, NDArray[Any]]
 _NAMED_OTHERWISE = {"best_val_acc": "val_acc"}
 """Column → its name in result.json."""
 _ROWS_AT_ONCE = 4096
+WHOLE = ("epochs", "best_epoch", "seed")
+"""Columns of whole numbers."""
+MOST_COUNTED = {"layer": 4096, "head": 4096}
+"""Columns that count from 0, and what they stay below: tables become arrays of all layers and heads there are."""
+MOST_ROWS = 5_000_000
+"""Of a table; a compressed one may be a thousand times as large as its file."""
+LONGEST_LINE = 2**20
+"""Of a table, in characters."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,6 +103,10 @@ def read_row(folder: RunFolder) -> dict[str, Any]:
         row = {name: told[_NAMED_OTHERWISE.get(name, name)] for name in RESULT_COLUMNS}
     except KeyError as error:
         raise InputError(f"{folder.path} is damaged: its result does not say {error}") from error
+    for name, value in row.items():
+        known = type(value) is int or (name not in WHOLE and (value is None or type(value) is float))
+        if not known or (value is not None and abs(value) >= 2**63):
+            raise InputError(f"{folder.path} is damaged: its result says {value!r} for {name}, which is no such number")
     # A model without heads has none that is the most local.
     return {name: math.nan if value is None else value for name, value in row.items()}
 
@@ -110,7 +122,7 @@ def read_columns(path: Path, columns: Sequence[str], text: Sequence[str] = ()) -
     number, and a level may be called "none". Those of later versions may be missing."""
     opened = gzip.open if path.suffix == ".gz" else open
     with reading_table(path), opened(path, "rt", encoding="utf-8", newline="") as file:
-        return _columns(csv.reader(file, strict=True), columns, text)
+        return _columns(csv.reader(_lines(file), strict=True), columns, text)
 
 
 @contextmanager
@@ -125,6 +137,16 @@ def reading_table(path: Path, way_out: str = "") -> Iterator[None]:
     except (ValueError, OverflowError, csv.Error, EOFError, zlib.error) as error:
         # Not a number, or not UTF-8; too large a one; a compressed file that is cut short or changed.
         raise InputError(f"{path} is damaged: {' '.join(str(error).split())}{way_out}") from error
+
+
+def _lines(file: IO[str]) -> Iterator[str]:
+    """The lines of a file, as long as they and their number stay within reason."""
+    for line in islice(iter(lambda: file.readline(LONGEST_LINE), ""), MOST_ROWS):
+        if len(line) == LONGEST_LINE:
+            raise ValueError(f"it has a line of more than {LONGEST_LINE} characters")
+        yield line
+    if file.readline(1):
+        raise ValueError(f"it has more than {MOST_ROWS} rows")
 
 
 def whole_rows(rows: Iterable[list[str]], header: Sequence[str]) -> list[list[str]]:
@@ -146,10 +168,23 @@ def _columns(rows: Iterator[list[str]], columns: Sequence[str], text: Sequence[s
         for name, list_of_parts in parts.items():
             values = by_place[header.index(name)] if name in header else ("",) * len(filled)
             list_of_parts.append(_texts(values) if name in text else _numbers(values))
-    return {
+    joined = {
         name: np.concatenate(found) if found else np.empty(0, object if name in text else np.int64)
         for name, found in parts.items()
     }
+    for name, column in joined.items():
+        _check_numbers(name, column)
+    return joined
+
+
+def _check_numbers(name: str, values: NDArray[Any]) -> None:
+    """Refuse what can be no result, layer or head, before somebody counts up to it."""
+    if name in RESULT_COLUMNS and np.isinf(values).any():
+        raise ValueError(f"its column {name} holds a number without end")
+    if name in (*WHOLE, *MOST_COUNTED) and values.dtype != np.int64:
+        raise ValueError(f"its column {name} holds something that is no whole number")
+    if name in MOST_COUNTED and len(values) and not 0 <= values.min() <= values.max() < MOST_COUNTED[name]:
+        raise ValueError(f"its column {name} holds numbers that are not from 0 to {MOST_COUNTED[name] - 1}")
 
 
 def _texts(values: Sequence[str]) -> NDArray[np.object_]:

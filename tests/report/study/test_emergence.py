@@ -10,6 +10,7 @@ from made_up_results import made_up
 from PIL import Image
 from scipy import stats
 
+from nearsight.errors import InputError
 from nearsight.recipes.emergence import emergence_cifar100, emergence_fitted_cifar100
 from nearsight.report.study.animation import LAST_FRAME, save_animation
 from nearsight.report.study.emergence.course import LASTING, LOCAL, Course, courses, half_way
@@ -186,6 +187,16 @@ def test_runs_without_a_course_are_not_judged(results: StudyResults) -> None:
     for judgement in judge_claims(without):
         assert judgement.finding.verdict == "not tested"
         assert "measured while it trained" in judgement.finding.ours
+
+
+def test_runs_of_another_depth_are_not_judged(results: StudyResults) -> None:
+    course = results.course
+    shallow = (course["run"] == course["run"].iloc[0]) & (course["layer"] == course["layer"].max())
+    mixed = dataclasses.replace(results, course=course[~shallow])
+    with pytest.raises(InputError, match=r"as many layers each, but not these: Baseline, seed 0, 7 and .*, 8"):
+        layers_by_epoch(mixed)
+    for judgement in judge_claims(mixed):
+        assert judgement.finding.verdict == "not tested"
 
 
 def test_figures_show_every_run(results: StudyResults) -> None:

@@ -11,10 +11,9 @@ from typing import Self
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image
 from torch import Tensor
 
-from nearsight.data.decoding import UnreadableError, open_rgb
+from nearsight.data.opening import UnreadableError, opened_image, opened_rgb
 from nearsight.errors import InputError
 
 IGNORED = 255
@@ -75,7 +74,8 @@ class MaskedImages:
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         image, mask = self.pairs[index]
         try:
-            pixels_HWC = np.asarray(open_rgb(image))
+            with opened_rgb(image) as picture:
+                pixels_HWC = np.asarray(picture)
         except UnreadableError as error:
             raise InputError(f"{image} cannot be read: {error}; get it again") from error
         numbers_HW = _read_numbers(mask)
@@ -108,12 +108,10 @@ class MaskedImages:
 def _read_numbers(mask: Path) -> NDArray[np.integer]:
     """The numbers in a mask's file, [H, W]."""
     try:
-        with Image.open(mask) as opened:
-            mode, numbers = opened.mode, np.asarray(opened)
-    except FileNotFoundError as error:
-        raise InputError(f"{mask} is missing; get the data set again") from error
-    except Exception as error:  # as in open_rgb: whatever a decoder raises means the same
-        raise InputError(f"{mask} cannot be read: {error or type(error).__name__}; get it again") from error
+        with opened_image(mask) as picture:
+            mode, numbers = picture.mode, np.asarray(picture)
+    except UnreadableError as error:
+        raise InputError(f"{mask} cannot be read: {error}; get it again") from error
     if mode not in _INDEXED_MODES:
         raise InputError(f"{mask} is a picture in colours ({mode}), but a mask holds one label number per pixel")
     return numbers.astype(np.int32) if mode != "L" else numbers

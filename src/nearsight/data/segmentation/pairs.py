@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from nearsight.data.decoding import is_image_name
+from nearsight.data.opening import is_image_name
 from nearsight.data.segmentation.source import Pairs
 from nearsight.data.texts import read_published
 from nearsight.errors import InputError

@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -46,6 +47,8 @@ def preparation(
     crop_mode: str = "center",
 ) -> dict[str, Any]:
     """A data config. `resize_to`: the side an image is resized to before `image_size` is cut out of it."""
+    if not all(len(values) in (1, 3) and all(map(math.isfinite, values)) for values in (mean, std)) or not all(std):
+        raise InputError(f"images cannot be normalised by mean {list(mean)} and deviation {list(std)}")
     # timm divides by the fraction and rounds down: a thousandth of a pixel keeps that from ending one pixel short.
     crop_pct = 1.0 if resize_to is None or resize_to == image_size[0] else image_size[0] / (resize_to + 1e-3)
     return {

@@ -43,7 +43,12 @@ class Explorer:
             raise InputError(f"{path} holds no maps of attention; measure the model again")
         if data["format"] > FORMAT:
             raise InputError(f"{path} was written by a newer nearsight (format {data['format']}); update it")
-        return cls(data)
+        explorer = cls(data)
+        try:
+            explorer._text()
+        except ValueError as error:  # NaN and infinity, which Python reads and no page can hold
+            raise InputError(f"{path} is damaged: {error}; measure the model again") from error
+        return explorer
 
     def _text(self) -> str:
         return json.dumps(dict(self.data), allow_nan=False, separators=(",", ":"))

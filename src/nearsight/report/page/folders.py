@@ -1,6 +1,5 @@
 """From a folder to its page: what kind of folder it is, and what is in it."""
 
-import json
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -8,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from nearsight.errors import InputError
-from nearsight.files import write_text
+from nearsight.files import read_object, write_text
 from nearsight.kinds import MEASURED, PROBES, RUN, STUDY, mark_of
 from nearsight.lens import patch_grid
 from nearsight.models import load_model
@@ -159,10 +158,5 @@ def _command_of(run: RunFolder) -> str | None:
 
 def _provenance(folder: Path) -> dict[str, Any] | None:
     path = folder / "provenance.json"
-    try:
-        told = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:  # of a study that is not done
-        return None
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path} is damaged or cannot be read: {error}") from error
-    return told if isinstance(told, dict) else None
+    # A study that is not done has none.
+    return read_object(path, missing=str(folder)) if path.exists() else None

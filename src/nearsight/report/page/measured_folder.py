@@ -2,11 +2,13 @@
 
 import json
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from nearsight.errors import InputError
-from nearsight.files import write_json
+from nearsight.configuration import decode
+from nearsight.errors import InputError, check_side
+from nearsight.files import read_object, write_json
 from nearsight.report.inputs import ModelHeads, read_heads
 
 NAME = "measured.json"
@@ -39,11 +41,10 @@ def write_measured(folder: Path, model: ModelHeads, command: str | None) -> Path
 def read_measured(folder: Path) -> MeasuredModel:
     """The model of a folder that has a heads.csv; without a measured.json it is called like its folder."""
     record = _read_record(folder / NAME)
-    grids = record.get("grids")
     model = ModelHeads(
         label=str(record.get("label") or folder.resolve().name),
         heads=read_heads(folder / "heads.csv"),
-        grids=None if grids is None else {int(layer): (int(grid[0]), int(grid[1])) for layer, grid in grids.items()},
+        grids=_grids(folder / NAME, record.get("grids")),
         test_accuracy=record.get("test_accuracy"),
         config=record.get("config"),
         provenance=record.get("provenance"),
@@ -51,16 +52,25 @@ def read_measured(folder: Path) -> MeasuredModel:
     return MeasuredModel(heads=model, command=record.get("command"))
 
 
-def _read_record(path: Path) -> dict[str, Any]:
+def _grids(path: Path, grids: Any) -> dict[int, tuple[int, int]] | None:
+    if grids is None:
+        return None
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:  # of an older nearsight, or sent by somebody
-        return {}
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror or error}") from error
-    except ValueError as error:  # not JSON, or not UTF-8
+        told = {int(layer): decode(tuple[int, int], grid, "a grid") for layer, grid in grids.items()}
+        for side in chain(*told.values()):
+            check_side("the side of a grid", side)  # there are no more patches than pixels
+    except (AttributeError, ValueError) as error:  # an InputError is a ValueError
         raise InputError(f"{path} is damaged: {error}") from error
-    if not isinstance(record, dict) or not isinstance(record.get("schema"), int):
+    return told
+
+
+def _read_record(path: Path) -> dict[str, Any]:
+    if not path.exists():  # of an older nearsight, or sent by somebody
+        return {}
+    record = read_object(path, missing=str(path.parent))
+    if not isinstance(record.get("schema"), int) or not all(
+        isinstance(record.get(name), dict | None) for name in ("config", "provenance")
+    ):
         raise InputError(f"{path} does not describe a measured model")
     if record["schema"] > SCHEMA:
         raise InputError(

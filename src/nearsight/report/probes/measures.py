@@ -1,5 +1,6 @@
 """What probes measure, by the names of their scores, and how tables and figures call it."""
 
+import re
 from collections.abc import Iterable
 
 USUAL_K = 20
@@ -14,6 +15,10 @@ _KNN = "knn_"
 
 def knn_measure(k: int) -> str:
     return f"{_KNN}{k}"
+
+
+def is_measure(name: str) -> bool:
+    return name in _TITLES or re.fullmatch(rf"{_KNN}[0-9]{{1,9}}", name) is not None
 
 
 def title_of(measure: str) -> str:

@@ -4,7 +4,6 @@ probes.csv    a row per model and score
 probes.json   what the models have in common: the study they are of, and its scale
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
@@ -14,12 +13,12 @@ from typing import Any
 import pandas as pd
 
 from nearsight.errors import InputError
-from nearsight.files import write_json, write_text
-from nearsight.report.probes.measures import ordered
+from nearsight.files import read_object, write_json, write_text
+from nearsight.report.probes.measures import is_measure, ordered
 from nearsight.report.study.least_squares import Estimate
 from nearsight.report.study.notes import SMALL
 from nearsight.report.study.table import records
-from nearsight.study.results import COURSE_COLUMNS, HEAD_COLUMNS, HISTORY_COLUMNS, StudyResults
+from nearsight.study.results import COURSE_COLUMNS, HEAD_COLUMNS, HISTORY_COLUMNS, StudyResults, missing_parts
 
 SCHEMA = 1
 
@@ -80,22 +79,24 @@ class ProbeResults:
     @classmethod
     def read(cls, folder: Path) -> "ProbeResults":
         """What `write` put there."""
+        about = read_object(folder / "probes.json", missing=f"{folder} holds no probes")
+        if missing := missing_parts(about, {"schema": int, "name": str, "scale": str, "planned": list}):
+            raise InputError(f"{folder / 'probes.json'} is damaged: it does not say its {missing}")
+        if about["schema"] > SCHEMA:
+            raise InputError(
+                f"{folder / 'probes.json'} has schema {about['schema']}, but this nearsight reads up to {SCHEMA}; "
+                "update nearsight"
+            )
         try:
-            about = json.loads((folder / "probes.json").read_text(encoding="utf-8"))
-            if about["schema"] > SCHEMA:
-                raise InputError(
-                    f"{folder / 'probes.json'} has schema {about['schema']}, but this nearsight reads up to {SCHEMA}; "
-                    "update nearsight"
-                )
             # As text first: a model may be called "none", and no digit may get lost.
             rows = pd.read_csv(folder / "probes.csv", dtype=str, keep_default_na=False)[list(COLUMNS)]
             rows = rows.assign(**{name: rows[name].replace("", None) for name in _NUMBERS}).astype(_NUMBERS)
+            if unknown := [name for name in rows["measure"] if not is_measure(name)]:
+                raise ValueError(f"{unknown[0]!r} is no measure")
             return cls(name=about["name"], scale=about["scale"], planned=tuple(about["planned"]), rows=rows)
         except FileNotFoundError as error:
-            raise InputError(f"{folder} holds no probes: {Path(error.filename).name} is missing") from error
-        except InputError:
-            raise
-        except (KeyError, TypeError, ValueError) as error:  # not JSON, not a table, or not of these columns
+            raise InputError(f"{folder} holds no probes: probes.csv is missing") from error
+        except (KeyError, TypeError, ValueError, OverflowError, OSError) as error:  # no table, or another
             raise InputError(f"the probes in {folder} are damaged: {' '.join(str(error).split())}") from error
 
     def write(self, folder: Path) -> tuple[Path, ...]:

@@ -181,7 +181,7 @@ def _cost(path: Path) -> str:
         return taken + (cost if told["images"] else "")
     except FileNotFoundError:
         return ""
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise InputError(f"{path} is damaged: {error}") from error
 
 

@@ -153,6 +153,10 @@ def courses(results: StudyResults) -> list[Course]:
         )
     if not found:
         raise InputError("no run was measured while it trained")
+    depths = {course.mad_ELH.shape[1]: course for course in found}
+    if len(depths) > 1:
+        told = " and ".join(f"{each.condition}, seed {each.seed}, {depth}" for depth, each in sorted(depths.items()))
+        raise InputError(f"runs that are compared while they train have as many layers each, but not these: {told}")
     return found
 
 
