@@ -431,7 +431,9 @@ def test_all_runs_of_a_study_are_compared(voc, tmp_path, monkeypatch, capsys):
     assert "Small scale" in verdict
     assert "LocAt (seed 2)" in verdict  # what others have and it lacks
     # The same runs, named one by one, find their results and each other.
-    runs = [str(study / "runs" / name) for name in ("ViT0", "LocAt0", "ViT1", "LocAt1")]
+    runs = [
+        str(study / "runs" / canonical_hash([condition, seed])) for seed in (0, 1) for condition in ("ViT", "LocAt")
+    ]
     again = [path.stat().st_mtime_ns for path in sorted(Path("out/results").iterdir())]
     code, printed = run(["all", *runs, *quick, "--device", "cpu", "--out", "out", "--json"], capsys)
     assert code == 0, printed.err
