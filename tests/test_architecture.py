@@ -1,6 +1,7 @@
 """The house: each room imports only from rooms before it, the core only from libraries every machine has."""
 
 import ast
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -97,3 +98,12 @@ def printing(tree: ast.AST) -> Iterator[ast.Call]:
 )
 def test_library_code_never_prints(path: Path) -> None:
     assert not list(printing(ast.parse(path.read_text())))
+
+
+def test_the_guide_shows_the_same_rooms() -> None:
+    """CONTRIBUTING.md has the order of the rooms in one line, and names all that lie below them."""
+    guide = (ROOT.parents[1] / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    (line,) = re.findall(r"^`(.* → .*)`$", guide, re.MULTILINE)
+    assert [set(rooms.split(", ")) for rooms in line.split(" → ")] == LEVELS[1:]
+    (below,) = re.findall(r"Below all rooms lie (.*?)\. `tests", guide, re.DOTALL)
+    assert set(re.findall(r"`(\w+)`", below)) == FOUNDATIONS
