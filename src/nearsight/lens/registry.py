@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 
 from nearsight.errors import InputError, unknown_name
-
-# In the order in which they are listed.
 from nearsight.lens import distribution, features, gaussian, offsets, shares  # noqa: F401 (each registers itself)
 from nearsight.lens.measurement import MEASUREMENTS, WHAT, Measurement
 
