@@ -1,13 +1,17 @@
 """Where models come from: each form of name gives a model, its preparation of images, and errors that help."""
 
+import json
+import os
 import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import save_file
 from timm.data import create_transform
 from torchvision.models import ViT_B_32_Weights
 from torchvision.transforms.functional import to_tensor
@@ -99,6 +103,39 @@ class TestTimm:
     )
     def test_bad_names(self, text: str, settings: dict[str, object], words: str) -> None:
         assert words in refusal(text, **settings)
+
+    @pytest.mark.parametrize(
+        ("changes", "words"),
+        [
+            ({"model_args": {"depth": 10**9}}, "has a config with depth 1000000000, but 1000 are the most"),
+            ({"model_args": {"embed_dim": 8192, "depth": 1}}, "config.json asks for "),
+            ({"num_classes": 10**12}, "config.json asks for "),
+            ({"architecture": 5}, "asks for a model that cannot be built: timm cannot build local-dir:"),
+            ({"model_args": {"embed_dim": 2**31, "num_heads": 3}}, "asks for a model that cannot be built"),
+            ({"pretrained_cfg": {"input_size": [3, 10**9, 10**9]}}, "has 1 to 4096 pixels"),
+            ({"pretrained_cfg": {"crop_pct": 1e-9}}, "has 1 to 4096 pixels"),
+            ({"pretrained_cfg": {"crop_pct": "x"}}, "does not say how its images are prepared"),
+            ({"pretrained_cfg": {"interpolation": "x"}}, "does not say how its images are prepared: 'x'"),
+            ({"pretrained_cfg": {"mean": "x"}}, "does not say how its images are prepared"),
+            ({"pretrained_cfg": {"std": [0, 0, 0]}}, "images cannot be normalised"),
+        ],
+    )
+    def test_numbers_that_no_model_has(self, folder: Path, changes: dict[str, Any], words: str) -> None:
+        settings = {"depth": 1, "embed_dim": 24, "num_heads": 3}
+        model = create_model("test_vit", **settings)
+        save_file(model.state_dict(), folder / "model.safetensors")
+        config = {"architecture": "test_vit", "model_args": settings, "pretrained_cfg": {}}
+        (folder / "config.json").write_text(json.dumps(config))
+        assert load_source(f"local-dir:{folder}", pretrained=True).image_size == (224, 224)
+        (folder / "config.json").write_text(json.dumps({**config, **changes}))
+        for pretrained in (False, True):
+            assert words in refusal(f"local-dir:{folder}", pretrained=pretrained)
+
+    def test_damaged_weights(self, folder: Path) -> None:
+        (folder / "config.json").write_text(json.dumps({"architecture": "test_vit", "pretrained_cfg": {}}))
+        save_file(create_model("test_vit").state_dict(), folder / "model.safetensors")
+        os.truncate(folder / "model.safetensors", 900_000)
+        assert "timm cannot build local-dir:" in refusal(f"local-dir:{folder}", pretrained=True)
 
 
 class TestTorchvision:

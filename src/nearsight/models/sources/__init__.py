@@ -14,7 +14,7 @@ from typing import Any
 
 from nearsight.errors import InputError
 from nearsight.models.checkpoints import load_checkpoint
-from nearsight.models.sources.base import ImageSizeError, SourcedModel, try_forward
+from nearsight.models.sources.base import ImageSizeError, SourcedModel, check_preparation, try_forward
 from nearsight.models.sources.factories import load_from_factory
 from nearsight.models.sources.hugging_face import load_hugging_face
 from nearsight.models.sources.timm_models import PREFIXES, load_timm
@@ -60,6 +60,7 @@ def load_source(
             )
         model, config, notes = load_hugging_face(text.removeprefix(_HUGGING_FACE), image_size=image_size)
         folder = Path(text.removeprefix(_HUGGING_FACE))
+        check_preparation(text, config, size_is_asked_for=image_size is not None)
         label = f"{_HUGGING_FACE}{folder.resolve().name}" if folder.is_dir() else text
         return SourcedModel(label=label, model=model.eval(), data_config=config, notes=notes)
     if text.startswith(_TORCHVISION):
@@ -69,6 +70,7 @@ def load_source(
         model, config = load_from_factory(text, image_size=image_size)
     else:
         model, config = load_timm(text, pretrained=pretrained, image_size=image_size)
+    check_preparation(text, config, size_is_asked_for=image_size is not None)
     sourced = SourcedModel(label=text, model=model.eval(), data_config=config)
     if checkpoint is not None:
         note = load_checkpoint(model, checkpoint)

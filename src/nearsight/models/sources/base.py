@@ -3,15 +3,22 @@
 import contextlib
 import logging
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
-from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
+from timm.data import DEFAULT_CROP_PCT, IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD, create_transform
 from torch import nn
 
-from nearsight.errors import InputError
+from nearsight.errors import InputError, check_side
+
+MOST_LAYERS = 1000
+"""Of a kind, in a config that comes from a file."""
+_NUM_LAYERS = re.compile(r".*(layers?|depths?|blocks?)")
+"""Settings that say how many there are."""
 
 
 class ImageSizeError(InputError):
@@ -47,8 +54,6 @@ def preparation(
     crop_mode: str = "center",
 ) -> dict[str, Any]:
     """A data config. `resize_to`: the side an image is resized to before `image_size` is cut out of it."""
-    if not all(len(values) in (1, 3) and all(map(math.isfinite, values)) for values in (mean, std)) or not all(std):
-        raise InputError(f"images cannot be normalised by mean {list(mean)} and deviation {list(std)}")
     # timm divides by the fraction and rounds down: a thousandth of a pixel keeps that from ending one pixel short.
     crop_pct = 1.0 if resize_to is None or resize_to == image_size[0] else image_size[0] / (resize_to + 1e-3)
     return {
@@ -59,6 +64,55 @@ def preparation(
         "crop_pct": crop_pct,
         "crop_mode": crop_mode,
     }
+
+
+def check_preparation(label: str, config: Mapping[str, Any], *, size_is_asked_for: bool) -> None:
+    """Refuse a data config, which may come from a file, that no image can be prepared by."""
+    try:
+        _, *sides = config["input_size"]
+        share = config.get("crop_pct") or DEFAULT_CROP_PCT
+        for side in () if size_is_asked_for else sides:
+            check_side("the side of its images", side)
+            check_side("the side that they are resized to", side / share)
+        mean, std = (tuple(map(float, config[name])) for name in ("mean", "std"))
+        if not all(len(values) in (1, 3) and all(map(math.isfinite, values)) for values in (mean, std)) or not all(std):
+            raise InputError(f"images cannot be normalised by mean {list(mean)} and deviation {list(std)}")
+        create_transform(**config, is_training=False)
+    except InputError as error:
+        raise InputError(f"{label}: {error}") from error
+    except (ArithmeticError, AssertionError, KeyError, TypeError, ValueError) as error:
+        raise InputError(f"{label} does not say how its images are prepared: {one_line(error)}") from error
+
+
+def check_layers(label: str, settings: Any, name: str = "") -> None:
+    """Refuse a config with more layers than any model has: each is built before its weights are looked for."""
+    if isinstance(settings, Mapping):
+        for key, value in settings.items():
+            check_layers(label, value, str(key))
+    elif isinstance(settings, list | tuple):
+        for value in settings:
+            check_layers(label, value, name)
+    elif isinstance(settings, int) and settings > MOST_LAYERS and _NUM_LAYERS.fullmatch(name):
+        raise InputError(f"{label} has a config with {name} {settings}, but {MOST_LAYERS} are the most")
+
+
+def check_weights(folder: Path, endings: tuple[str, ...], build: Callable[[], nn.Module]) -> None:
+    """Refuse the config of a model that is far larger than the files of weights beside it, which have these endings."""
+    num_bytes = sum(path.stat().st_size for path in folder.iterdir() if path.suffix in endings)
+    try:
+        with torch.device("meta"):  # on which weights take no memory
+            num_weights = sum(weight.numel() for weight in build().parameters())
+    except Exception as error:
+        if "meta" in str(error):  # on which not all models can be built
+            return
+        raise InputError(
+            f"{folder / 'config.json'} asks for a model that cannot be built: {one_line(error)}"
+        ) from error
+    # A byte at least for each; some may be missing, those behind the last attention above all.
+    if num_weights > 2 * num_bytes > 0:
+        raise InputError(
+            f"{folder / 'config.json'} asks for {num_weights} weights, but the files beside it have {num_bytes} bytes"
+        )
 
 
 def one_line(error: BaseException, limit: int = 300) -> str:

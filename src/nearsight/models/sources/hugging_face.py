@@ -6,7 +6,6 @@ Only safetensors are read, and no code from the repository is run.
 import contextlib
 import importlib
 import inspect
-import re
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -15,8 +14,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nearsight.errors import InputError, check_side
-from nearsight.models.sources.base import ImageSizeError, one_line, preparation, quiet
+from nearsight.errors import InputError
+from nearsight.models.sources.base import (
+    ImageSizeError,
+    check_layers,
+    check_weights,
+    one_line,
+    preparation,
+    quiet,
+)
 
 _TOWERS = ("vision_model", "vision_tower")
 """Where models of images and text keep the part that sees."""
@@ -25,10 +31,6 @@ _NOT_FOR_ATTENTION = ("pooler", "head", "classifier")
 _INTERPOLATIONS = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}
 """Pillow's numbers, which image processors store."""
 _USUAL = "bicubic"
-MOST_LAYERS = 1000
-"""Of a kind, in a config: each is built before it is known whether there are weights for it."""
-_LAYERS = re.compile(r".*(layers?|depths?|blocks?)")
-"""Settings that say how many there are."""
 
 
 def load_hugging_face(name: str, *, image_size: int | None) -> tuple[nn.Module, dict[str, Any], tuple[str, ...]]:
@@ -82,36 +84,12 @@ def _check_size(transformers: Any, folder: Path | None, name: str) -> None:
     """Refuse a config that asks for a model without end, which would be built before its weights are looked at."""
     try:
         config = transformers.AutoConfig.from_pretrained(str(folder or name), trust_remote_code=False)
-        for setting, number in _numbers(config.to_dict()):
-            if _LAYERS.fullmatch(setting) and number > MOST_LAYERS:
-                raise InputError(f"hf:{name} has a config with {setting} {number}, but {MOST_LAYERS} are the most")
-        if folder is None:
-            return
-        with torch.device("meta"):
-            skeleton = transformers.AutoModel.from_config(config, trust_remote_code=False)
-    except InputError:
-        raise
     except Exception:  # whatever is wrong with it, loading says so
         return
-    num_weights = sum(weight.numel() for weight in skeleton.parameters())
-    # A byte at least for each; some may be left out, those behind the last attention above all.
-    num_bytes = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
-    if num_weights > 2 * num_bytes > 0:
-        raise InputError(
-            f"{folder / 'config.json'} asks for {num_weights} weights, but the files beside it have {num_bytes} bytes"
-        )
-
-
-def _numbers(settings: Any, name: str = "") -> Iterator[tuple[str, int]]:
-    """The whole numbers anywhere in a config, each with the name of its setting."""
-    if isinstance(settings, dict):
-        for key, value in settings.items():
-            yield from _numbers(value, str(key))
-    elif isinstance(settings, list | tuple):
-        for value in settings:
-            yield from _numbers(value, name)
-    elif isinstance(settings, int):
-        yield name, settings
+    check_layers(f"hf:{name}", config.to_dict())
+    if folder is not None:
+        build = transformers.AutoModel.from_config
+        check_weights(folder, (".safetensors",), lambda: build(config, trust_remote_code=False))
 
 
 def _load(transformers: Any, place: Path | str) -> Any:
@@ -177,7 +155,6 @@ def _preparation(
             f"there is no image processor: images are prepared as {size[0]}×{size[1]} pixels with ImageNet's "
             "mean (0.485, 0.456, 0.406) and deviation (0.229, 0.224, 0.225)"
         )
-        check_side(f"the image_size of hf:{name}", max(size))
         return preparation(size), [note]
     resized = settings.get("size") if settings.get("do_resize", True) else None
     resized = dict(resized) if resized else {}
@@ -188,8 +165,6 @@ def _preparation(
         raise ImageSizeError(f"the image processor of hf:{name} does not say the size of images; use --image-size")
     side = asked_for or size
     before_crop = resized.get("height", shortest) if cropped else None
-    for told in (*size, *filter(None, [before_crop])):
-        check_side(f"the size that the image processor of hf:{name} says", told)
     return preparation(
         side,
         **_normalisation(settings),
