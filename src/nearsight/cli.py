@@ -3,6 +3,7 @@
 import importlib
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 
 import nearsight_command
@@ -45,6 +46,8 @@ def _dispatch(arguments: list[str]) -> int:
         return code
     if arguments[0] not in COMMANDS:
         raise unknown_name("command", arguments[0], COMMANDS)
+    # Pillow's own words about pictures that are refused here with a reason. Whoever uses the library keeps them.
+    warnings.filterwarnings("ignore", message=r"Image size \(\d+ pixels\) exceeds limit")
     import torch
 
     from nearsight.train import TrainingError

@@ -154,7 +154,7 @@ HUGE = {
 }
 
 
-@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")  # pytest forgets that ours are ignored
+@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
 @pytest.mark.parametrize("what", HUGE)
 def test_pictures_beyond_all_measure_are_refused_before_they_are_decoded(tmp_path: Path, what: str) -> None:
     make, reason = HUGE[what]

@@ -3,7 +3,6 @@
 import io
 import os
 import stat
-import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -28,9 +27,6 @@ MOST_SCANS = 100
 _SCAN = b"\xff\xda"
 _TILE_WIDTH, _TILE_HEIGHT = 322, 323
 """Tags of TIFF."""
-
-# It is about pictures that are refused here with a reason.
-warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 
 
 def is_image_name(name: str) -> bool:
