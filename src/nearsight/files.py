@@ -184,9 +184,11 @@ def remove_remains(folder: Path, *, below: bool = False) -> None:
     may be, stay."""
     for remains in folder.rglob(".*.tmp*") if below else folder.glob(".*.tmp*"):
         told = _REMAINS.fullmatch(remains.name)
+        ended = has_ended(told["mark"]) if told else None
         with contextlib.suppress(FileNotFoundError):
-            age = time.time() - remains.stat().st_mtime
-            if (told and has_ended(told["mark"])) or age > _SECONDS_UNTIL_FORGOTTEN:
+            if ended is None:  # a file of another machine, or of an earlier version
+                ended = time.time() - remains.stat().st_mtime > _SECONDS_UNTIL_FORGOTTEN
+            if ended:
                 remains.unlink()
 
 

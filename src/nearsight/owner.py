@@ -50,10 +50,10 @@ def process_mark() -> str:
     return f"{_machine()}-{pid}-{_own_start(pid) or 0}"
 
 
-def has_ended(mark: str) -> bool:
-    """Whether the process that wrote a mark has surely ended."""
+def has_ended(mark: str) -> bool | None:
+    """Whether the process that wrote a mark has ended; None: it cannot be seen from here."""
     machine, pid, started = mark.split("-")
-    return machine == _machine() and not _is_running(int(pid), int(started) or None)
+    return not _is_running(int(pid), int(started) or None) if machine == _machine() else None
 
 
 @lru_cache(maxsize=1)
