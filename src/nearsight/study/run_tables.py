@@ -104,11 +104,16 @@ def read_row(folder: RunFolder) -> dict[str, Any]:
     except KeyError as error:
         raise InputError(f"{folder.path} is damaged: its result does not say {error}") from error
     for name, value in row.items():
-        known = type(value) is int or (name not in WHOLE and (value is None or type(value) is float))
-        if not known or (value is not None and abs(value) >= 2**63):
+        if not _is_result(name, value):
             raise InputError(f"{folder.path} is damaged: its result says {value!r} for {name}, which is no such number")
     # A model without heads has none that is the most local.
     return {name: math.nan if value is None else value for name, value in row.items()}
+
+
+def _is_result(name: str, value: Any) -> bool:
+    if type(value) is int:
+        return abs(value) < 2**63  # what a column of whole numbers holds
+    return name not in WHOLE and (value is None or (type(value) is float and not math.isinf(value)))
 
 
 def named_as_told(row: Mapping[str, Any]) -> dict[str, Any]:
