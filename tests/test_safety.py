@@ -5,7 +5,10 @@ import ast
 import gzip
 import io
 import json
+import os
 import pickle
+import shutil
+import signal
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +19,7 @@ import pytest
 import torch
 
 import nearsight
+from nearsight.cli import main
 from nearsight.commands.opening import open_run
 from nearsight.configuration import encode
 from nearsight.data import make_shapes
@@ -339,3 +343,48 @@ def test_a_config_names_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(InputError, match="'trap:model' is not a known model"):
         RunFolder(tmp_path).read_config()
     assert not (tmp_path / "it ran").exists()
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("trained") / "run"
+    tiny = ["--model.depth", "1", "--model.width", "16", "--model.num-heads", "2", "--model.mlp-width", "16"]
+    few = ["--data.num-train", "60", "--data.num-test", "20", "--num-measured", "10"]
+    rest = ["--protocol.max-epochs", "1", "--protocol.batch-size", "20", "--device", "cpu", "--out", str(path)]
+    assert main(["train", "compact-shapes", *tiny, *few, *rest]) == 0
+    assert main(["measure", str(path), "--device", "cpu"]) == 0
+    return path
+
+
+OPENED = (
+    *("config.json", "heads.csv", "history.csv", "model.safetensors"),
+    *("result.json", "provenance.json", "checksums.json"),
+)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes")
+@pytest.mark.parametrize(
+    "command", ["report", *(pytest.param(name, marks=pytest.mark.faults) for name in ("measure", "train"))]
+)
+@pytest.mark.parametrize("name", OPENED)
+def test_a_pipe_in_place_of_a_file_is_not_waited_for(trained: Path, tmp_path: Path, name: str, command: str) -> None:
+    """Nobody will ever write to it. Whoever does not need the file may do without."""
+    run = shutil.copytree(trained, tmp_path / "run")
+    (run / name).unlink()
+    os.mkfifo(run / name)
+    arguments = {
+        "measure": ["measure", str(run), "--device", "cpu", "--num-images", "2", "--out", str(tmp_path / "out")],
+        "report": ["report", str(run), "--device", "cpu", "--out", str(tmp_path / "out.html")],
+        "train": ["train", "compact-shapes", "--out", str(run), "--device", "cpu"],
+    }[command]
+
+    def waited(*_: object) -> None:
+        raise TimeoutError(f"{name} was waited for")
+
+    before = signal.signal(signal.SIGALRM, waited)
+    signal.alarm(30)
+    try:
+        assert main(arguments) in (0, 2)
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import secrets
+import stat
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -217,8 +218,18 @@ def append_line(path: Path, line: str) -> None:
         file.write(line.encode() + b"\n")
 
 
+def check_file(path: Path) -> None:
+    """Refuse what is neither a file nor a folder: a pipe would be waited for, and a device may have no end. Whoever
+    reads it says what else is wrong."""
+    with contextlib.suppress(OSError):
+        mode = os.stat(path).st_mode
+        if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+            raise InputError(f"{path} is a pipe or a device, not a file")
+
+
 def read_object(path: Path, *, missing: str, way_out: str = "") -> dict[str, Any]:
     """The JSON object in a file; else an `InputError`, which for a file that is not there says what is `missing`."""
+    check_file(path)
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from nearsight.errors import InputError
-from nearsight.files import replacing
+from nearsight.files import check_file, replacing
 
 _METADATA_KEY = "nearsight"
 _WITH_METADATA = "2:"
@@ -38,6 +38,7 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[st
 
 def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The tensors and their description; damaged files are refused by name. Nothing in the file is executed."""
+    check_file(path)
     try:
         with safe_open(path, framework="pt") as file:
             metadata = json.loads((file.metadata() or {}).get(_METADATA_KEY, "{}"))

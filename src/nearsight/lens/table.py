@@ -13,7 +13,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from nearsight.errors import InputError
-from nearsight.files import replacing
+from nearsight.files import check_file, replacing
 from nearsight.metrics.moments import Moments, merged_means
 
 Array = NDArray[np.float64]
@@ -242,6 +242,7 @@ class HeadTable:
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
+        check_file(Path(path))
         try:
             with np.load(path, allow_pickle=False) as archive:
                 _check_sizes(archive.zip)

@@ -16,6 +16,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from nearsight.errors import InputError
+from nearsight.files import check_file
 from nearsight.metrics import uniform_attention_distance
 from nearsight.study.run_tables import MOST_COUNTED
 from nearsight.train import HEADS_COLUMNS, HistoryRow
@@ -149,6 +150,7 @@ def read_history(path: Path) -> pd.DataFrame:
 
 
 def _read_table(path: Path) -> pd.DataFrame:
+    check_file(path)
     try:
         return pd.read_csv(path)
     except FileNotFoundError as error:

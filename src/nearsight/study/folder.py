@@ -18,7 +18,7 @@ import pandas as pd
 
 from nearsight.configuration import decode
 from nearsight.errors import InputError
-from nearsight.files import check_output_folder, output_folder, remove_remains, write_json, write_text
+from nearsight.files import check_file, check_output_folder, output_folder, remove_remains, write_json, write_text
 from nearsight.kinds import STUDY, check_kind
 from nearsight.study.design import Study
 from nearsight.study.elapsed import elapsed_seconds
@@ -164,6 +164,7 @@ class StudyFolder:
 
 def _epochs_on_disk(folder: RunFolder) -> int:
     try:
+        check_file(folder.path / "history.csv")
         return len(pd.read_csv(folder.path / "history.csv", usecols=["epoch"]))
     except (OSError, ValueError):
         return 0

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from nearsight.errors import InputError
+from nearsight.files import check_file
 from nearsight.study.run_tables import read_run
 from nearsight.train import SCHEMA, RunConfig, RunFolder
 
@@ -46,6 +47,7 @@ def make_ready(folder: RunFolder, config: RunConfig, tell: Tell) -> None:
 
 def _config_problem(folder: RunFolder, config: RunConfig) -> str:
     path = folder.path / "config.json"
+    check_file(path)
     try:
         stored = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from nearsight.errors import InputError
-from nearsight.files import replacing, write_text
+from nearsight.files import check_file, replacing, write_text
 from nearsight.study.run_tables import (
     EPOCH_COLUMNS,
     OF_LATER_VERSIONS,
@@ -127,6 +127,7 @@ def run_folder(study: Path, run: RunName) -> RunFolder:
 def read_description(folder: Path) -> dict[str, Any]:
     """What study.json says, of a schema this version reads."""
     path = folder / "study.json"
+    check_file(path)
     try:
         described = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:

@@ -21,6 +21,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from nearsight.errors import InputError
+from nearsight.files import check_file
 from nearsight.train import HEADS_COLUMNS, LAYERS_COLUMNS, HistoryRow, RunFolder
 
 RESULT_COLUMNS = (
@@ -125,6 +126,7 @@ def named_as_told(row: Mapping[str, Any]) -> dict[str, Any]:
 def read_columns(path: Path, columns: Sequence[str], text: Sequence[str] = ()) -> Columns:
     """The columns of a CSV file, compressed or not, digit for digit. Those of text stay text: a hash may look like a
     number, and a level may be called "none". Those of later versions may be missing."""
+    check_file(path)
     opened = gzip.open if path.suffix == ".gz" else open
     with reading_table(path), opened(path, "rt", encoding="utf-8", newline="") as file:
         return _columns(csv.reader(_lines(file), strict=True), columns, text)

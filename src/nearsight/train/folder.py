@@ -26,7 +26,7 @@ from torch import Tensor
 from nearsight.configuration import decode
 from nearsight.data import Dataset
 from nearsight.errors import InputError
-from nearsight.files import append_line, read_object, write_text
+from nearsight.files import append_line, check_file, read_object, write_text
 from nearsight.tensorfile import load_tensors, save_tensors
 from nearsight.train.checksums import CHECKSUMS, PROVENANCE, certify, changing, check_sums, check_there, way_out
 from nearsight.train.claiming import CONFIG, check_owner, check_still_there, claim
@@ -210,6 +210,7 @@ class RunFolder:
     def read_heads(self) -> pd.DataFrame | None:
         """The rows of heads.csv as they are written, digit for digit; None where there are none that can be read."""
         try:
+            check_file(self.heads)
             return pd.read_csv(self.heads, dtype=str, keep_default_na=False)[list(HEADS_COLUMNS)].astype({"epoch": int})
         except (OSError, KeyError, ValueError, OverflowError):  # pandas' own errors are ValueErrors
             return None

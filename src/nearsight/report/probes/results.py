@@ -13,7 +13,7 @@ from typing import Any
 import pandas as pd
 
 from nearsight.errors import InputError
-from nearsight.files import read_object, write_json, write_text
+from nearsight.files import check_file, read_object, write_json, write_text
 from nearsight.report.probes.measures import is_measure, ordered
 from nearsight.report.study.least_squares import Estimate
 from nearsight.report.study.notes import SMALL
@@ -89,6 +89,7 @@ class ProbeResults:
             )
         try:
             # As text first: a model may be called "none", and no digit may get lost.
+            check_file(folder / "probes.csv")
             rows = pd.read_csv(folder / "probes.csv", dtype=str, keep_default_na=False)[list(COLUMNS)]
             rows = rows.assign(**{name: rows[name].replace("", None) for name in _NUMBERS}).astype(_NUMBERS)
             if unknown := [name for name in rows["measure"] if not is_measure(name)]:
