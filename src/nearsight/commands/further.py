@@ -18,9 +18,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nearsight.files import output_folder, replacing
-from nearsight.lens import WHAT, HeadTable, attention_rollout, layer_similarity, position_gram
+from nearsight.lens import WHAT, HeadTable, Measurement, attention_rollout, layer_similarity, position_gram
 from nearsight.lens.measurement import MEASUREMENTS
-from nearsight.report import draw_measurement, position_maps, rollout_overlays, save_figure, similarity_heatmap
+from nearsight.report import (
+    head_heatmaps,
+    offset_pictures,
+    position_maps,
+    rollout_overlays,
+    save_figure,
+    similarity_heatmap,
+)
 from nearsight.report.figures.files import figure_files
 from nearsight.report.page.document import Section
 from nearsight.report.page.pieces import figure_html
@@ -106,6 +113,21 @@ def _pictures(measured: "Sequence[Measured]", name: str) -> dict[str, Figure]:
         for seen in measured
     }
     return {file: figure for file, figure in drawn.items() if figure is not None}
+
+
+def draw_measurement(kind: type[Measurement], table: HeadTable, *, label: str, layers: Sequence[int]) -> Figure | None:
+    """None where it has no picture; `layers` are the numbers that the table's layers have in the whole model."""
+    picture = kind.picture
+    if picture is None:
+        return None
+    if picture == "heat":
+        return head_heatmaps(table, kind.columns, label=label, layers=layers)
+    if picture == "steps":
+        return offset_pictures(table, label=label, layers=layers)
+    assert callable(picture), f"{kind.__name__} has a picture of an unknown kind, {picture!r}"
+    drawn = picture(table, label=label, layers=layers)
+    assert isinstance(drawn, Figure)
+    return drawn
 
 
 def _cka(measured: "Sequence[Measured]", device: torch.device, tables: dict[str, pd.DataFrame]) -> dict[str, Figure]:

@@ -2,7 +2,7 @@
 
 from nearsight.report.estimates import Contrast, Estimate
 from nearsight.report.figures import (
-    draw_measurement,
+    head_heatmaps,
     heatmaps,
     locality_intervals,
     mad_entropy_plane,
@@ -26,7 +26,7 @@ __all__ = [
     "compare",
     "compare_with_first",
     "describe",
-    "draw_measurement",
+    "head_heatmaps",
     "heatmaps",
     "layer_table",
     "locality_intervals",

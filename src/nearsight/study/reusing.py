@@ -1,6 +1,6 @@
 """Runs that another study has already done: a run is what its config says, whichever study asks for it."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -8,6 +8,7 @@ from typing import Protocol
 from nearsight.errors import InputError
 from nearsight.files import LostError
 from nearsight.study.folder import StudyFolder
+from nearsight.study.lock import Locks
 from nearsight.study.tabled_runs import tabled_runs
 from nearsight.train import RunFolder, RunName
 from nearsight.train.checksums import copy_complete
@@ -57,16 +58,21 @@ def reuse_runs(found: Mapping[RunName, ReusableRun], folder: StudyFolder) -> Non
     """Put whole runs into a study's folder, except for what somebody is at."""
     locks = folder.locks()
     for run, source in found.items():
-        if folder.is_done(run) or not locks.take(run):
-            continue
-        target = folder.run_folder(run)
-        try:
-            with locks.guarding({run: target.path}):
-                if not folder.is_done(run):  # since the last look
-                    source.put(target)
-        except LostError:  # somebody else does it
-            continue
-        except BaseException:
-            locks.release(run)
-            raise
-        locks.clear(run)
+        put_run(run, folder, locks, source.put)
+
+
+def put_run(run: RunName, folder: StudyFolder, locks: Locks, put: Callable[[RunFolder], None]) -> None:
+    """Make a run that is done elsewhere a whole one here, unless it is, or somebody is at it."""
+    if folder.is_done(run) or not locks.take(run):
+        return
+    target = folder.run_folder(run)
+    try:
+        with locks.guarding({run: target.path}):
+            if not folder.is_done(run):  # since the last look
+                put(target)
+    except LostError:  # somebody else does it
+        return
+    except BaseException:
+        locks.release(run)
+        raise
+    locks.clear(run)

@@ -16,7 +16,7 @@ from nearsight.study.folder import StudyFolder
 from nearsight.study.listening import StudyListener
 from nearsight.study.location import DamagedError, PublishedStudy, StudyPublisher, scratch_folder
 from nearsight.study.results import read_description
-from nearsight.study.reusing import ReusableRun, WholeRun, reusable_runs, reuse_runs
+from nearsight.study.reusing import ReusableRun, WholeRun, put_run, reusable_runs, reuse_runs
 from nearsight.train import RunConfig, RunName, Stop, TrainingError, check_images_of_finished
 
 StackBy = Literal["seed", "all"]
@@ -110,16 +110,11 @@ def _fetch(
     """Bring here what is published of these runs and is not here, except for what somebody is at."""
     locks = folder.locks()
     for run in runs:
-        if run not in published or folder.is_done(run) or not locks.take(run):
-            continue
-        target = folder.run_folder(run)
-        try:
-            with locks.guarding({run: target.path}):
-                location.fetch(target)
-        except DamagedError as error:
-            listener.set_aside(target.path, str(error))
-        finally:
-            locks.release(run)
+        if run in published:
+            try:
+                put_run(run, folder, locks, location.fetch)
+            except DamagedError as error:
+                listener.set_aside(folder.run_folder(run).path, str(error))
 
 
 def _exchange(

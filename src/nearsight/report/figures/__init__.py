@@ -7,7 +7,6 @@ from nearsight.report.figures.curves import training_curves
 from nearsight.report.figures.files import save_figure, svg_text
 from nearsight.report.figures.heat import head_heatmaps, heatmaps
 from nearsight.report.figures.intervals import locality_intervals
-from nearsight.report.figures.measured import draw_measurement
 from nearsight.report.figures.offsets import offset_pictures
 from nearsight.report.figures.plane import mad_entropy_plane
 from nearsight.report.figures.positions import position_maps
@@ -16,7 +15,6 @@ from nearsight.report.figures.rollout import rollout_overlays
 from nearsight.report.figures.similarity import similarity_heatmap
 
 __all__ = [
-    "draw_measurement",
     "head_heatmaps",
     "heatmaps",
     "locality_intervals",

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.colorbar import Colorbar
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
@@ -51,9 +52,7 @@ def heatmaps(models: Sequence[ModelHeads]) -> Figure:
             for index, panel in enumerate(row):
                 image = _draw_cells(panel, cells[index], largest, with_numbers=with_numbers)
                 image.set_gid(f"{metric}-model{index}")
-            bar = figure.colorbar(image, ax=list(row), aspect=18, pad=0.015)
-            bar.outline.set_visible(False)
-            bar.ax.tick_params(length=0)
+            bar = _colour_bar(figure, image, list(row), pad=0.015)
             bar.set_label(SCALE_LABELS[metric], fontsize=8.5)
             row[0].set_ylabel("layer")
         for panel, model in zip(panels[0], models, strict=True):
@@ -79,9 +78,7 @@ def head_heatmaps(table: HeadTable, columns: Sequence[str], *, label: str, layer
         for name, panel in zip(columns, panels, strict=True):
             cells = table.extra[name]
             image = _draw_cells(panel, cells, _largest([cells]), with_numbers=with_numbers)
-            bar = figure.colorbar(image, ax=panel, aspect=18, pad=0.02)
-            bar.outline.set_visible(False)
-            bar.ax.tick_params(length=0)
+            _colour_bar(figure, image, [panel], pad=0.02)
             panel.set_title(name.replace("_", " "), parse_math=False)
             panel.set_xlabel("head, from 1")
         panels[0].set_ylabel("layer, from 1")
@@ -122,6 +119,13 @@ def _draw_cells(panel: Axes, cells: NDArray[np.float64], largest: float, *, with
                 colour = _readable_on(image.cmap(value / largest))
                 panel.text(head, row, f"{value:.2f}", ha="center", va="center", fontsize=7, color=colour)
     return image
+
+
+def _colour_bar(figure: Figure, image: AxesImage, panels: list[Axes], *, pad: float) -> Colorbar:
+    bar = figure.colorbar(image, ax=panels, aspect=18, pad=pad)
+    bar.outline.set_visible(False)
+    bar.ax.tick_params(length=0)
+    return bar
 
 
 def _readable_on(background: tuple[float, float, float, float]) -> str:
