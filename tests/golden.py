@@ -18,9 +18,13 @@ from pathlib import Path
 
 import matplotlib
 
-from nearsight.report.probes import ProbeResults, write_probe_report
-from nearsight.report.structure import write_structure_report
-from nearsight.report.study import write_bridge, write_findings, write_study_report
+import nearsight.papers  # noqa: F401  declares what is told
+from nearsight.papers.protocol.findings import write_findings
+from nearsight.papers.structure.learned_positions import write_bridge
+from nearsight.report.probe_tables import write_probe_report
+from nearsight.report.probes import ProbeResults
+from nearsight.report.simulations import write_simulation_report
+from nearsight.report.writing import write_study_report
 from nearsight.study import SimulationResults, StudyResults, is_simulation
 
 ROOT = Path(__file__).parent.parent
@@ -44,7 +48,7 @@ def write(committed: Path, folder: Path) -> tuple[Path, ...]:
     if (committed / "probes.json").exists():
         return write_probe_report(ProbeResults.read(committed), folder)
     if is_simulation(committed):
-        return write_structure_report(SimulationResults.read(committed), folder)
+        return write_simulation_report(SimulationResults.read(committed), folder)
     results = StudyResults.read(committed)
     return (*results.write_tables(folder), *write_study_report(results, folder))
 

@@ -22,6 +22,7 @@ LEVELS = [
     {"study"},
     {"recipes"},
     {"report"},
+    {"papers"},
     {"bench"},
     {"commands", "cli"},
 ]

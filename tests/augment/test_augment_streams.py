@@ -38,7 +38,7 @@ def test_parts_are_where_a_cell_alone_has_them(make_draws):
     """As many draws as each cell needs, cut into equal parts, whatever the others need."""
     nums, num_parts = [2, 0, 5, 3], 3
     draws = make_draws(len(nums), 7)
-    parts = parts_of(draws.per_sample("a", num_parts * max(nums)), torch.tensor(nums), max(nums), num_parts)
+    parts = report_of(draws.per_sample("a", num_parts * max(nums)), torch.tensor(nums), max(nums), num_parts)
     for cell, num in enumerate(nums):
         alone = draws.per_sample("a", num_parts * num)[cell].tensor_split(num_parts, dim=-1)
         for part, expected in zip(parts, alone, strict=True):

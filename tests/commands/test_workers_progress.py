@@ -4,7 +4,7 @@ import pytest
 
 from nearsight.commands import study_progress
 from nearsight.commands.study_progress import StudyProgress
-from nearsight.recipes import find_study
+from nearsight.papers import find_study
 from nearsight.train import HistoryRow
 
 STEPS, SECONDS = 10, 2.0

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from nearsight.cli import main
-from nearsight.recipes import SIMULATIONS, STUDIES
+from nearsight.papers import SIMULATIONS, STUDIES
 from nearsight.study.small import MOST_SEEDS
 
 SMALL = ("--scale", "small", "--device", "cpu")

@@ -16,7 +16,7 @@ import pandas as pd
 import pytest
 
 from nearsight.cli import main
-from nearsight.recipes import SIMULATIONS, STUDIES, find_study_or_simulation
+from nearsight.papers import SIMULATIONS, STUDIES, find_study_or_simulation
 from nearsight.study import StudyFolder
 from nearsight.study.lock import Locks
 

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from nearsight.commands import study_progress
 from nearsight.commands.study_progress import StudyProgress
-from nearsight.recipes import find_study
+from nearsight.papers import find_study
 from nearsight.study import Cell
 from nearsight.train import HistoryRow, RunFolder
 

@@ -12,7 +12,6 @@ from nearsight.errors import InputError
 from nearsight.recipes import find_run
 from nearsight.report.page.folders import read_folder, read_folders
 from nearsight.report.page.measured_folder import read_measured, write_measured
-from nearsight.report.structure.verdict import judge_claims, verdict_markdown
 from nearsight.study import SimulationResults
 from nearsight.train.dino import DinoConfig
 

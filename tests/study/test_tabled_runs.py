@@ -17,7 +17,7 @@ from tiny_study import tiny_study
 from nearsight import files
 from nearsight.commands.opening import open_run
 from nearsight.errors import InputError
-from nearsight.recipes import find_study
+from nearsight.papers import find_study
 from nearsight.study import StudyFolder, StudyResults, is_simulation, run_study
 from nearsight.study.elapsed import elapsed_seconds
 from nearsight.study.results import COURSE

@@ -32,9 +32,9 @@ from nearsight.bench.memory import PeakMemory
 from nearsight.bench.simulated_runs import SimulatedTraining
 from nearsight.bench.sizes import check_counts
 from nearsight.errors import InputError
-from nearsight.recipes import find_study
+from nearsight.papers import find_study
 from nearsight.report.page.folders import write_folder_page
-from nearsight.report.study import write_study_report
+from nearsight.report.writing import write_study_report
 from nearsight.study import Study, StudyFolder, StudyListener, StudyResults, run_study
 from nearsight.study.executors import Work
 from nearsight.study.runner import Runner

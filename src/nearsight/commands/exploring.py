@@ -12,9 +12,9 @@ from nearsight.commands.pictures import Images, PreparedImages
 from nearsight.commands.subjects import Request, Subject, open_subjects
 from nearsight.errors import InputError
 from nearsight.report import ModelHeads
+from nearsight.report.conditions import base_and_full, with_attention
 from nearsight.report.explorer import Exhibit, Explorer, explore
 from nearsight.report.runs import model_heads
-from nearsight.report.study.conditions import base_and_full, with_attention
 from nearsight.study import StudyResults
 from nearsight.study.results import run_folder
 from nearsight.train import RunFolder

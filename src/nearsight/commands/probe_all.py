@@ -53,8 +53,10 @@ def main(arguments: Sequence[str]) -> int:
 
 def _probe_all(options: AllOptions, origins: Origins, out: Path, arguments: Sequence[str], stop: Stop) -> int:
     # Here, because whatever draws figures takes half a second to load: help and mistakes do without.
+    import nearsight.papers  # noqa: F401  what it claims about probed models
     from nearsight.report.page.folders import write_folder_page
-    from nearsight.report.probes import ProbeResults, write_probe_report
+    from nearsight.report.probe_tables import write_probe_report
+    from nearsight.report.probes import ProbeResults
 
     began = time.perf_counter()
     dataset, dense = options.load_both()
@@ -100,7 +102,7 @@ def _described(frozen: FrozenModel, origin: Origin) -> "ProbedModel":
 
 
 def _as_text(results: "ProbeResults", out: Path) -> str:
-    from nearsight.report.probes.tables import models_table
+    from nearsight.report.probe_tables import models_table
 
     table = models_table(results)
     notes = [f"Note: {note}" for note in table.notes]

@@ -24,7 +24,7 @@ def main(arguments: Sequence[str]) -> int:
     began = time.perf_counter()
     options = parse(KnnOptions, arguments, prog="nearsight probe knn")
     options.check("knn")
-    from nearsight.report.study.table import percent  # here, because it takes half a second
+    from nearsight.report.tables import percent  # here, because it takes half a second
 
     dataset = options.load()
     options.check_enough(dataset)

@@ -42,7 +42,7 @@ def main(arguments: Sequence[str]) -> int:
     began = time.perf_counter()
     options = parse(LinearOptions, arguments, prog="nearsight probe linear")
     options.check("linear")
-    from nearsight.report.study.table import percent  # here, because it takes half a second
+    from nearsight.report.tables import percent  # here, because it takes half a second
 
     config = LinearConfig(
         optimizer=options.optimizer,

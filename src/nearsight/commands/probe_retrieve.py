@@ -45,7 +45,7 @@ def main(arguments: Sequence[str]) -> int:
     began = time.perf_counter()
     options = parse(RetrieveOptions, arguments, prog="nearsight probe retrieve")
     options.check("retrieve")
-    from nearsight.report.study.table import percent  # here, because it takes half a second
+    from nearsight.report.tables import percent  # here, because it takes half a second
 
     settings = options.settings
     dataset = first_images(load_segmentation(options.data, options.data_dir), options.num_train, options.num_test)

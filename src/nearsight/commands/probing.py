@@ -131,7 +131,7 @@ class Outcome:
 
     def write(self, out: Path, arguments: Sequence[str], device: torch.device, began: float, seed: int) -> list[Path]:
         """result.json, table.csv, table.md and, when all that is there, provenance.json."""
-        from nearsight.report.study.table import Table  # here, because it takes half a second
+        from nearsight.report.tables import Table  # here, because it takes half a second
 
         output_folder(out)
         table = Table(name="table", title=self.title, numbers=self.numbers, shown=self.shown, notes=self.notes)

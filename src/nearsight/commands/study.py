@@ -17,12 +17,12 @@ from nearsight.commands.signals import stoppable
 from nearsight.commands.study_progress import StudyProgress
 from nearsight.commands.study_tables import described, table
 from nearsight.errors import InputError, unknown_name
-from nearsight.recipes import SIMULATIONS, STUDIES, find_study_or_simulation
-from nearsight.recipes.registry import SimulationRecipe, StudyRecipe
+from nearsight.papers import SIMULATIONS, STUDIES, find_study_or_simulation
 from nearsight.study import Simulation, SimulationResults, Study, StudyFolder, is_simulation, run_study
 from nearsight.study.design import Scale
 from nearsight.study.executors import Executor, LocalExecutor, ProcessesExecutor, RayExecutor
 from nearsight.study.location import PublishedStudy, StudyPublisher, is_url, scratch_folder
+from nearsight.study.recipes import SimulationRecipe, StudyRecipe
 from nearsight.study.running import StackBy, fetch_study
 from nearsight.train import Stop
 from nearsight_command import told_usage
@@ -187,7 +187,7 @@ def _run_and_report(
 def _write_report(folder: StudyFolder, options: RunOptions) -> None:
     from nearsight.commands.exploring import explorer_of_study
     from nearsight.report.page.folders import write_folder_page
-    from nearsight.report.study import write_study_report
+    from nearsight.report.writing import write_study_report
 
     results = folder.write_tables()
     write_study_report(results, folder.path)

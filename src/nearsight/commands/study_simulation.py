@@ -23,10 +23,10 @@ def run_and_report(simulation: Simulation, out: Path, device: torch.device, stop
     with SimulationProgress(simulation.name, simulation.responses) as progress:
         folder = run_simulation(simulation, out, device=device, listener=progress, stop=stop)
     from nearsight.report.page.folders import write_folder_page
-    from nearsight.report.structure import write_structure_report
+    from nearsight.report.simulations import write_simulation_report
 
     results = SimulationResults.read(folder.path)
-    write_structure_report(results, out)
+    write_simulation_report(results, out)
     write_folder_page(out)
     if as_json:
         print(json.dumps({"folder": str(out), **described(results)}, ensure_ascii=False))

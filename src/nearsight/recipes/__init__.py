@@ -1,43 +1,7 @@
-"""The papers' experiments as small functions. Importing this package registers them."""
+"""Training runs as small functions. Importing this package registers them."""
 
-from nearsight.recipes import (
-    compact,
-    emergence,
-    locat,
-    mixing,
-    permuted,
-    protocols,
-    size,
-    structure,
-    unreported,
-    vit,
-)
+from nearsight.recipes import compact, vit
 from nearsight.recipes.demo import demo_runs
-from nearsight.recipes.registry import (
-    RUNS,
-    SIMULATIONS,
-    STUDIES,
-    find_run,
-    find_study,
-    find_study_or_simulation,
-)
+from nearsight.study.recipes import RUNS, find_run
 
-__all__ = [
-    "RUNS",
-    "SIMULATIONS",
-    "STUDIES",
-    "compact",
-    "demo_runs",
-    "emergence",
-    "find_run",
-    "find_study",
-    "find_study_or_simulation",
-    "locat",
-    "mixing",
-    "permuted",
-    "protocols",
-    "size",
-    "structure",
-    "unreported",
-    "vit",
-]
+__all__ = ["RUNS", "compact", "demo_runs", "find_run", "vit"]

@@ -5,7 +5,7 @@ import dataclasses
 from nearsight.augment import ColorJitter
 from nearsight.errors import unknown_name
 from nearsight.models import ModelConfig
-from nearsight.recipes.registry import run_recipe
+from nearsight.study.recipes import run_recipe
 from nearsight.train import PROTOCOLS, DataConfig, Protocol, RunConfig
 
 

@@ -9,7 +9,7 @@ import dataclasses
 
 from nearsight.models import ModelConfig
 from nearsight.recipes.compact import protocol_named
-from nearsight.recipes.registry import run_recipe
+from nearsight.study.recipes import run_recipe
 from nearsight.train import DataConfig, RunConfig, locat
 
 _TINY = ModelConfig(patch_size=16, depth=12, width=192, num_heads=3, mlp_width=768)

@@ -1,153 +1,157 @@
-"""Tables of the page, as HTML."""
+"""Tables and numbers in words: raw numbers for machines, the same readable for people, and what is said under them."""
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
-from html import escape
-from typing import Any
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Self
 
 import numpy as np
+import pandas as pd
 
-from nearsight.report.estimates import Estimate
-from nearsight.report.figures.style import model_style
-from nearsight.report.inputs import ModelHeads, shorten
-from nearsight.report.reading import first_layer_mean, first_layer_name, layer_table, most_local_head
+from nearsight.files import write_text
+from nearsight.study.statistics import MeanInterval
 
-NUMBER_TITLES = {
-    "min_mad": "min MAD",
-    "mean_mad": "mean MAD",
-    "min_entropy": "min entropy",
-    "mean_entropy": "mean entropy",
-}
 MISSING = "–"
-FULL_NAME = 1000
 
 
-def label_html(label: str) -> str:
-    """A name from outside: shown as it is, and kept from turning the direction of the text around it."""
-    return f"<bdi>{escape(label)}</bdi>"
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Table:
+    name: str
+    """Of its files."""
+    title: str
+    numbers: pd.DataFrame
+    """As computed, unrounded; accuracies are fractions; layers count from 0."""
+    shown: pd.DataFrame
+    """Words and rounded numbers, as text; accuracies in per cent; layers count from 1."""
+    notes: tuple[str, ...]
+
+    @classmethod
+    def of(
+        cls, name: str, title: str, rows: Iterable["Row"], *, shown: Iterable["Row"] | None = None, notes: Iterable[str]
+    ) -> Self:
+        """From rows, each of which has its numbers and its words; `shown`: other rows for people."""
+        rows = list(rows)
+        numbers = pd.DataFrame([row.numbers for row in rows])
+        words = pd.DataFrame([row.words for row in (rows if shown is None else shown)])
+        return cls(name=name, title=title, numbers=numbers, shown=words, notes=tuple(notes))
+
+    def markdown(self) -> str:
+        body = markdown_rows(records(self.shown)) if len(self.shown) else ["None."]
+        return "\n".join([f"# {self.title}", "", *body, "", *(f"- {note}" for note in self.notes)]) + "\n"
+
+    def write(self, folder: Path) -> tuple[Path, Path]:
+        csv, markdown = folder / f"{self.name}.csv", folder / f"{self.name}.md"
+        write_text(csv, self.numbers.to_csv(index=False))
+        write_text(markdown, self.markdown())
+        return csv, markdown
 
 
-def model_html(index: int, model: ModelHeads, limit: int = 60) -> str:
-    """A model's name with the colour it has in the figures; its characters beyond `limit` are in the overview."""
-    colour = model_style(index).colour
-    swatch = f'<span class="swatch" style="--colour: {colour}" aria-hidden="true"></span>'
-    return swatch + label_html(shorten(model.label, limit))
+class Row:
+    """A row of a table, built cell by cell: every cell says at once what machines keep and what people read."""
+
+    def __init__(self, **both: object) -> None:
+        """Columns that have the same name and value in both."""
+        self.numbers: dict[str, object] = {}
+        self.words: dict[str, str] = {}
+        for name, value in both.items():
+            self.both(name, value)
+
+    def both(self, name: str, value: object, title: str | None = None, words: str | None = None) -> Self:
+        """A value under its name, and its words under a title; by default the name, and the value as it is."""
+        self.numbers[name] = value
+        self.words[name if title is None else title] = str(value) if words is None else words
+        return self
+
+    def keep(self, **numbers: object) -> Self:
+        """For machines alone."""
+        self.numbers |= numbers
+        return self
+
+    def show(self, title: str, words: str) -> Self:
+        """For people alone."""
+        self.words[title] = words
+        return self
+
+    def interval(
+        self,
+        name: str,
+        found: MeanInterval,
+        title: str,
+        *,
+        scale: float = 1.0,
+        digits: int = 3,
+        signed: bool = False,
+    ) -> Self:
+        """A mean over seeds: `name`_n, _mean, _std, _low and _high, and "0.021 ± 0.003"."""
+        self.keep(**columns_of(name, found))
+        return self.show(title, with_interval(found, scale=scale, digits=digits, signed=signed))
 
 
-def overview(models: Sequence[ModelHeads]) -> str:
-    """One row per model: what it is, how well it does, how local it is."""
-    firsts = [first_layer_mean(model) for model in models]
-    first_title = f"{first_layer_name(firsts)}, mean"
-    head = ("model", "test accuracy", "layers × heads", "images", "most local head", "where", first_title)
-    rows = []
-    for index, (model, first) in enumerate(zip(models, firsts, strict=True)):
-        best = most_local_head(model)
-        assert best.head is not None
-        rows.append(
-            (
-                model_html(index, model, limit=FULL_NAME),
-                MISSING if model.test_accuracy is None else f"{100 * model.test_accuracy:.2f} %",
-                " × ".join(str(length) for length in model.matrix("mad").shape),
-                f"{best.num_images:,}",
-                estimate_html(best),
-                f"layer {best.layer + 1}, head {best.head + 1}",
-                estimate_html(first) + (f" layer {first.layer + 1}" if first.layer else ""),
-            )
-        )
-    return table(
-        "The models and their most local heads",
-        [headings(head)],
-        map(labelled, rows),
-        kind="numbers overview",
-    )
+def columns_of(name: str, found: MeanInterval) -> dict[str, float]:
+    """A mean over seeds as columns whose names begin alike."""
+    return {f"{name}_{part}": value for part, value in asdict(found).items()}
 
 
-def estimate_html(estimate: Estimate) -> str:
-    if not estimate.has_interval:
-        return f"<b>{estimate.mean:.3f}</b>"
-    return (
-        f"<b>{estimate.mean:.3f}</b> "
-        f'<span class="range">{estimate.low:.3f}\N{NO-BREAK SPACE}to\N{NO-BREAK SPACE}{estimate.high:.3f}</span>'
-    )
+def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """The rows, by the names of the columns."""
+    return [dict(zip(map(str, frame.columns), row, strict=True)) for row in frame.itertuples(index=False, name=None)]
 
 
-def layers(models: Sequence[ModelHeads]) -> str:
-    """The per-layer table; each column's smallest number stands out."""
-    numbers = layer_table(models)
-    first = '<tr><th scope="col" rowspan="2" data-column="0">layer</th>' + "".join(
-        f'<th scope="colgroup" colspan="{len(NUMBER_TITLES)}">{model_html(index, model)}</th>'
-        for index, model in enumerate(models)
-    )
-    titles = list(NUMBER_TITLES.values())
-    names = [f"{shorten(model.label, FULL_NAME)}: {title}" for model in models for title in titles]
-    second = headings(titles * len(models), names=names, first=1)
-    smallest = numbers.min().to_numpy()
-    body = []
-    for layer, values in zip(numbers.index, numbers.to_numpy(), strict=True):
-        cells = [
-            MISSING if np.isnan(value) else f"<b>{value:.3f}</b>" if value == least else f"{value:.3f}"
-            for value, least in zip(values, smallest, strict=True)
-        ]
-        body.append(labelled((str(layer), *cells)))
-    return table(
-        "Distance and entropy per layer, over its heads", [first + "</tr>", second], body, kind="numbers layers"
-    )
+def markdown_rows(rows: Sequence[Mapping[str, object]]) -> list[str]:
+    """The lines of a Markdown table; all rows have the same columns."""
+    cells: list[list[object]] = [list(rows[0]), ["---"] * len(rows[0]), *(list(row.values()) for row in rows)]
+    return ["| " + " | ".join(str(cell).replace("|", "\\|") for cell in row) + " |" for row in cells]
 
 
-def facts(records: Sequence[Mapping[str, Any] | None], models: Sequence[ModelHeads], *, only_differing: bool) -> str:
-    """Nested records side by side: one row per dotted name, one column per model; empty where there is nothing."""
-    flat = [flattened(record or {}) for record in records]
-    names = list(dict.fromkeys(name for record in flat for name in record))
-    if only_differing:
-        names = [name for name in names if len({record.get(name) for record in flat}) > 1]
-    if not names:
-        return ""
-    body = [labelled((label_html(name), *(label_html(record.get(name, MISSING)) for record in flat))) for name in names]
-    head = ["", *(model_html(index, model) for index, model in enumerate(models))]
-    return table("Settings by model", [headings(head)], body, kind="facts")
+def share(value: float) -> str:
+    return f"{100 * value:.0f} %"
 
 
-def flattened(record: Mapping[str, Any], above: str = "") -> dict[str, str]:
-    """{"model": {"depth": 8}} as {"model.depth": "8"}; lists are values."""
-    flat: dict[str, str] = {}
-    for name, value in record.items():
-        if isinstance(value, Mapping) and value:
-            flat.update(flattened(value, f"{above}{name}."))
-        else:
-            flat[f"{above}{name}"] = value if isinstance(value, str) else json_text(value)
-    return flat
+def rounded(value: float | None, digits: int = 3, *, signed: bool = False) -> str:
+    """A number with so many decimals and a true minus sign; a dash where there is none."""
+    if value is None or np.isnan(value):
+        return MISSING
+    value = round(value, digits)
+    if value == 0:  # neither −0 nor +0
+        return f"{0:.{digits}f}"
+    return f"{value:{'+' if signed else ''}.{digits}f}".replace("-", "−")
 
 
-def json_text(value: Any, indent: int | None = None) -> str:
-    return json.dumps(value, indent=indent, ensure_ascii=False, default=str)
+def percent(value: float | None) -> str:
+    return rounded(None if value is None else 100 * value, 2)
 
 
-def table(
-    caption: str, head: Iterable[str], body: Iterable[str], *, kind: str = "numbers", is_tall: bool = False
+def with_interval(interval: MeanInterval, *, scale: float = 1.0, digits: int = 3, signed: bool = False) -> str:
+    """ "0.021 ± 0.003": the mean and half the width of its interval; the mean alone where there is none."""
+    return mean_and_ends(interval.mean, interval.low, interval.high, scale=scale, digits=digits, signed=signed)
+
+
+def mean_and_ends(
+    mean: float, low: float, high: float, *, scale: float = 1.0, digits: int = 3, signed: bool = True
 ) -> str:
-    """A table in a box that scrolls sideways, by keyboard too, when the screen is narrow.
-
-    Where scripts run, it can be sorted by the columns whose headings know their number. `is_tall`: it scrolls within
-    the page.
-    """
-    box = "scroll tall" if is_tall else "scroll"
-    return (
-        f'<div class="{box}" data-table role="region" tabindex="0" aria-label="{escape(caption)}">'
-        f'<table class="{kind}"><caption class="unseen">{escape(caption)}</caption>'
-        f"<thead>{''.join(head)}</thead><tbody>{''.join(body)}</tbody></table></div>"
-    )
+    """As `with_interval`, from the numbers."""
+    told = rounded(scale * mean, digits, signed=signed)
+    return told if np.isnan(low) else f"{told} ± {rounded(scale * (high - low) / 2, digits)}"
 
 
-def headings(titles: Sequence[str], *, names: Sequence[str] | None = None, first: int = 0) -> str:
-    """The row of column headings; `names` say in a copy what a title alone does not, `first` counts columns before."""
-    cells = []
-    for place, title in enumerate(titles):
-        name = "" if names is None else f' data-name="{escape(names[place])}"'
-        shown = title or '<span class="unseen">name</span>'  # what sorts must be called something
-        cells.append(f'<th scope="col" data-column="{first + place}"{name}>{shown}</th>')
-    return "<tr>" + "".join(cells) + "</tr>"
+def probability(p: float) -> str:
+    if np.isnan(p):
+        return MISSING
+    return f"{p:.2f}" if p >= 0.1 else f"{p:.2g}"
 
 
-def labelled(contents: Sequence[str]) -> str:
-    """A row whose first cell names it."""
-    return f'<tr><th scope="row">{contents[0]}</th>' + "".join(f"<td>{cell}</td>" for cell in contents[1:]) + "</tr>"
+def layers_in_words(layers: Iterable[int]) -> str:
+    """ "L1, L3": each once, in their order, counted from 1; a dash where there is none."""
+    return ", ".join(f"L{layer + 1}" for layer in sorted(set(layers))) or MISSING
+
+
+def span(low: str, high: str) -> str:
+    return MISSING if low == high == MISSING else f"{low} to {high}"
+
+
+def seeds_in_words(counts: Iterable[int]) -> str:
+    """ "3 seeds", "1 seed", "2 to 3 seeds"."""
+    few, many = min(found := list(counts)), max(found)
+    if few != many:
+        return f"{few} to {many} seeds"
+    return "1 seed" if many == 1 else f"{many} seeds"

@@ -14,8 +14,8 @@ from string import Template
 from typing import Any, Protocol
 
 from nearsight.report.inputs import shorten
+from nearsight.report.page.html_tables import label_html
 from nearsight.report.page.packing import packed
-from nearsight.report.tables import label_html
 from nearsight.version import __version__
 
 LIBRARIES = ("vega.min.js", "vega-lite.min.js", "vega-interpreter.min.js")

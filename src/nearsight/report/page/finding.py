@@ -1,16 +1,24 @@
 """What a study found, in words: the headline of its page and the sentences under it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import pandas as pd
 
 from nearsight.errors import InputError
-from nearsight.report.study.conditions import FACTOR_NAMES, OFF, key_factor, level_in_words, with_attention
-from nearsight.report.study.notes import SMALL, missing_notes
-from nearsight.report.study.own_patch.heads import HEADS, OTHERS, with_own_patch
-from nearsight.report.study.rules import Finding, Verdict
-from nearsight.report.study.table import rounded, with_interval
+from nearsight.report.claims import Verdicts
+from nearsight.report.conditions import (
+    FACTOR_NAMES,
+    OFF,
+    SMALL,
+    key_factor,
+    level_in_words,
+    missing_notes,
+    with_attention,
+)
+from nearsight.report.own_patch import HEADS, OTHERS, with_own_patch
+from nearsight.report.rules import Verdict
+from nearsight.report.tables import rounded, with_interval
 from nearsight.study.results import StudyResults
 from nearsight.study.statistics import by_condition, mean_interval
 
@@ -23,13 +31,14 @@ class Words:
     sentences: tuple[str, ...]
 
 
-def judged_in_words(judged: Sequence[tuple[str, Finding]], *, are_questions: bool) -> Words | None:
+def judged_in_words(verdicts: Verdicts) -> Words | None:
     """The first claim or question that the runs can judge, with its numbers; None where there is none."""
-    for text, finding in judged:
+    for judgement in verdicts.judgements:
+        text, finding = judgement.claim.text, judgement.finding
         if finding.verdict == Verdict.NOT_TESTED:
             continue
         answer = str(finding.verdict)
-        headline = f"{text} {answer[:1].upper()}{answer[1:]}." if are_questions else f"{text}: {answer}."
+        headline = f"{text}: {answer}." if verdicts.paper else f"{text} {answer[:1].upper()}{answer[1:]}."
         seeds = "1 seed" if finding.n == 1 else f"{finding.n} seeds"
         return Words(headline=headline, sentences=(f"{finding.ours[:1].upper()}{finding.ours[1:]} ({seeds}).",))
     return None

@@ -5,11 +5,11 @@ from html import escape
 from pathlib import Path
 
 from nearsight.files import write_text
-from nearsight.report import tables
 from nearsight.report.estimates import LABEL_LIMIT, quoted
 from nearsight.report.figures import heatmaps, locality_intervals, mad_entropy_plane, mad_profiles, training_curves
 from nearsight.report.inputs import ModelHeads, check_labels, shorten
 from nearsight.report.page import captions
+from nearsight.report.page import html_tables as tables
 from nearsight.report.page.chart_data import of_models
 from nearsight.report.page.document import BodyPart, Document, Section
 from nearsight.report.page.pieces import chart_html, citing_html, command_html, figure_html, json_html, terms_html

@@ -2,16 +2,20 @@
 
 import shlex
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from html import escape
 from typing import Any
 
 from matplotlib.figure import Figure
 
+from nearsight.errors import InputError
 from nearsight.metrics import uniform_attention_distance
-from nearsight.recipes import SIMULATIONS, STUDIES
 from nearsight.report.figures import svg_text
 from nearsight.report.inline_svg import inline_svg
-from nearsight.report.tables import json_text
+from nearsight.report.marks import Drawing
+from nearsight.report.page.html_tables import json_text
+from nearsight.report.reports import Draw
+from nearsight.study.recipes import SIMULATIONS, STUDIES
 from nearsight.version import __version__
 
 
@@ -23,6 +27,17 @@ def figure_html(name: str, figure: Figure, description: str, caption: str, *, is
         f'<div class="scroll" role="group" tabindex="0" aria-label="Figure, scrolls sideways">{drawing}</div>'
         f"<figcaption>{escape(caption)}</figcaption></figure>"
     )
+
+
+def drawn_html(figures: Mapping[str, Draw]) -> list[str]:
+    """Those that the runs there are can give."""
+    drawn = []
+    for name, draw in figures.items():
+        with suppress(InputError):
+            drawing = draw()
+            assert isinstance(drawing, Drawing), name
+            drawn.append(figure_html(name, drawing.figure, drawing.caption, drawing.caption))
+    return drawn
 
 
 def chart_html(name: str, caption: str, still: str = "") -> str:

@@ -3,41 +3,29 @@
 from collections.abc import Mapping
 from typing import Any
 
-from nearsight.errors import InputError
 from nearsight.report.page.document import Document, Section
 from nearsight.report.page.finding import Words, judged_in_words
-from nearsight.report.page.pieces import citing_html, command_html, figure_html
-from nearsight.report.page.study_tables import record_table, table_html, text_html
-from nearsight.report.probes.measures import main_measures, title_of
-from nearsight.report.probes.results import ProbeResults
-from nearsight.report.probes.tables import OVER_IMAGES, models_table
-from nearsight.report.probes.verdict import judge_claims, verdict_summary, verdict_table
-from nearsight.report.probes.writing import drawings_of, tables_of_conditions
+from nearsight.report.page.html_tables import record_table, table_html, text_html
+from nearsight.report.page.pieces import citing_html, command_html, drawn_html
+from nearsight.report.probe_tables import OVER_IMAGES, models_table, probe_report
+from nearsight.report.probes import ProbeResults, main_measures, title_of
 
 
 def probes_page_html(results: ProbeResults, *, provenance: Mapping[str, Any] | None = None) -> str:
     """The text of the page."""
-    if results.rows.empty:
-        raise InputError("no model has been probed yet, so there is nothing to report")
-    judgements = judge_claims(results)
-    judged = [(judgement.claim.text, judgement.finding) for judgement in judgements]
-    words = judged_in_words(judged, are_questions=False) or _best_in_words(results)
-    summary = (verdict_summary(results, judgements),) if judgements else ()
-    hero, *figures = (
-        figure_html(name, drawing.figure, drawing.caption, drawing.caption)
-        for name, drawing in ((name, draw()) for name, draw in drawings_of(results).items())
-    )
+    report = probe_report(results)
+    verdicts = report.verdicts
+    words = (judged_in_words(verdicts) if verdicts else None) or _best_in_words(results)
+    summary = (verdicts.summary(),) if verdicts else ()
+    hero, *figures = drawn_html(report.figures)
     command = (provenance or {}).get("command")
     sections = [
         Section(name="results", heading="Models", body=table_html(models_table(results))),
-        *(
-            Section(name=shown.name, heading=shown.name.capitalize(), body=table_html(shown))
-            for shown in tables_of_conditions(results)
-        ),
+        *(Section(name=shown.name, heading=shown.name.capitalize(), body=table_html(shown)) for shown in report.tables),
         Section(
             name="claims",
             heading="What reproduces",
-            body=table_html(verdict_table(results, judgements), kind="words") if judgements else "",
+            body=table_html(verdicts.table(), kind="words") if verdicts else "",
         ),
         Section(name="figures", heading="Figures", body="".join(figures)),
         Section(name="provenance", heading="Provenance", body=record_table("Provenance", provenance or {})),

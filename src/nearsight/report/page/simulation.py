@@ -1,31 +1,24 @@
 """The page of a simulation: its finding, the figures that show it, its claims and its conditions."""
 
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import Any
 
-from nearsight.errors import InputError
 from nearsight.report.page.document import Document, Section
 from nearsight.report.page.finding import Words, judged_in_words
-from nearsight.report.page.pieces import citing_html, figure_html, json_html, study_again_html
-from nearsight.report.page.study_tables import opened_html, record_table, table_html, text_html
-from nearsight.report.structure.numbers import notes_of
-from nearsight.report.structure.tables import structure_tables
-from nearsight.report.structure.verdict import judge_claims, verdict_summary, verdict_table
-from nearsight.report.structure.writing import FIGURES
+from nearsight.report.page.html_tables import opened_html, record_table, table_html, text_html
+from nearsight.report.page.pieces import citing_html, drawn_html, json_html, study_again_html
+from nearsight.report.simulations import notes_of, simulation_report
 from nearsight.study.simulation_folder import SimulationResults
 
 
 def simulation_page_html(results: SimulationResults, *, provenance: Mapping[str, Any] | None = None) -> str:
     """The text of the page."""
-    if results.runs.empty:
-        raise InputError(f"study {results.name!r} has no cell that is done, so there is nothing to report")
-    judgements = judge_claims(results)
-    conditions, *others = structure_tables(results)
-    hero, *figures = _figures(results) or [""]
-    judged = [(judgement.claim.text, judgement.finding) for judgement in judgements]
-    words = judged_in_words(judged, are_questions=False)
-    summary = (verdict_summary(results, judgements),) if judgements else ()
+    report = simulation_report(results)
+    conditions, *others = report.tables
+    hero, *figures = drawn_html(report.figures) or [""]
+    verdicts = report.verdicts
+    words = judged_in_words(verdicts) if verdicts else None
+    summary = (verdicts.summary(),) if verdicts else ()
     words = words or Words(headline=f"{len(results.runs)} of {len(results.cells)} cells are done.", sentences=())
     again = study_again_html(
         results.name, seeds={cell.seed for cell in results.cells}, scale=results.scale, runner="run_simulation"
@@ -35,7 +28,7 @@ def simulation_page_html(results: SimulationResults, *, provenance: Mapping[str,
         Section(
             name="claims",
             heading="What reproduces",
-            body=table_html(verdict_table(results, judgements), kind="words") if judgements else "",
+            body=table_html(verdicts.table(), kind="words") if verdicts else "",
         ),
         Section(name="figures", heading="Figures", body="".join(figures)),
         Section(name="tables", heading="Further tables", body="".join(map(opened_html, others))),
@@ -51,15 +44,6 @@ def simulation_page_html(results: SimulationResults, *, provenance: Mapping[str,
         hero=hero,
         sections=sections,
     ).html()
-
-
-def _figures(results: SimulationResults) -> list[str]:
-    drawn = []
-    for name, draw in FIGURES.get(results.name, {}).items():
-        with suppress(InputError):  # the cells there are cannot give it
-            drawing = draw(results)
-            drawn.append(figure_html(name, drawing.figure, drawing.caption, drawing.caption))
-    return drawn
 
 
 def _configuration(results: SimulationResults) -> str:

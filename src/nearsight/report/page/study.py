@@ -1,35 +1,33 @@
 """The page of a study: its finding, its conditions, claims, heads, courses and effects."""
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from nearsight.errors import InputError
+from nearsight.report.claims import Verdicts
+from nearsight.report.conditions import with_attention
+from nearsight.report.marks import Drawing
+from nearsight.report.most_local import minimum
 from nearsight.report.page import captions
 from nearsight.report.page.document import BodyPart, Document, Section
 from nearsight.report.page.finding import Words, judged_in_words, locality_in_words, warnings_in_words
+from nearsight.report.page.html_tables import opened_html, record_table, runs_table, table_html, text_html
 from nearsight.report.page.pieces import (
     chart_html,
     citing_html,
+    drawn_html,
     figure_html,
     json_html,
     study_again_html,
     terms_html,
 )
 from nearsight.report.page.study_data import of_study
-from nearsight.report.page.study_tables import opened_html, record_table, runs_table, table_html, text_html
-from nearsight.report.study.conditions import with_attention
-from nearsight.report.study.drawing import Drawing
-from nearsight.report.study.figure1_profiles import profiles
-from nearsight.report.study.figure2_plane import plane
-from nearsight.report.study.figure3_heatmaps import maps
-from nearsight.report.study.figure4_minimum import minimum
-from nearsight.report.study.paper import PAPER
-from nearsight.report.study.registry import parts_of
-from nearsight.report.study.table import Table
-from nearsight.report.study.tables import study_tables
-from nearsight.report.study.tables_conditions import conditions_table
-from nearsight.report.study.verdict import Judgement, judge_claims, verdict_summary, verdict_table
+from nearsight.report.studies import report_of
+from nearsight.report.study_figures import maps, plane, profiles
+from nearsight.report.study_tables import conditions_table
+from nearsight.report.tables import Table
+from nearsight.report.writing import of_heads, study_tables, study_verdicts
 from nearsight.study.results import StudyResults
 
 Draw = Callable[[StudyResults], Drawing]
@@ -56,17 +54,21 @@ def study_page_html(
     """
     if results.runs.empty:
         raise InputError(f"study {results.name!r} has no complete run yet, so there is nothing to report")
-    judgements = judge_claims(results) if with_tests else []
+    verdicts = study_verdicts(results) if with_tests else None
     found = {table.name: table for table in (study_tables(results) if with_tests else [conditions_table(results)])}
     data = of_study(results, found.get("effects"))
-    words = _words(results, judgements)
+    words = _words(results, verdicts)
     measured = with_attention(results)
     hero_name, hero = _hero(results)
     seeds = set(results.seeds) or {int(seed) for seed in results.runs["seed"]}
     again = study_again_html(results.name, seeds=seeds, scale=results.scale, runner="run_study")
     sections = [
         Section(name="results", heading="Results", body=table_html(found.pop("conditions"))),
-        Section(name="claims", heading=_claims_heading(results), body=_claims(results, judgements)),
+        Section(
+            name="claims",
+            heading=_claims_heading(results),
+            body=table_html(verdicts.table(), kind="words") if verdicts else "",
+        ),
         *([] if measured.runs.empty else _head_sections(measured, with_stills)),
         Section(name="explorer", heading="Where each head looks", body="" if explorer is None else explorer.html()),
         Section(name="training", heading="Training", body=chart_html("training", captions.TRAINING)),
@@ -95,42 +97,25 @@ def study_page_html(
     ).html()
 
 
-def _words(results: StudyResults, judgements: Sequence[Judgement]) -> Words:
-    judged = [(judgement.claim.text, judgement.finding) for judgement in judgements]
-    summary = (verdict_summary(results, list(judgements)),) if judgements else ()
-    parts = parts_of(results.name)
-    found = None if parts.paper == PAPER else judged_in_words(judged, are_questions=parts.paper is None)
+def _words(results: StudyResults, verdicts: Verdicts | None) -> Words:
+    found = None if verdicts is None or report_of(results.name).is_about_locality else judged_in_words(verdicts)
     words = found or locality_in_words(results)
-    return Words(headline=words.headline, sentences=(*words.sentences, *summary))
+    return Words(headline=words.headline, sentences=(*words.sentences, *((verdicts.summary(),) if verdicts else ())))
 
 
 def _hero(results: StudyResults) -> tuple[str, str]:
-    """The figure that persuades, and its name: S1's is that of the most local heads, other studies have their own."""
-    parts = parts_of(results.name)
-    own = {} if parts.paper == PAPER else parts.figures
-    for name, draw in {**own, "minimum": _of_heads(minimum)}.items():
-        with suppress(InputError):  # the runs there are cannot give it
-            drawing = draw(results)
-            return name, figure_html("finding", drawing.figure, drawing.caption, drawing.caption)
+    """The figure that persuades, and its name: that of the most local heads, or what a study has of its own."""
+    own = report_of(results.name)
+    draws: dict[str, Callable[[StudyResults], Drawing]] = {} if own.is_about_locality else dict(own.figures)
+    draws["minimum"] = partial(of_heads, minimum)
+    for name, draw in draws.items():
+        if html := drawn_html({"finding": partial(draw, results)}):
+            return name, html[0]
     return "", ""
 
 
-def _of_heads(draw: Draw) -> Draw:
-    def drawn(results: StudyResults) -> Drawing:
-        measured = with_attention(results)
-        if measured.runs.empty:
-            raise InputError("no network of the study has attention")
-        return draw(measured)
-
-    return drawn
-
-
 def _claims_heading(results: StudyResults) -> str:
-    return "The answers" if parts_of(results.name).paper is None else "What reproduces"
-
-
-def _claims(results: StudyResults, judgements: Sequence[Judgement]) -> str:
-    return table_html(verdict_table(results, list(judgements)), kind="words") if judgements else ""
+    return "The answers" if report_of(results.name).paper is None else "What reproduces"
 
 
 def _head_sections(measured: StudyResults, with_stills: bool) -> list[Section]:
@@ -168,14 +153,8 @@ def _effects(found: dict[str, Table]) -> str:
 
 def _figures(results: StudyResults, hero: str) -> str:
     """Those that only this study has, but for the one that stands above."""
-    drawn = []
-    for name, draw in parts_of(results.name).figures.items():
-        with suppress(InputError):
-            if name == hero:
-                continue
-            drawing = draw(results)
-            drawn.append(figure_html(name, drawing.figure, drawing.caption, drawing.caption))
-    return "".join(drawn)
+    own = report_of(results.name).figures
+    return "".join(drawn_html({name: partial(draw, results) for name, draw in own.items() if name != hero}))
 
 
 def _configuration(results: StudyResults) -> str:

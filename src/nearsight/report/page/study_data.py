@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from nearsight.report.conditions import FACTOR_NAMES, ordered_conditions
 from nearsight.report.figures.style import MODEL_COLOURS
 from nearsight.report.page.chart_data import course_data, groups_data, heads_data, history_data
 from nearsight.report.page.packing import columns, places
-from nearsight.report.study.conditions import FACTOR_NAMES, ordered_conditions
-from nearsight.report.study.table import Table
+from nearsight.report.tables import Table
 from nearsight.study.results import StudyResults
 
 MOST_ROWS = 40_000

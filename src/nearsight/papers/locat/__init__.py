@@ -1,0 +1,1 @@
+"""S2, LocAt: Gaussian-augmented attention and patch refinement, by accuracy, layers and frozen features."""

@@ -1,0 +1,1 @@
+"""S1, the protocol study: does the training protocol make attention local, which part of it, and what it left open."""

@@ -1,0 +1,244 @@
+"""What of CutMix makes attention local: the cut, the mix, or the label?
+
+Its box without the other image, the other image without a box, its label without its image and its image without its
+label. All are applied with the same probability, the boxes drawn by the same law. CutMix, its relatives and Mixup draw
+once per mini-batch, as in S1; what hides or shuffles without mixing draws for every image, as its authors do.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from nearsight.augment import CutFill, CutMix, CutOut, Mixup, RandomErasing, TileShuffle
+from nearsight.errors import InputError
+from nearsight.recipes.compact import compact_cifar100
+from nearsight.recipes.fixed import trained_for
+from nearsight.report.claims import Claim, shared_seeds
+from nearsight.report.contrasts import contrast_figure, contrast_table
+from nearsight.report.fits import POOLED, Contrast, LeastSquares, between, condition_means
+from nearsight.report.marks import Drawing
+from nearsight.report.responses import EARLY_LAYERS, share_notes, with_early_layers
+from nearsight.report.rules import PART_OF_WHOLE, SIGN, Finding, judge_part, judge_sign
+from nearsight.report.studies import report_on
+from nearsight.report.tables import Row, Table
+from nearsight.study import OFF, Study
+from nearsight.study.recipes import recipe
+from nearsight.study.results import StudyResults
+
+_EPOCHS, _LONG_EPOCHS = 60, 200
+_EPOCHS_BETWEEN = 10
+_ASKED_AGAIN = ("None", "Mixup", "CutOut", "Mean box", "Mean box, mixed labels", "CutMix, own labels", "CutMix")
+
+
+def _mixing(p: float) -> Mapping[str, Any]:
+    return {
+        "None": OFF,
+        # λ as CutMix draws it.
+        "Mixup": Mixup(p=p, alpha=1.0),
+        "CutOut": CutOut(p=p, size=16),
+        "Random erasing": RandomErasing(p=p),
+        "Noise box": CutFill(p=p, noise=1.0),
+        "Noise box, mixed labels": CutFill(p=p, noise=1.0, mix_labels=True),
+        "Mean box": CutFill(p=p, noise=0.0),
+        "Mean box, mixed labels": CutFill(p=p, noise=0.0, mix_labels=True),
+        "CutMix, own labels": CutMix(p=p, mix_labels=False),
+        # The model's patches: boxes of whole tokens.
+        "Patch-aligned CutMix": CutMix(p=p, patch=4),
+        "Feathered CutMix": CutMix(p=p, feather=2.0),
+        "Tile shuffle": TileShuffle(p=p, tile=8),
+        # Last, since figures compare the last level with the first.
+        "CutMix": CutMix(p=p),
+    }
+
+
+@recipe("mixing-cifar100")
+def mixing_cifar100(*, seeds: int = 2) -> Study:
+    """Is it the cut, the mix, or the label? Thirteen ways to hide and mix (S1 §7, future work v)
+
+    Run     nearsight study run mixing-cifar100
+    Cost    26 cells of 60 epochs of 40,000 images (62 M); needs a GPU
+    Result  the cut and the label, not the other image: see results/mixing-cifar100
+    """
+    return Study(trained_for(compact_cifar100("baseline"), _EPOCHS), factors={"mixing": _mixing(0.5)}, seeds=seeds)
+
+
+@recipe("mixing-long-cifar100")
+def mixing_long_cifar100(*, seeds: int = 6) -> Study:
+    """Which part of CutMix, long enough: seven of the thirteen ways, in every batch (S1 §7, future work v)
+
+    At 60 epochs CutMix has done a part of what it will do. Here all train for 200, and every head is measured on 512
+    test images at the start and after every tenth epoch.
+
+    Run     nearsight study run mixing-long-cifar100 --reuse results/mixing-long-cifar100
+    Cost    42 cells of 200 epochs of 40,000 images (336 M; half of them are reused), and 0.5 M measured; needs a GPU
+    Result  3 of 6 seeds so far, not judged yet: see results/mixing-long-cifar100
+    """
+    base = dataclasses.replace(trained_for(compact_cifar100("baseline"), _LONG_EPOCHS), measure_every=_EPOCHS_BETWEEN)
+    levels = _mixing(1.0)
+    return Study(base, factors={"mixing": {label: levels[label] for label in _ASKED_AGAIN}}, seeds=seeds)
+
+
+NONE, CUTMIX, OWN_LABELS = "None", "CutMix", "CutMix, own labels"
+BOXES = ("Noise box", "Mean box")
+BOXES_WITH_LABELS = ("Noise box, mixed labels", "Mean box, mixed labels")
+WHOLE = between("CutMix", "Does CutMix make the most local head look nearer?", [CUTMIX], [NONE])
+CONTRASTS = (
+    # The first three add up to what CutMix does.
+    between(
+        "the cut",
+        "Is it the cut: does hiding CutMix's box, with the image's own label, make heads local?",
+        BOXES,
+        [NONE],
+    ),
+    between(
+        "the other image",
+        "Is it the other image: does it matter what is in the box, while the label stays the image's own?",
+        [OWN_LABELS],
+        BOXES,
+    ),
+    between(
+        "its label",
+        "Is it the label: does it matter that the pasted image's label counts too?",
+        [CUTMIX],
+        [OWN_LABELS],
+    ),
+    between(
+        "a label without its image",
+        "Is it the label alone: does a second label matter where nothing of its image is seen?",
+        BOXES_WITH_LABELS,
+        BOXES,
+    ),
+    between(
+        "the mix without a cut",
+        "Is it the mix: do two images and two labels make heads local without a cut (Mixup)?",
+        ["Mixup"],
+        [NONE],
+    ),
+    between(
+        "boxes across patches",
+        "Does the box have to cut through the model's patches?",
+        [CUTMIX],
+        ["Patch-aligned CutMix"],
+    ),
+    between("a sharp edge", "Does the box's edge have to be sharp?", [CUTMIX], ["Feathered CutMix"]),
+    between("CutOut", "Does CutOut do it too?", ["CutOut"], [NONE]),
+    between("random erasing", "Does random erasing do it too?", ["Random erasing"], [NONE]),
+    between(
+        "shuffled tiles",
+        "Does destroying what is global do it, with nothing hidden or mixed (tile shuffle)?",
+        ["Tile shuffle"],
+        [NONE],
+    ),
+)
+LONG_SEEDS = 6
+"""Fewer were planned to be shown, not judged."""
+LONG_CONTRASTS = (
+    WHOLE,
+    between("CutOut or CutMix", "Does CutOut bring it nearer than CutMix does?", ["CutOut"], [CUTMIX]),
+    between(
+        "CutMix without its label",
+        "Does CutMix take it farther away where the label stays the image's own?",
+        [OWN_LABELS],
+        [NONE],
+        sign=1,
+    ),
+    between(
+        "leaving out its label",
+        "Is it farther away with CutMix of the image's own label than with CutMix?",
+        [OWN_LABELS],
+        [CUTMIX],
+        sign=1,
+    ),
+    between(
+        "a mean box",
+        "Does hiding CutMix's box, with the image's own label, bring it nearer?",
+        ["Mean box"],
+        [NONE],
+    ),
+    between(
+        "a label without its image",
+        "Does a second label bring it nearer where nothing of its image is seen?",
+        ["Mean box, mixed labels"],
+        ["Mean box"],
+    ),
+    between("the mix without a cut", "Does Mixup bring it nearer?", ["Mixup"], [NONE]),
+    between(
+        "the label × what is in the box",
+        "Does the second label do more where its image is seen?",
+        [CUTMIX, "Mean box"],
+        [OWN_LABELS, "Mean box, mixed labels"],
+        of_sums=True,
+    ),
+)
+
+
+def _fit(results: StudyResults, response: str) -> LeastSquares:
+    return condition_means(with_early_layers(results), response)
+
+
+def _table(contrasts: Sequence[Contrast], about: str, results: StudyResults) -> Table:
+    return contrast_table(
+        results,
+        contrasts,
+        _fit,
+        name="contrasts",
+        title="the cut, the mix and the label",
+        label=lambda contrast: Row().both("name", contrast.name, "what").both("contrast", contrast.words),
+        notes=(
+            f"{about}Negative: nearer, more focused.",
+            *share_notes(results),
+            f"Early layers: the mean over the heads of the first {EARLY_LAYERS}.",
+            POOLED,
+        ),
+    )
+
+
+def _figure(contrasts: Sequence[Contrast], about: str, results: StudyResults) -> Drawing:
+    caption = f"What each part of CutMix changes in the distance of the most local head{about}."
+    return contrast_figure(results, contrasts, _fit(results, "min_mad"), reference=WHOLE.name, caption=caption)
+
+
+def _question(contrast: Contrast, rule: str, judge: Callable[[Contrast, StudyResults], Finding], *needs: str) -> Claim:
+    return Claim(
+        id=contrast.name,
+        text=contrast.text,
+        source=f"min MAD; {contrast.words}",
+        rule=rule,
+        needs=tuple(dict.fromkeys((*contrast.weights, *needs))),
+        across_seeds=True,
+        judge=partial(judge, contrast),
+    )
+
+
+def _judge_part(contrast: Contrast, results: StudyResults) -> Finding:
+    fit = _fit(results, "min_mad")
+    n = int(results.runs["seed"].nunique())
+    return judge_part(fit.estimate(contrast.weights), fit.estimate(WHOLE.weights), n=n)
+
+
+def _judge_when_all_are_there(contrast: Contrast, results: StudyResults) -> Finding:
+    estimate = _fit(results, "min_mad").estimate(contrast.weights)
+    n = len(shared_seeds(results.runs, *contrast.weights))
+    if n < LONG_SEEDS:
+        raise InputError(f"{estimate.in_words()} with {n} of {LONG_SEEDS} seeds; judged when all are there")
+    return judge_sign(estimate, sign=contrast.sign, words=estimate.in_words(), n=n)
+
+
+_ALL = (WHOLE, *CONTRASTS)
+report_on(
+    "mixing-cifar100",
+    claims=[_question(contrast, PART_OF_WHOLE, _judge_part, CUTMIX, NONE) for contrast in CONTRASTS],
+    tables=[partial(_table, _ALL, "The cut, the other image and its label add up to what CutMix does. ")],
+    figures={
+        "mixing-contrasts": partial(
+            _figure, _ALL, ": the cut, the other image and its label add up to CutMix itself (first row)"
+        )
+    },
+)
+report_on(
+    "mixing-long-cifar100",
+    claims=[_question(contrast, SIGN, _judge_when_all_are_there) for contrast in LONG_CONTRASTS],
+    tables=[partial(_table, LONG_CONTRASTS, "")],
+    figures={"mixing-contrasts": partial(_figure, LONG_CONTRASTS, "")},
+)

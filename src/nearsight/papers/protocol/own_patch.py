@@ -1,0 +1,307 @@
+"""Questions of our own beside S1's: what its most local heads look at, and whether its claims hold without them."""
+
+from functools import partial
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from nearsight.metrics import least_share_on_itself, next_patch_distance, uniform_attention_distance
+from nearsight.papers.protocol import numbers as s1
+from nearsight.papers.protocol.links import CUTMIX, SURE, groups
+from nearsight.papers.protocol.numbers import PUBLISHED
+from nearsight.report.claims import OURS, Claim, not_tested
+from nearsight.report.conditions import missing_notes, ordered_conditions, pair_columns, scale_notes
+from nearsight.report.figures.style import (
+    DISTANCE_LABEL_ONE_LINE,
+    GRID,
+    INK,
+    MUTED,
+    ModelStyle,
+    add_legend,
+    depth_of,
+    draw_uniform_line,
+    house_style,
+    light_grid,
+    shade,
+)
+from nearsight.report.fits import Estimate
+from nearsight.report.marks import Drawing, add_footnote, distances_from_zero, level_styles
+from nearsight.report.own_patch import (
+    HEADS,
+    OTHERS,
+    OWN_PATCH,
+    grid_of,
+    own_patch_bound,
+    own_patch_heads,
+    with_own_patch,
+)
+from nearsight.report.rules import (
+    NO,
+    NOT_SHOWN,
+    OTHER_WAY,
+    SIGN,
+    YES,
+    Finding,
+    change_in_words,
+    groups_in_words,
+    judge_sign,
+)
+from nearsight.report.tables import MISSING, Table, layers_in_words, probability, rounded, share, with_interval
+from nearsight.study.results import StudyResults
+from nearsight.study.statistics import mean_interval, paired_difference, separation
+
+OFTEN = (
+    f"*Own patch.* A head looks at its own patch where its distance is below {share(OWN_PATCH)} of that to the next "
+    f"patch. Yes: more runs with CutMix have such a head than without, with p < {SURE:g} by permutation within pairs. "
+    "The other way round: fewer, with such a p. Not shown: otherwise."
+)
+GAP = (
+    "*Gap.* Yes: by the nearest of the heads that do not look at their own patch, every run with CutMix is below every "
+    "run without. No: they overlap, or CutMix is above."
+)
+NONE = "no head of any run looks at its own patch"
+_LEFT_OUT = "Leaving out heads that look at their own patch,"
+
+
+def own_patch_questions(colour: str) -> tuple[Claim, ...]:
+    """Of an ablation; `colour` is what its data set has for AutoAugment."""
+    conditions = (*s1.with_cutmix(colour), *s1.without_cutmix(colour))
+    both = (s1.BASELINE, s1.MODERN)
+    return (
+        Claim(
+            id="own-patch-heads",
+            text="Does CutMix turn heads to their own patch?",
+            source=OURS,
+            rule=OFTEN,
+            needs=conditions,
+            judge=_more_often,
+        ),
+        Claim(
+            id="others-separated",
+            text=f"{_LEFT_OUT} does CutMix still part the conditions?",
+            source=OURS,
+            rule=GAP,
+            needs=conditions,
+            judge=_gap,
+        ),
+        Claim(
+            id="others-more-local",
+            text=f"{_LEFT_OUT} does Modern's most local one still look nearer than Baseline's?",
+            source=OURS,
+            rule=SIGN,
+            needs=both,
+            judge=partial(_change, *both),
+        ),
+    )
+
+
+def _more_often(results: StudyResults) -> Finding:
+    runs = with_own_patch(results)
+    runs = runs.assign(has_one=(runs[HEADS] > 0).astype(float))
+    levels = results.factors[CUTMIX]
+    found = separation(runs, CUTMIX, levels, "has_one", blocks=pair_columns(results, CUTMIX))
+    numbers = {level: runs.loc[runs[CUTMIX] == level, "has_one"] for level in levels}
+    with_it, without = (f"{int(numbers[level].sum())} of {len(numbers[level])} runs" for level in reversed(levels))
+    words = f"{with_it} with CutMix, {without} without (p = {probability(found.p)}"
+    words += f", {'exact, ' if found.exact else ''}within pairs)"
+    answer = NOT_SHOWN
+    if found.p < SURE:
+        answer = YES if found.difference > 0 else OTHER_WAY
+    return Finding(verdict=answer, ours=words, value=found.difference, n=int(runs["seed"].nunique()))
+
+
+def _gap(results: StudyResults) -> Finding:
+    runs = with_own_patch(results)
+    if not runs[HEADS].any():
+        return not_tested(NONE)
+    found = separation(runs, CUTMIX, results.factors[CUTMIX], OTHERS, blocks=pair_columns(results, CUTMIX))
+    answer = YES if found.clean and found.difference < 0 else NO
+    return Finding(verdict=answer, ours=groups_in_words(found), value=found.margin, n=int(runs["seed"].nunique()))
+
+
+def _change(reference: str, condition: str, results: StudyResults) -> Finding:
+    runs = with_own_patch(results)
+    if not runs.loc[runs["condition"].isin((reference, condition)), HEADS].any():
+        return not_tested(NONE.replace("any run", f"{reference} or {condition}"))
+    ours = paired_difference(runs, condition, reference, OTHERS)
+    if not ours.n:
+        return not_tested(f"no seed has such heads of both {reference} and {condition}")
+    before, after = (mean_interval(runs.loc[runs["condition"] == label, OTHERS]) for label in (reference, condition))
+    words = change_in_words(before, after, ours, accuracy=False)
+    return judge_sign(Estimate.of(ours), sign=-1, words=words, n=ours.n)
+
+
+# A row per condition: which runs have heads that look at their own patch, and how near the others look.
+
+
+SHARE = "max_share_self"
+
+
+def own_patch_table(results: StudyResults) -> Table:
+    runs, heads, grid = with_own_patch(results), own_patch_heads(results), grid_of(results)
+    rows, shown = [], []
+    for label in ordered_conditions(results):
+        here = runs[runs["condition"] == label]
+        if here.empty:
+            continue
+        having = here[here[HEADS] > 0]
+        found = heads[heads["run"].isin(having["run"])]
+        others, nearest = mean_interval(here[OTHERS]), mean_interval(here["min_mad"])
+        measured = having[SHARE].dropna().astype("float64")
+        paper = _papers_distance(results, label)
+        rows.append(
+            {
+                **{"condition": label, "runs": len(here), "runs_with_own_patch": len(having), "heads": len(found)},
+                **{"min_mad": nearest.mean, "min_mad_of_others": others.mean, "low": others.low, "high": others.high},
+                "least_share": least_share_on_itself(float(found["mad"].max()), grid) if len(found) else float("nan"),
+                "paper_least_share": float("nan") if paper is None else least_share_on_itself(paper, grid),
+                "scale": results.scale,
+            }
+        )
+        shown.append(
+            {
+                "condition": label,
+                "runs with such a head": f"{len(having)} of {len(here)}",
+                "heads": str(len(found)),
+                "in layer": layers_in_words(found["layer"]),
+                "its own patch gets, at least": _shares([least_share_on_itself(mad, grid) for mad in found["mad"]]),
+                "measured": _shares(measured.tolist()),
+                "min MAD": with_interval(nearest),
+                "min MAD of the others": with_interval(others),
+                "the paper's head, at least": MISSING if paper is None else share(least_share_on_itself(paper, grid)),
+            }
+        )
+    return Table(
+        name="own-patch",
+        title=f"{results.name}: heads that look at their own patch",
+        numbers=pd.DataFrame(rows),
+        shown=pd.DataFrame(shown),
+        notes=(
+            f"Such a head has a distance below {share(OWN_PATCH)} of that to the next patch, which is "
+            f"{rounded(next_patch_distance(grid))} of the diagonal. What it does not spend on the query's own patch it "
+            "spends at that distance or farther, so that its own patch gets at least 1 − distance / distance of the "
+            "next patch of its attention on patches.",
+            "Measured: the largest share of a run that a head spends on the query's own patch, CLS counted too, where "
+            "the run says it. The others: all heads but these. ± is half the 95 % interval over seeds.",
+            *missing_notes(results),
+        ),
+    )
+
+
+def what_they_look_at(results: StudyResults) -> str:
+    """A sentence: how many such heads there are, what they look at, and where the next ones are."""
+    runs, heads, grid = with_own_patch(results), own_patch_heads(results), grid_of(results)
+    having = runs[runs[HEADS] > 0]
+    bound, of_all = rounded(own_patch_bound(results)), f"{len(having)} of {len(runs)} runs"
+    if having.empty:
+        return f"Below {share(OWN_PATCH)} of the distance to the next patch ({bound}) there is no head."
+    layers = layers_in_words(heads["layer"])
+    counts = sorted(set(having[HEADS]))
+    number = "one head each" if counts == [1] else f"{_ends([str(count) for count in counts])} heads each"
+    shares = _shares([least_share_on_itself(mad, grid) for mad in heads["mad"]])
+    measured = having[SHARE].dropna().astype("float64").tolist()
+    told = f" ({_shares(measured)} measured)" if measured else ""
+    next_ones = _ends([rounded(value) for value in sorted(having[OTHERS].dropna())])
+    others = "" if next_ones == MISSING else f" The next nearest heads of these runs are at {next_ones}."
+    return (
+        f"Heads that look at their own patch, those below {share(OWN_PATCH)} of the distance to the next one "
+        f"({bound}), are in {of_all}: {number}, in {layers}, with at least {shares} of their attention on it{told}."
+        f"{others}"
+    )
+
+
+def _papers_distance(results: StudyResults, label: str) -> float | None:
+    published = PUBLISHED.get(results.name)
+    return getattr(published.conditions.get(label), "min_mad", None) if published else None
+
+
+def _shares(values: list[float]) -> str:
+    return _ends([share(value) for value in sorted(values)])
+
+
+def _ends(words: list[str]) -> str:
+    if not words:
+        return MISSING
+    return words[0] if words[0] == words[-1] else f"{words[0].removesuffix(' %')} to {words[-1]}"
+
+
+# Every head of every condition by its distance, so that one head does not stand for its model.
+
+
+# Of a row's height: what its layers take up, from the first above to the last below.
+SPREAD = 0.62
+
+
+def every_head(results: StudyResults) -> Drawing:
+    """A row per condition, the nearest on top, with a mark per head of all its seeds."""
+    runs, bound = with_own_patch(results), own_patch_bound(results)
+    heads = results.heads.dropna(subset=["mad"]).merge(runs[["run", "condition", CUTMIX]], on="run")
+    labels = list(runs.groupby("condition")["min_mad"].mean().sort_values().index)
+    styles = level_styles(results.factors[CUTMIX])
+    with house_style():
+        figure = Figure(figsize=(7.2, 1.6 + 0.5 * len(labels)), layout="constrained")
+        axes = figure.subplots()
+        _draw_landmarks(axes, grid_of(results), bound)
+        for place, label in enumerate(labels):
+            here = heads[heads["condition"] == label]
+            _draw_row(axes, place, here, styles[str(here[CUTMIX].iloc[0])])
+        axes.set_yticks(range(len(labels)), labels, parse_math=False)
+        axes.set_ylim(len(labels) - 0.5, -0.85)
+        distances_from_zero(axes, float(heads["mad"].max()))
+        light_grid(axes, "x")
+        axes.tick_params(axis="y", length=0)
+        axes.set_xlabel(DISTANCE_LABEL_ONE_LINE)
+        named = {level: words for level, words in reversed(groups(results).items()) if level in set(runs[CUTMIX])}
+        handles = [
+            Line2D([], [], color=styles[level].colour, marker=styles[level].marker, markersize=6, linestyle="none")
+            for level in named
+        ]
+        add_legend(figure, handles, list(named.values()), loc="outside upper left", ncols=2, handlelength=1)
+    having = int((runs[HEADS] > 0).sum())
+    told = (
+        "A mark per head, of all seeds; in a row the first layer is on top. Shaded: below "
+        f"{rounded(bound)}, half of the distance to the next patch, a head spends more on its own patch than on "
+        f"all others: in {having} of {len(runs)} runs."
+    )
+    add_footnote(figure, [told, *missing_notes(results), *scale_notes(results)])
+    return Drawing(figure=figure, caption=f"The mean attention distance of every head, by condition. {told}")
+
+
+def _draw_row(axes: Axes, place: int, heads: pd.DataFrame, style: ModelStyle) -> None:
+    layers = sorted(set(heads["layer"]))
+    for layer in layers:
+        mad, depth = heads.loc[heads["layer"] == layer, "mad"], depth_of(layer, layers)
+        axes.plot(
+            mad,
+            [place + SPREAD * (depth - 0.5)] * len(mad),
+            color=shade(style.colour, depth),
+            marker=style.marker,
+            markersize=3.2,
+            markeredgewidth=0,
+            linestyle="none",
+            alpha=0.7,  # heads that lie on one another show through
+            gid=f"heads-{heads['condition'].iloc[0]}-{layer}",
+        )
+
+
+def _draw_landmarks(axes: Axes, grid: tuple[int, int], bound: float) -> None:
+    """What the distances of this grid mean: the patch itself, the next one, everywhere alike."""
+    step, uniform = next_patch_distance(grid), uniform_attention_distance(grid)
+    axes.axvspan(0, bound, facecolor=GRID, alpha=0.8, linewidth=0, zorder=0, gid="own-patch")
+    axes.axvline(step, color=INK, linewidth=0.8, linestyle=(0, (4, 2)), zorder=1, gid="next-patch")
+    draw_uniform_line(axes, uniform, horizontal=False, gid="uniform")
+    beside = {"own patch": (0.0, "left"), "next patch": (step, "left"), "uniform": (uniform, "right")}
+    for words, (x, side_of_text) in beside.items():
+        axes.annotate(
+            words,
+            (x, 1.0),
+            xycoords=("data", "axes fraction"),
+            xytext=(-3 if side_of_text == "right" else 3, -2),
+            textcoords="offset points",
+            ha=side_of_text,
+            va="top",
+            fontsize=8,
+            color=MUTED,
+        )

@@ -1,0 +1,1 @@
+"""S3, spatial structure: what attention learns from positions, on simulated patches and on images."""

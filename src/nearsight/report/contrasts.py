@@ -1,0 +1,86 @@
+"""Contrasts of a study as a table, as a figure and as questions: declared once, estimated by one fit."""
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+
+from nearsight.errors import InputError
+from nearsight.report.claims import Claim
+from nearsight.report.conditions import scale_notes
+from nearsight.report.fits import Contrast, Estimate, LeastSquares
+from nearsight.report.marks import Drawing, ForestRow, add_footnote, forest
+from nearsight.report.responses import responses_of
+from nearsight.report.rules import SIGN, Finding, judge_sign
+from nearsight.report.tables import Row, Table, seeds_in_words
+from nearsight.study.results import StudyResults
+
+Fit = Callable[[StudyResults, str], LeastSquares]
+"""To one response, by its column."""
+NO_RUNS = "no two conditions that it compares have a run yet"
+
+
+def contrast_table(
+    results: StudyResults,
+    contrasts: Iterable[Contrast],
+    fit: Fit,
+    *,
+    name: str,
+    title: str,
+    label: Callable[[Contrast], Row],
+    notes: Iterable[str],
+) -> Table:
+    """Every contrast on locality, focus and accuracy, of those whose conditions have runs; `label` begins its rows."""
+    responses = responses_of(results)
+    fits = {response: fit(results, response) for response in responses}
+    rows, shown = [], []
+    for contrast in contrasts:
+        try:
+            found = {response: fits[response].estimate(contrast.weights) for response in responses}
+        except InputError:
+            continue
+        words = label(contrast)
+        for response, estimate in found.items():
+            rows.append(label(contrast).keep(response=response, **columns_of_estimate(estimate), scale=results.scale))
+            column, scale, digits = responses[response]
+            words.show(column, estimate.in_words(scale=scale, digits=digits))
+        shown.append(words)
+    if not rows:
+        raise InputError(NO_RUNS)
+    return Table.of(name, f"{results.name}: {title}", rows, shown=shown, notes=notes)
+
+
+def columns_of_estimate(estimate: Estimate) -> dict[str, float]:
+    return {"estimate": estimate.value, "low": estimate.low, "high": estimate.high}
+
+
+def contrast_figure(
+    results: StudyResults, contrasts: Iterable[Contrast], fit: LeastSquares, *, reference: str, caption: str
+) -> Drawing:
+    """What each contrast does to the most local head; the reference is drawn apart."""
+    rows = []
+    for contrast in contrasts:
+        try:
+            estimate = fit.estimate(contrast.weights)
+        except InputError:
+            continue
+        rows.append(ForestRow(label=contrast.name, estimate=estimate, is_reference=contrast.name == reference))
+    if not rows:
+        raise InputError(NO_RUNS)
+    figure = forest(rows, "change of the smallest mean attention distance (left: more local)")
+    seeds = seeds_in_words(results.runs.groupby("condition")["seed"].nunique())
+    told = f"{seeds[0].upper()}{seeds[1:]} per condition; bars: 95 % intervals, one noise for all conditions."
+    add_footnote(figure, [told, *scale_notes(results)])
+    return Drawing(figure=figure, caption=f"{caption} {told}")
+
+
+def sign_questions(contrasts: Sequence[Contrast], fit: Fit, response: str, *, source: str) -> tuple[Claim, ...]:
+    """Whether each contrast has the sign that its question asks for, in one response."""
+
+    def judge(contrast: Contrast, results: StudyResults) -> Finding:
+        estimate = fit(results, response).estimate(contrast.weights)
+        n = int(results.runs["seed"].nunique())
+        return judge_sign(estimate, sign=contrast.sign, words=f"{contrast.name}: {estimate.in_words()}", n=n)
+
+    return tuple(
+        Claim(id=contrast.name, text=contrast.text, source=source, rule=SIGN, judge=partial(judge, contrast))
+        for contrast in contrasts
+    )

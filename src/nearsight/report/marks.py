@@ -1,0 +1,189 @@
+"""What figures share: a figure with its caption, how it is saved, footnotes, legends, and marks for several."""
+
+import io
+import textwrap
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from PIL import Image
+
+from nearsight.files import replacing
+from nearsight.report.figures.files import save_figure
+from nearsight.report.figures.style import INK, MUTED, ModelStyle, house_style, light_grid, model_style
+from nearsight.report.fits import Estimate
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawing:
+    """A figure and what its caption says."""
+
+    figure: Figure
+    caption: str
+    with_round_places: bool = False
+    """Of panels in several rows, whose last digits vary between runs of the layout engine."""
+
+    def save(self, folder: Path, name: str) -> list[Path]:
+        """As PNG and SVG; the files written."""
+        if self.with_round_places:
+            _round_places(self.figure)
+        return [*save_figure(self.figure, folder, name)]
+
+
+def level_styles(levels: Sequence[str]) -> dict[str, ModelStyle]:
+    """A look per level of a factor. The last level comes first: circles are with it, triangles without, as in S1."""
+    return {level: model_style(place) for place, level in enumerate(reversed(levels))}
+
+
+def distances_from_zero(axes: Axes, largest: float) -> None:
+    """A scale of distances from 0 to the largest, with room for whole markers at both ends."""
+    axes.set_xlim(-0.03 * largest, 1.05 * largest)
+
+
+ROW, AROUND = 0.34, 1.0
+"""Heights in inches."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForestRow:
+    """A row per estimate: its value, its interval, and the number beside it."""
+
+    label: str
+    estimate: Estimate
+    is_reference: bool = False
+    """Drawn apart from the others, which are held against it."""
+    words: str | None = None
+    """Beside it; by default the value ± half the width of its interval."""
+
+
+def forest(rows: Sequence[ForestRow], axis_label: str, *, digits: int = 3) -> Figure:
+    """Estimates from top to bottom on one scale, with a line at 0."""
+    with house_style():
+        figure = Figure(figsize=(7.2, AROUND + ROW * len(rows)), layout="constrained")
+        axes = figure.subplots()
+        light_grid(axes, "x")
+        axes.axvline(0.0, color=MUTED, linewidth=1.0, zorder=1)
+        for place, row in enumerate(rows):
+            style = model_style(1 if row.is_reference else 0)
+            estimate = row.estimate
+            if estimate.has_interval:
+                axes.plot(
+                    [estimate.low, estimate.high],
+                    [place, place],
+                    color=style.colour,
+                    linewidth=2.2,
+                    solid_capstyle="butt",
+                    gid=f"interval-{row.label}",
+                )
+            axes.plot(
+                estimate.value, place, marker=style.marker, color=style.colour, markersize=6.5, gid=f"value-{row.label}"
+            )
+            axes.annotate(
+                row.words or estimate.in_words(digits=digits),
+                (1.0, place),
+                xycoords=("axes fraction", "data"),
+                xytext=(6, 0),
+                textcoords="offset points",
+                va="center",
+                color=INK,
+                fontsize=8,
+                annotation_clip=False,
+            )
+        axes.set_yticks(range(len(rows)), [row.label for row in rows], parse_math=False)
+        axes.tick_params(axis="y", length=0)
+        axes.set_ylim(len(rows) - 0.5, -0.5)
+        axes.set_xlabel(axis_label)
+    return figure
+
+
+DPI = 100
+# In milliseconds; the last frame stays, to be read before the film begins again.
+FRAME, LAST_FRAME = 160, 3000
+NUM_COLOURS = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class Animation:
+    """A figure that moves: frames drawn one after the other, as a GIF. The same data give the same bytes."""
+
+    frames: Iterable[Figure]
+    """All of one size. Each is drawn before the next is asked for, so it may be the same figure, changed."""
+    caption: str
+
+    def save(self, folder: Path, name: str) -> list[Path]:
+        """As a GIF that repeats for ever; the file written."""
+        path = folder / f"{name}.gif"
+        images = [_image(figure) for figure in self.frames]
+        # One palette for all frames: the last one has every colour, and colours do not flicker.
+        palette = images[-1].quantize(NUM_COLOURS, dither=Image.Dither.NONE)
+        reduced = [image.quantize(palette=palette, dither=Image.Dither.NONE) for image in images]
+        times = [FRAME] * (len(reduced) - 1) + [LAST_FRAME]
+        with replacing(path) as temporary:
+            reduced[0].save(
+                temporary,
+                format="GIF",
+                save_all=True,
+                append_images=reduced[1:],
+                duration=times,
+                loop=0,
+                optimize=False,
+            )
+        return [path]
+
+
+def _image(figure: Figure) -> Image.Image:
+    buffer = io.BytesIO()
+    with house_style():
+        figure.savefig(buffer, format="png", dpi=DPI)
+    return Image.open(buffer).convert("RGB")
+
+
+# In inches: the height of a line of a footnote, the space around it, and the mean width of its letters.
+LINE, SPACE, LETTER = 0.155, 0.08, 0.059
+# The width of a legend's line and the space around it.
+HANDLE = 0.75
+FOOTNOTE_SIZE = 8.0
+
+
+def legend_columns(figure: Figure, labels: Sequence[str], most: int) -> int:
+    """How many columns of a legend fit side by side, so that they are equally long."""
+    fitting = int(figure.get_size_inches()[0] / (HANDLE + LETTER * max(map(len, labels))))
+    return next((number for number in range(min(most, fitting), 1, -1) if most % number == 0), 1)
+
+
+def add_footnote(figure: Figure, notes: Iterable[str]) -> None:
+    """Lines of small text below everything else; the figure grows by their height."""
+    width, height = figure.get_size_inches()
+    lines = [line for note in notes for line in textwrap.wrap(note, int((width - 2 * SPACE) / LETTER))]
+    if not lines:
+        return
+    extra = LINE * len(lines) + SPACE
+    figure.set_size_inches(width, height + extra)
+    share = float(extra / (height + extra))
+    with house_style():
+        figure.text(
+            SPACE / width,
+            SPACE / (height + extra),
+            "\n".join(lines),
+            fontsize=FOOTNOTE_SIZE,
+            color=MUTED,
+            va="bottom",
+            linespacing=1.25,
+            parse_math=False,
+            gid="footnote",
+        )
+    cast("ConstrainedLayoutEngine", figure.get_layout_engine()).set(rect=(0, share, 1, 1 - share))
+
+
+def _round_places(figure: Figure) -> None:
+    """Lay the panels out, once and for all, with rounded places."""
+    with house_style(letters="outlines"):
+        figure.draw_without_rendering()
+    figure.set_layout_engine("none")
+    for axes in figure.axes:
+        left, bottom, width, height = (round(float(side), 4) for side in axes.get_position().bounds)
+        axes.set_position((left, bottom, width, height))

@@ -1,0 +1,327 @@
+"""By how much conditions are above the first: within seeds and, where there is one seed, over test images."""
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from statistics import fmean
+
+import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from nearsight.errors import InputError
+from nearsight.files import write_text
+from nearsight.report.claims import Verdicts, judge
+from nearsight.report.conditions import missing_notes
+from nearsight.report.figures.style import FIGURE_LABEL_LIMIT, house_style, light_grid, model_style
+from nearsight.report.fits import Estimate
+from nearsight.report.inputs import shorten
+from nearsight.report.marks import Drawing, ForestRow, add_footnote, forest
+from nearsight.report.probes import ProbeResults, main_measures, title_of
+from nearsight.report.reports import Report
+from nearsight.report.studies import PROBES, report_of
+from nearsight.report.tables import MISSING, Table, percent, rounded, seeds_in_words, span, with_interval
+from nearsight.study.results import StudyResults
+from nearsight.study.statistics import MeanInterval, mean_interval, paired_difference
+
+OF_ONE_SEED = (
+    "In brackets, of a single seed: 95 % over test images, from the intervals of both scores (square and add). They "
+    "say what other images would change, not what another training would."
+)
+SEEDS, IMAGES = "seeds", "test images"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference(MeanInterval):
+    """A difference with the interval that can be had."""
+
+    interval_over: str
+    """`SEEDS` or, of a single seed, `IMAGES`; empty where there is none."""
+
+    def in_words(self) -> str:
+        """In points."""
+        if self.interval_over != IMAGES:
+            return with_interval(self, scale=100, digits=2, signed=True)
+        value, low, high = (rounded(100 * number, 2, signed=True) for number in (self.mean, self.low, self.high))
+        return f"{value} ({span(low, high)})"
+
+
+def reference_of(study: StudyResults) -> str:
+    """The condition with which the others are compared: the first there is."""
+    return study.factors["model"][0]
+
+
+def differences(results: ProbeResults, measure: str) -> dict[str, Difference]:
+    """Condition → by how much it is above the first, within seeds; those of which no seed has both are left out."""
+    reference, *conditions = results.as_study().factors["model"]
+    found = {condition: difference(results, condition, reference, measure) for condition in conditions}
+    return {condition: one for condition, one in found.items() if one.n}
+
+
+def difference(results: ProbeResults, condition: str, reference: str, measure: str) -> Difference:
+    """By how much a condition is above another, within seeds."""
+    over_seeds = asdict(paired_difference(results.as_study().runs, condition, reference, measure))
+    if over_seeds["n"] != 1:
+        return Difference(**over_seeds, interval_over=SEEDS if over_seeds["n"] else "")
+    over_images = difference_over_images(results, condition, reference, measure)
+    ends = {"low": over_images.low, "high": over_images.high}
+    return Difference(**{**over_seeds, **ends}, interval_over=IMAGES if over_images.has_interval else "")
+
+
+def difference_over_images(results: ProbeResults, condition: str, reference: str, measure: str) -> Estimate:
+    """The same with an interval over test images, of the seeds that both have.
+
+    The difference may be off by what both scores may be off, as of independent numbers (Newcombe 1998, method 10).
+    Scores on the same images mostly err together, so it is rather too wide than too narrow. For the same reason more
+    seeds do not make it narrower: its ends are the means of theirs.
+    """
+    models = results.as_study().runs.dropna(subset=measure).set_index(["condition", "seed"])["run"]
+    scores = results.scores(measure)
+    pairs = [
+        (scores[models[condition, seed]], scores[models[reference, seed]])
+        for seed in models[condition].index
+        if (reference, seed) in models.index
+    ]
+    value = fmean(one.value - other.value for one, other in pairs)
+    down = fmean(math.hypot(one.value - one.low, other.high - other.value) for one, other in pairs)
+    up = fmean(math.hypot(one.high - one.value, other.value - other.low) for one, other in pairs)
+    return Estimate(value=value, low=value - down, high=value + up)
+
+
+# Scores of models side by side, means of conditions over seeds, and differences within seeds.
+
+
+OVER_IMAGES = (
+    "Intervals (95 %) are over test images (bootstrap): they say how a model would do on other images like these, not "
+    "how another training of it would."
+)
+_COLUMNS = ("condition", "measure", "n", "mean", "std", "low", "high")
+OVER_SEEDS = "± is half the 95 % interval of the mean over seeds (Student's t)."
+
+
+def models_table(results: ProbeResults) -> Table:
+    """A row per model, a column per probe."""
+    scores = {name: results.scores(name) for name in main_measures(results.measures)}
+    shown = [
+        {"model": model.model, **{title_of(name): _score(found.get(model.model)) for name, found in scores.items()}}
+        for model in results.models
+    ]
+    sets = dict.fromkeys(zip(results.rows["probe"], results.rows["data"], strict=True))
+    return Table(
+        name="probes",
+        title=f"{results.name}: what the features are worth, in per cent",
+        numbers=results.rows,
+        shown=pd.DataFrame(shown),
+        notes=(*results.scale_notes, f"{', '.join(f'{probe} on {data}' for probe, data in sets)}.", OVER_IMAGES),
+    )
+
+
+def _score(score: Estimate | None) -> str:
+    if score is None:
+        return MISSING
+    ends = f" ({span(percent(score.low), percent(score.high))})" if score.has_interval else ""
+    return percent(score.value) + ends
+
+
+def conditions_table(results: ProbeResults) -> Table:
+    """A row per condition: the mean of every score over its seeds."""
+    study = results.as_study()
+    rows, shown = [], []
+    for condition, runs in study.runs.groupby("condition", sort=False):
+        means = {name: mean_interval(runs[name].dropna()) for name in results.measures}
+        rows += [_row({"condition": condition}, name, interval) for name, interval in means.items()]
+        cells = {title_of(name): _told(means[name]) for name in main_measures(means)}
+        shown.append({"condition": str(condition), "seeds": str(len(runs)), **cells})
+    explained = [OVER_SEEDS] if study.runs["condition"].duplicated().any() else []
+    return Table(
+        name="conditions",
+        title=f"{results.name}: scores by condition, in per cent",
+        numbers=pd.DataFrame(rows),
+        shown=pd.DataFrame(shown),
+        notes=(*results.scale_notes, *explained, *missing_notes(study)),
+    )
+
+
+def differences_table(results: ProbeResults) -> Table:
+    """A row per condition but the first: the difference to it in every score."""
+    study = results.as_study()
+    rows: list[dict[str, object]] = []
+    cells: dict[str, dict[str, str]] = {condition: {} for condition in study.factors["model"][1:]}
+    for name in results.measures:
+        found = differences(results, name)
+        rows += [
+            _row({"condition": label}, name, difference) | {"interval_over": difference.interval_over}
+            for label, difference in found.items()
+        ]
+        if name in main_measures(results.measures):
+            for condition, shown in cells.items():
+                shown[title_of(name)] = found[condition].in_words() if condition in found else MISSING
+    over = {row["interval_over"] for row in rows}
+    explained = (words for kind, words in ((SEEDS, OVER_SEEDS), (IMAGES, OF_ONE_SEED)) if kind in over)
+    return Table(
+        name="differences",
+        title=f"{results.name}: differences to {reference_of(study)}, in points",
+        numbers=pd.DataFrame(rows, columns=[*_COLUMNS, "interval_over"]),
+        shown=pd.DataFrame([{"condition": condition, **shown} for condition, shown in cells.items()]),
+        notes=(*results.scale_notes, "Taken within seeds.", *explained, *missing_notes(study)),
+    )
+
+
+def _told(interval: MeanInterval) -> str:
+    return with_interval(interval, scale=100, digits=2) if interval.n else MISSING
+
+
+def _row(of: dict[str, object], measure: str, interval: MeanInterval) -> dict[str, object]:
+    numbers = {"n": interval.n, "mean": interval.mean, "std": interval.std, "low": interval.low, "high": interval.high}
+    return {**of, "measure": measure, **numbers}
+
+
+# The scores of models with their intervals, and the differences between conditions.
+
+
+# In inches.
+ROW, AROUND, PANEL, LABELS = 0.3, 1.0, 1.9, 1.8
+
+
+def scores_of_models(results: ProbeResults) -> Drawing:
+    """A panel per probe, a row per model. Models of one condition share a look."""
+    models, measures = results.models, main_measures(results.measures)
+    looks = list(dict.fromkeys(model.condition or model.model for model in models))
+    with house_style():
+        size = LABELS + PANEL * len(measures), AROUND + ROW * len(models)
+        figure = Figure(figsize=size, layout="constrained")
+        panels = figure.subplots(1, len(measures), sharey=True, squeeze=False)[0]
+        for panel, measure in zip(panels, measures, strict=True):
+            scores = results.scores(measure)
+            for place, model in enumerate(models):
+                if model.model not in scores:
+                    continue
+                style, score = model_style(looks.index(model.condition or model.model)), scores[model.model]
+                name = f"{measure}-model{place}"
+                if score.has_interval:
+                    ends = [100 * score.low, 100 * score.high]
+                    panel.plot(
+                        ends,
+                        [place, place],
+                        color=style.colour,
+                        linewidth=4,
+                        alpha=0.35,
+                        solid_capstyle="butt",
+                        gid=f"interval-{name}",
+                    )
+                panel.plot(100 * score.value, place, color=style.colour, marker=style.marker, markersize=6.5, gid=name)
+            panel.set_title(f"{title_of(measure)}, %", fontsize=8.5)
+            panel.xaxis.set_major_locator(MaxNLocator(nbins=4))
+            light_grid(panel, "x")
+            panel.tick_params(axis="y", length=0)
+        names = [shorten(model.model, FIGURE_LABEL_LIMIT) for model in models]
+        panels[0].set_yticks(range(len(models)), names, parse_math=False)
+        panels[0].set_ylim(len(models) - 0.5, -0.5)
+    add_footnote(figure, ["Bars: 95 % intervals over test images.", *results.scale_notes])
+    return Drawing(figure=figure, caption=f"Scores of all probes, in per cent. {OVER_IMAGES}")
+
+
+def differences_of_conditions(results: ProbeResults, measure: str) -> Drawing:
+    """A row per condition: how much better it is than the first."""
+    study, found = results.as_study(), differences(results, measure)
+    reference = reference_of(study)
+    rows = [
+        ForestRow(
+            label=condition,
+            estimate=Estimate(value=100 * interval.mean, low=100 * interval.low, high=100 * interval.high),
+            words=interval.in_words(),
+        )
+        for condition, interval in found.items()
+    ]
+    figure = forest(rows, f"{title_of(measure)}: difference to {reference}, in points")
+    counts, over = [interval.n for interval in found.values()], {interval.interval_over for interval in found.values()}
+    words = "The difference within a seed"
+    words += f", mean over {seeds_in_words(counts)}" if max(counts) > 1 else ""
+    told = {SEEDS: "over seeds", IMAGES: "(in brackets) over test images, since there is one seed"}
+    bars = ", ".join(kind_words for kind, kind_words in told.items() if kind in over)
+    words += f"; bars: 95 % intervals {bars}." if bars else "; one seed has no interval."
+    add_footnote(figure, [words, *missing_notes(study), *results.scale_notes])
+    return Drawing(figure=figure, caption=f"{title_of(measure)}: how far conditions are above {reference}. {words}")
+
+
+def probe_verdicts(results: ProbeResults) -> Verdicts | None:
+    """Every claim that these models can tell of, judged; None where they are of fewer than two conditions."""
+    own = report_of(PROBES)
+    claims = own.claims_of(results) if results.num_conditions > 1 else ()
+    if not claims:
+        return None
+    study = results.as_study()
+    judgements = [judge(claim, study) for claim in claims]
+    explained = {
+        OVER_SEEDS: any(judgement.finding.n > 1 for judgement in judgements),
+        OF_ONE_SEED: any(judgement.finding.n == 1 for judgement in judgements),
+    }
+    intervals = (words for words, is_needed in explained.items() if is_needed)
+    seeds = seeds_in_words(study.runs.groupby("condition")["seed"].nunique())
+    return Verdicts(
+        judgements=judgements,
+        title=f"{results.name}: what reproduces of S2's claims about frozen features",
+        scale=results.scale,
+        paper=own.paper,
+        runs=f"{len(study.runs)} models, {seeds} per condition.",
+        notes=(*results.scale_notes, own.intervals, *intervals, *missing_notes(study)),
+    )
+
+
+DIFFERENCES = "differences-"
+"""How the names of figures of differences begin."""
+
+_OF_CONDITIONS = (
+    "verdict.md",
+    *(f"tables/{name}.*" for name in ("conditions", "differences", "verdict")),
+    f"figures/{DIFFERENCES}*",
+)
+"""Files that a report on models without conditions does not have."""
+
+
+def probe_report(results: ProbeResults) -> Report:
+    if results.rows.empty:
+        raise InputError("no model has been probed yet, so there is nothing to report")
+    return Report(
+        title=results.name,
+        tables=tables_of_conditions(results),
+        figures=drawings_of(results),
+        verdicts=probe_verdicts(results),
+    )
+
+
+def write_probe_report(results: ProbeResults, folder: Path) -> tuple[Path, ...]:
+    """Write probes.csv, probes.md and figures/ and, of several conditions, tables/ of them; where a paper claims
+    something about them, verdict.md, too. The files written.
+
+    What an earlier report on other models left there and this one does not have goes: a verdict must not outlive its
+    numbers.
+    """
+    report = probe_report(results)
+    written = [*results.write(folder), folder / "probes.md", *report.write(folder)]
+    write_text(folder / "probes.md", models_table(results).markdown())
+    for pattern in _OF_CONDITIONS:
+        for path in set(folder.glob(pattern)) - set(written):
+            path.unlink()
+    return tuple(written)
+
+
+def tables_of_conditions(results: ProbeResults) -> list[Table]:
+    """None where the models stand for themselves; no differences of a single condition."""
+    if results.num_conditions == 0:
+        return []
+    return [conditions_table(results), *([differences_table(results)] if results.num_conditions > 1 else [])]
+
+
+def drawings_of(results: ProbeResults) -> dict[str, Callable[[], Drawing]]:
+    """The figures by their name; the first is of all models."""
+    drawings: dict[str, Callable[[], Drawing]] = {"probes": partial(scores_of_models, results)}
+    if results.num_conditions > 1:
+        drawings |= {
+            f"{DIFFERENCES}{measure.replace('_', '-')}": partial(differences_of_conditions, results, measure)
+            for measure in main_measures(results.measures)
+            if differences(results, measure)
+        }
+    return drawings

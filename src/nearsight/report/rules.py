@@ -1,0 +1,234 @@
+"""From numbers to a verdict: each rule is a function and the words that say what it does.
+
+A claim is judged by what the paper says happened, in sign and in size. The paper trained every condition once, so its
+numbers have a spread that nobody knows; ours have an interval over seeds.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from nearsight.report.fits import Estimate
+from nearsight.report.tables import percent, rounded, share, with_interval
+from nearsight.study.statistics import MeanInterval, Separation
+
+# How far a size may be from the paper's and still agree, as a share of the paper's.
+SIZE_TOLERANCE = 0.10
+# Shares of the key factor's effect: what does not matter even where it is sure, what counts as none where it is not,
+# and what is clearly less than it.
+NEGLIGIBLE, NO_EFFECT, CLEARLY_LESS = 0.10, 0.25, 0.50
+# By how much two gains may differ and still be comparable, as a share of the larger.
+COMPARABLE = 0.25
+# The paper gives three decimals.
+ROUNDING = 0.0005
+INFINITE = float("inf")
+
+
+class Verdict(StrEnum):
+    REPRODUCED = "reproduced"
+    IN_DIRECTION = "reproduced in direction"
+    NOT_REPRODUCED = "not reproduced"
+    NOT_TESTED = "not tested"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """What our runs say about a claim."""
+
+    verdict: str
+    """A `Verdict` on a claim of a paper; to a question of our own, the answer in a few words."""
+    ours: str
+    """Our numbers, with their interval, in words."""
+    value: float
+    """The number that is judged; `low` and `high` are the ends of its interval, NaN where it has none."""
+    low: float = float("nan")
+    high: float = float("nan")
+    n: int
+    """Seeds."""
+
+
+SIZE = (
+    "*Size.* Reproduced: the difference has the paper's sign, its 95 % interval excludes 0, and the paper's number "
+    f"lies in that interval or ours is within {share(SIZE_TOLERANCE)} of it. In direction: sign and interval hold, but "
+    "the size does not, or the paper's number is not known. Not reproduced: otherwise. With one seed there is no "
+    "interval, and the sign alone is the direction."
+)
+
+
+def judge_size(ours: MeanInterval, paper: float | None, *, sign: int, words: str) -> Finding:
+    """A difference with a known sign and, where the paper gives it, a known size."""
+    verdict = Verdict.NOT_REPRODUCED
+    if _is_sure(ours, sign):
+        verdict = Verdict.IN_DIRECTION
+        if paper is not None and (
+            ours.contains(paper) or abs(ours.mean - paper) <= SIZE_TOLERANCE * abs(paper) + ROUNDING
+        ):
+            verdict = Verdict.REPRODUCED
+    return Finding(verdict=verdict, ours=words, value=ours.mean, low=ours.low, high=ours.high, n=ours.n)
+
+
+def _is_sure(ours: MeanInterval, sign: int) -> bool:
+    return ours.mean * sign > 0 and (ours.n == 1 or ours.excludes_zero)
+
+
+NO_EFFECT_RULE = (
+    "*No effect.* The change in min MAD is held against the one that CutMix makes in the same place. Reproduced: the "
+    f"whole 95 % interval is within {share(NEGLIGIBLE)} of CutMix's change; or the mean is within {share(NO_EFFECT)} "
+    f"of it, and the interval holds 0 and is within {share(CLEARLY_LESS)}. In direction: the mean is within "
+    f"{share(CLEARLY_LESS)}, clearly less than CutMix's, but not shown to be none. Not reproduced: it is more, or "
+    "CutMix itself makes no sure change, or the other way. With one seed only the means are compared."
+)
+
+
+def judge_no_effect(ours: MeanInterval, key: MeanInterval, *, key_sign: int) -> Finding:
+    """A change that should be nothing beside the one that the key factor makes."""
+    unit = abs(key.mean) if _is_sure(key, key_sign) else None
+    beside = INFINITE if unit is None else abs(ours.mean) / unit
+    reach = INFINITE if unit is None or not ours.has_interval else max(abs(ours.low), abs(ours.high)) / unit
+    none = ours.n == 1 or (ours.contains(0.0) and reach <= CLEARLY_LESS)
+    verdict = Verdict.IN_DIRECTION if beside <= CLEARLY_LESS else Verdict.NOT_REPRODUCED
+    if reach <= NEGLIGIBLE or (beside <= NO_EFFECT and none):
+        verdict = Verdict.REPRODUCED
+    words = f"{with_interval(ours, signed=True)}, CutMix's {with_interval(key, signed=True)}"
+    words += "" if unit is None else f" ({share(beside)})"
+    return Finding(verdict=verdict, ours=words, value=ours.mean, low=ours.low, high=ours.high, n=ours.n)
+
+
+GROUPS = (
+    "*Two groups.* Reproduced: a clean gap; every run with CutMix is at or below the paper's bound for them and every "
+    f"run without at or above the other, give or take {share(SIZE_TOLERANCE)} of the bound. In direction: a clean gap, "
+    "with CutMix below, at other values, or where the paper gives no bounds. Not reproduced: the groups overlap, or "
+    "CutMix is above."
+)
+
+
+def judge_groups(found: Separation, bounds: tuple[float, float] | None, *, n: int) -> Finding:
+    """`bounds`: the paper's largest value with the factor, and its smallest without; None where it gives none."""
+    below = found.clean and found.difference < 0
+    within = (
+        bounds is not None
+        and found.highest_with <= bounds[0] * (1 + SIZE_TOLERANCE) + ROUNDING
+        and found.lowest_without >= bounds[1] * (1 - SIZE_TOLERANCE) - ROUNDING
+    )
+    verdict = Verdict.IN_DIRECTION if below else Verdict.NOT_REPRODUCED
+    if below and within:
+        verdict = Verdict.REPRODUCED
+    return Finding(verdict=verdict, ours=groups_in_words(found), value=found.margin, n=n)
+
+
+def groups_in_words(found: Separation) -> str:
+    return (
+        f"with ≤ {rounded(found.highest_with)}, without ≥ {rounded(found.lowest_without)}; "
+        f"margin {rounded(found.margin, signed=True)} "
+        f"(p = {found.p:.2g}, {'exact, ' if found.exact else ''}within pairs)"
+    )
+
+
+EVERY_SEED = (
+    "*Every seed.* For what the paper shows in a figure without a number. Each such claim has a strict reading and a "
+    "weak one, below. Reproduced: the strict one holds in every seed. In direction: the weak one does. Not "
+    "reproduced: otherwise."
+)
+
+
+def judge_every_seed(strict: Sequence[bool], weak: Sequence[bool], words: str) -> Finding:
+    n = len(strict)
+    verdict = Verdict.IN_DIRECTION if all(weak) else Verdict.NOT_REPRODUCED
+    if all(strict):
+        verdict = Verdict.REPRODUCED
+    told = f"{words}; strict reading in {sum(strict)}, weak in {sum(weak)} of {n} {'seed' if n == 1 else 'seeds'}"
+    return Finding(verdict=verdict, ours=told, value=sum(strict) / n, n=n)
+
+
+DISSOCIATION = (
+    "*Dissociation.* Reproduced: both raise accuracy (95 % intervals above 0), by amounts that differ by at most "
+    f"{share(COMPARABLE)} of the larger; CutMix lowers min MAD (interval below 0), the other changes it by at most "
+    f"{share(NO_EFFECT)} as much. In direction: by their means both raise accuracy; CutMix lowers min MAD "
+    f"(interval below 0), the other changes it by at most {share(CLEARLY_LESS)} as much. Not "
+    "reproduced: otherwise. With one seed only the means are compared."
+)
+
+
+def judge_dissociation(
+    key_gain: MeanInterval, other_gain: MeanInterval, key_change: MeanInterval, other_change: MeanInterval
+) -> Finding:
+    """Two factors with like gains in accuracy, of which only the key factor makes heads local."""
+    beside = abs(other_change.mean) / abs(key_change.mean) if key_change.mean < 0 else INFINITE
+    larger = max(key_gain.mean, other_gain.mean)
+    apart = abs(key_gain.mean - other_gain.mean) / larger if larger > 0 else INFINITE
+    sure = _is_sure(key_gain, 1) and _is_sure(other_gain, 1) and _is_sure(key_change, -1)
+    verdict = Verdict.NOT_REPRODUCED
+    if sure and apart <= COMPARABLE and beside <= NO_EFFECT:
+        verdict = Verdict.REPRODUCED
+    elif min(key_gain.mean, other_gain.mean) > 0 and _is_sure(key_change, -1) and beside <= CLEARLY_LESS:
+        verdict = Verdict.IN_DIRECTION
+    words = (
+        f"accuracy {with_interval(key_gain, scale=100, digits=2, signed=True)} and "
+        f"{with_interval(other_gain, scale=100, digits=2, signed=True)} points; min MAD "
+        f"{with_interval(key_change, signed=True)} and {with_interval(other_change, signed=True)}"
+    )
+    return Finding(verdict=verdict, ours=words, value=beside, n=key_gain.n)
+
+
+def change_in_words(before: MeanInterval, after: MeanInterval, change: MeanInterval, *, accuracy: bool) -> str:
+    """ "0.316 to 0.008: −0.308 ± 0.010"."""
+    if accuracy:
+        told = with_interval(change, scale=100, digits=2, signed=True)
+        return f"{percent(before.mean)} to {percent(after.mean)} %: {told} points"
+    return f"{rounded(before.mean)} to {rounded(after.mean)}: {with_interval(change, signed=True)}"
+
+
+# How questions of our own are answered: the rules, said before the runs were made.
+
+
+YES, IN_PART, NO, OTHER_WAY = "yes", "in part", "no", "the other way round"
+UNDECIDED, NOT_SHOWN = "undecided", "not shown"
+SHORT = (YES, IN_PART, NO, OTHER_WAY, UNDECIDED, NOT_SHOWN)
+"""Answers that can be counted; others are words of their own."""
+
+PART_OF_WHOLE = (
+    "*Part of the whole.* A contrast between conditions is held against what CutMix does in all (CutMix minus None, "
+    f"taken as it is). No: its 95 % interval lies within {share(NO_EFFECT)} of CutMix's either way; or the contrast "
+    f"does, and the interval holds 0 and lies within {share(CLEARLY_LESS)}. Yes: it has CutMix's sign, its interval "
+    f"excludes 0, and it is at least {share(CLEARLY_LESS)} of CutMix's. In part: the same, but less of it. The other "
+    "way round: its interval lies on the other side of 0. Undecided: otherwise, or if CutMix itself makes no sure "
+    "change. Without an interval the contrast alone is held against these shares."
+)
+
+
+def judge_part(part: Estimate, whole: Estimate, *, n: int) -> Finding:
+    """How much of what the whole does a part does by itself."""
+    sign = -1 if whole.value < 0 else 1
+    ratio = part.value / whole.value if whole.value else float("nan")
+    unit = abs(whole.value)
+    reach = max(abs(part.low), abs(part.high)) if part.has_interval else abs(part.value)
+    is_none = reach <= NO_EFFECT * unit
+    holds_zero = not part.is_sure(1) and not part.is_sure(-1)
+    told = f"{part.in_words()}, CutMix's {whole.in_words()} ({rounded(100 * ratio, 0)} %)"
+    answer = UNDECIDED
+    if not whole.is_sure(sign):
+        told = f"{part.in_words()}; CutMix itself {whole.in_words()}"
+    elif is_none or (holds_zero and abs(part.value) <= NO_EFFECT * unit and reach <= CLEARLY_LESS * unit):
+        answer = NO
+    elif part.is_sure(sign):
+        answer = YES if ratio >= CLEARLY_LESS else IN_PART
+    elif part.is_sure(-sign):
+        answer = OTHER_WAY
+    return Finding(verdict=answer, ours=told, value=part.value, low=part.low, high=part.high, n=n)
+
+
+SIGN = (
+    "*Sign.* Yes: the estimate has the sign that the question asks for, and its 95 % interval excludes 0. The other "
+    "way round: the interval lies on the other side of 0. Not shown: it holds 0. Without an interval the sign alone "
+    "decides."
+)
+
+
+def judge_sign(estimate: Estimate, *, sign: int, words: str, n: int) -> Finding:
+    """Whether a number is surely on one side of 0."""
+    answer = NOT_SHOWN
+    if estimate.is_sure(sign):
+        answer = YES
+    elif estimate.is_sure(-sign):
+        answer = OTHER_WAY
+    return Finding(verdict=answer, ours=words, value=estimate.value, low=estimate.low, high=estimate.high, n=n)

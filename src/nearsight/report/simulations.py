@@ -1,0 +1,245 @@
+"""The report of a simulation: a table of its conditions, and what is declared for it."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from nearsight.configuration import decode
+from nearsight.data.structured import PatchData
+from nearsight.errors import InputError
+from nearsight.report.claims import Verdicts, judge
+from nearsight.report.reports import Report
+from nearsight.report.studies import report_of
+from nearsight.report.tables import Table, percent, rounded, seeds_in_words, with_interval
+from nearsight.study.simulation_folder import SimulationResults
+from nearsight.study.statistics import MeanInterval, mean_interval
+from nearsight.train.structure import StructureRun
+
+SMALL = "Small scale: few dimensions, samples and steps. This tests the path, not the paper's claims."
+
+
+def share_interval(holds: Iterable[float]) -> MeanInterval:
+    """How often something held, with Clopper and Pearson's interval: of seeds, ten of which are not a hundred."""
+    from scipy import stats  # here, because it takes most of a second
+
+    values = [bool(value) for value in holds]
+    if not values:
+        return MeanInterval(n=0, mean=np.nan, std=np.nan, low=np.nan, high=np.nan)
+    found = stats.binomtest(sum(values), len(values)).proportion_ci()
+    return MeanInterval(
+        n=len(values), mean=sum(values) / len(values), std=np.nan, low=float(found.low), high=float(found.high)
+    )
+
+
+def share_in_words(interval: MeanInterval) -> str:
+    """ "9 of 10 seeds (56 to 100 %)"."""
+    if not interval.n:
+        return "no seed"
+    seeds = f"{round(interval.mean * interval.n)} of {interval.n} {'seed' if interval.n == 1 else 'seeds'}"
+    return f"{seeds} ({100 * interval.low:.0f} to {100 * interval.high:.0f} %)"
+
+
+def runs_of(results: SimulationResults, condition: str) -> pd.DataFrame:
+    """The rows of a condition, by seed."""
+    found = results.runs[results.runs["condition"] == condition]
+    if found.empty:
+        raise InputError(f"no seed of {condition} is done")
+    return found.set_index("seed")
+
+
+def by_seed(runs: pd.DataFrame, name: str) -> dict[int, float]:
+    """A column of a condition's rows."""
+    return {int(str(seed)): float(value) for seed, value in runs[name].items()}
+
+
+def curves_of(results: SimulationResults, condition: str) -> dict[int, pd.DataFrame]:
+    """Seed → its curve."""
+    if "curves" not in results.tables:
+        raise InputError(f"study {results.name!r} keeps no curves")
+    curves = results.tables["curves"]
+    found = {int(str(seed)): curve for seed, curve in curves[curves["condition"] == condition].groupby("seed")}
+    if not found:
+        raise InputError(f"no seed of {condition} is done")
+    return found
+
+
+def attention_of(results: SimulationResults, condition: str, seed: int) -> tuple[NDArray[np.float64], ...]:
+    """A at the start and at the end."""
+    if "attention" not in results.tables:
+        raise InputError(f"study {results.name!r} keeps no attention")
+    entries = results.tables["attention"]
+    entries = entries[(entries["condition"] == condition) & (entries["seed"] == seed)]
+    if entries.empty:
+        raise InputError(f"seed {seed} of {condition} is not done")
+    return tuple(
+        entries[entries["step"] == step].pivot(index="row", columns="column", values="entry").to_numpy(dtype=np.float64)
+        for step in (entries["step"].min(), entries["step"].max())
+    )
+
+
+def patches_of(results: SimulationResults, condition: str) -> PatchData:
+    """What a condition's samples are."""
+    return decode(StructureRun, results.configs[condition]).data
+
+
+def conditions_of(results: SimulationResults) -> list[str]:
+    """Those with a seed that is done, in the study's order."""
+    return [str(label) for label in results.runs["condition"].unique()]
+
+
+def notes_of(results: SimulationResults) -> tuple[str, ...]:
+    """What has to be said beside every table: the scale, what is missing, what was assumed."""
+    notes = [] if results.scale == "full" else [SMALL]
+    done = set(results.runs["run"])
+    missing = [cell for cell in results.cells if cell.run not in done]
+    if missing:
+        notes.append(f"{len(missing)} of {len(results.cells)} cells are not done yet.")
+    has_accuracy = "test_acc" in results.runs  # a simulation of something else may have none
+    diverged = results.runs[results.runs["test_acc"].isna()] if has_accuracy else results.runs.iloc[:0]
+    if len(diverged):
+        seeds = ", ".join(f"{row.condition} (seed {row.seed})" for row in diverged.itertuples())
+        notes.append(f"Diverged, and left out of the means of accuracy and risk: {seeds}.")
+    shown = [f"{name} = {results.settings[name]}" for name in results.assumed if results.settings.get(name) is not None]
+    if shown:
+        notes.append(f"*Assumed* (the paper does not report them): {', '.join(shown)}.")
+    return tuple(notes)
+
+
+def median_or_none(values: "Sequence[float] | pd.Series[float]") -> float:
+    """The median of those that are numbers; NaN where none is."""
+    numbers = np.asarray(values, dtype=np.float64)
+    numbers = numbers[np.isfinite(numbers)]
+    return float(np.median(numbers)) if numbers.size else float("nan")
+
+
+_OF_THE_MODEL = (
+    *("exact", "associated", "rand_index", "test_acc", "test_risk"),
+    *("exact_from", "phase_2", "phase_3", "best_acc", "best_risk"),
+)
+"""Columns of the runs of S3's model; a simulation of something else has others."""
+
+
+def responses_table(results: SimulationResults) -> Table:
+    """Every condition: the means of what the study says sums it up."""
+    numbers, shown = [], []
+    for condition in conditions_of(results):
+        runs = runs_of(results, condition)
+        means = {name: mean_interval(runs[name].dropna()) for name in results.responses}
+        numbers.append({"condition": condition, **results.levels[condition], "n": len(runs), **_with_ends(means)})
+        told = {results.responses[name]: with_interval(found) for name, found in means.items()}
+        shown.append({"condition": condition, "seeds": str(len(runs)), **told})
+    return Table(
+        name="conditions",
+        title=f"{results.name}: every condition",
+        numbers=pd.DataFrame(numbers),
+        shown=pd.DataFrame(shown),
+        notes=("± is half the 95 % interval of the mean over seeds.", *notes_of(results)),
+    )
+
+
+def conditions_table(results: SimulationResults) -> Table:
+    """Every condition: how many seeds associate all patches, when, and how well they classify."""
+    numbers, shown = [], []
+    for condition in conditions_of(results):
+        runs = runs_of(results, condition)
+        exact = share_interval(runs["exact"])
+        means = {
+            name: mean_interval(runs[name].dropna()) for name in ("associated", "rand_index", "test_acc", "test_risk")
+        }
+        steps = {name: median_or_none(runs[name]) for name in ("exact_from", "phase_2", "phase_3")}
+        best = {name: float(runs[name].iloc[0]) for name in ("best_acc", "best_risk")}
+        numbers.append(
+            {
+                "condition": condition,
+                **results.levels[condition],
+                "n": exact.n,
+                "exact": exact.mean,
+                "exact_low": exact.low,
+                "exact_high": exact.high,
+                **_with_ends(means),
+                **steps,
+                **best,
+            }
+        )
+        shown.append(
+            {
+                "condition": condition,
+                "all associated": share_in_words(exact),
+                "patches associated": with_interval(means["associated"]),
+                "Rand index": with_interval(means["rand_index"]),
+                "associated from step": rounded(steps["exact_from"], 0),
+                "II from": rounded(steps["phase_2"], 0),
+                "III from": rounded(steps["phase_3"], 0),
+                "test accuracy": with_interval(means["test_acc"], scale=100, digits=2),
+                "best possible": percent(best["best_acc"]),
+                "test risk": with_interval(means["test_risk"]),
+                "least possible": rounded(best["best_risk"]),
+            }
+        )
+    return Table(
+        name="conditions",
+        title=f"{results.name}: every condition",
+        numbers=pd.DataFrame(numbers),
+        shown=pd.DataFrame(shown),
+        notes=(
+            "Numbers of the last step. All associated: seeds, with Clopper and Pearson's 95 % interval. ± is half the "
+            "95 % interval of the mean over seeds. Steps are medians over the seeds that get there. Accuracies in per "
+            "cent.",
+            *notes_of(results),
+        ),
+    )
+
+
+def _with_ends(means: Mapping[str, MeanInterval]) -> dict[str, float]:
+    """Means and the ends of their intervals, as columns."""
+    ends = {name: {"": found.mean, "_low": found.low, "_high": found.high} for name, found in means.items()}
+    return {f"{name}{end}": value for name, each in ends.items() for end, value in each.items()}
+
+
+def simulation_tables(results: SimulationResults) -> list[Table]:
+    is_of_the_model = set(_OF_THE_MODEL) <= set(results.runs.columns)
+    tables = [conditions_table(results) if is_of_the_model else responses_table(results)]
+    for make in report_of(results.name).tables:
+        with suppress(InputError):  # the cells there are cannot give it
+            tables.append(make(results))
+    return tables
+
+
+def simulation_verdicts(results: SimulationResults) -> Verdicts | None:
+    """Every claim that the simulation is about, judged; None where nothing is declared under its name."""
+    own = report_of(results.name)
+    claims = own.claims_of(results)
+    if not claims:
+        return None
+    intervals = "± is half the 95 % interval of the mean over seeds; ranges in brackets are 95 % intervals."
+    seeds = seeds_in_words(results.runs.groupby("condition")["seed"].nunique())
+    return Verdicts(
+        judgements=[judge(claim, results) for claim in claims],
+        title=f"{results.name}: {'what reproduces' if own.paper else 'the answers'}",
+        scale=results.scale,
+        paper=own.paper,
+        runs=f"{len(results.runs)} cells, {seeds} per condition.",
+        notes=(intervals, *notes_of(results)),
+    )
+
+
+def simulation_report(results: SimulationResults) -> Report:
+    if results.runs.empty:
+        raise InputError(f"study {results.name!r} has no cell that is done, so there is nothing to report")
+    return Report(
+        title=results.name,
+        tables=simulation_tables(results),
+        figures={name: partial(draw, results) for name, draw in report_of(results.name).figures.items()},
+        verdicts=simulation_verdicts(results),
+        notes=notes_of(results),
+    )
+
+
+def write_simulation_report(results: SimulationResults, folder: Path) -> tuple[Path, ...]:
+    """Write all that is told of a simulation's results; the files written."""
+    return simulation_report(results).write(folder)

@@ -1,0 +1,90 @@
+"""What a study tells beside what all studies tell: declared once, under its name.
+
+A study is one file: its recipe (`nearsight.study.recipes`), what a paper has for it, its claims, its own tables and
+figures, and one call of `report_on` that puts them together. Everything that tells of results asks `report_of`.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from nearsight.report.claims import Claim
+from nearsight.report.marks import Animation, Drawing
+from nearsight.report.tables import Table
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublishedCondition:
+    """One row of a paper's table; None where it gives no number."""
+
+    test_acc: float
+    min_mad: float | None = None
+    max_mad: float | None = None
+    min_entropy: float | None = None
+    max_entropy: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Published:
+    """What a paper says about the conditions of one study."""
+
+    source: str
+    """Where in the paper."""
+    source_of_gain: str
+    """Likewise, of what all factors together do to the accuracy."""
+    dataset: str
+    conditions: Mapping[str, PublishedCondition]
+    key_factor: str | None = None
+    """The factor that the paper holds responsible."""
+    beside_figures: Mapping[str, str] = field(default_factory=dict)
+    """Name of a figure that all studies have → how the paper's differs from it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyReport:
+    """The claims that a study judges, its own tables and figures, and those of all studies that it does without.
+
+    Tables, figures and animations are functions of the results. One that the runs there are cannot give raises an
+    `InputError`, which says why.
+    """
+
+    paper: str | None = None
+    """Whose claims they are, as in S1 (arXiv 2605.16390); None: they are questions of our own."""
+    published: Published | None = None
+    claims: Sequence[Claim] | Callable[[Any], Sequence[Claim]] = ()
+    """Of the paper, and questions of our own beside them; a function of the results where they depend on these."""
+    intervals: str = ""
+    """How the intervals in the verdict were estimated; by default seed by seed, and in studies of our own by fits."""
+    without: frozenset[str] = frozenset()
+    """Names of tables and figures that all studies have, and that say nothing in this one."""
+    tables: Sequence[Callable[[Any], Table]] = ()
+    figures: Mapping[str, Callable[[Any], Drawing]] = field(default_factory=dict)
+    """By the name of their files."""
+    animations: Mapping[str, Callable[[Any], Animation]] = field(default_factory=dict)
+    """Likewise."""
+    is_about_locality: bool = False
+    """Its page begins with what the most local heads do, not with the first claim and the first figure of its own."""
+
+    def __post_init__(self) -> None:
+        ids = [] if callable(self.claims) else [claim.id for claim in self.claims]
+        assert len(set(ids)) == len(ids), f"two claims of a study have one id: {sorted(ids)}"
+
+    def claims_of(self, results: Any) -> Sequence[Claim]:
+        return self.claims(results) if callable(self.claims) else self.claims
+
+
+_REPORTS: dict[str, StudyReport] = {}
+PROBES = "probes"
+"""The name under which the claims about probed models are declared, whatever study the models come from."""
+
+
+def report_on(*names: str, **parts: Any) -> None:
+    """Declare the parts of a `StudyReport` on the results of these studies."""
+    for name in names:
+        assert name not in _REPORTS, name
+        _REPORTS[name] = StudyReport(**parts)
+
+
+def report_of(name: str) -> StudyReport:
+    """What is declared under the name of a study; nothing where nothing is."""
+    return _REPORTS.get(name, StudyReport())

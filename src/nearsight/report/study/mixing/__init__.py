@@ -1,1 +1,0 @@
-"""Is it the cut, the mix, or the label?"""

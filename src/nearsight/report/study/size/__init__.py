@@ -1,1 +1,0 @@
-"""Does a larger model need more data, or more CutMix, to become local?"""

@@ -1,0 +1,279 @@
+"""Figure 1: the heads of the first and last layers, sorted (S1, Figure 1)."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
+
+from nearsight.errors import InputError
+from nearsight.report.conditions import base_and_full, beside_the_paper, num_seeds, roles, scale_notes
+from nearsight.report.figures import heatmaps, mad_entropy_plane
+from nearsight.report.figures.plane import MOST_OUTLINES
+from nearsight.report.figures.style import (
+    DISTANCE_LABEL,
+    DISTANCE_LABEL_ONE_LINE,
+    ENTROPY_LABEL,
+    MODEL_COLOURS,
+    ModelStyle,
+    add_legend,
+    depth_of,
+    house_style,
+    light_grid,
+    model_style,
+    shade,
+)
+from nearsight.report.inputs import ModelHeads, shorten
+from nearsight.report.marks import Drawing, add_footnote, distances_from_zero, legend_columns
+from nearsight.report.tables import seeds_in_words
+from nearsight.study.results import StudyResults
+from nearsight.study.statistics import sorted_heads
+
+METRICS = {"mad": DISTANCE_LABEL, "entropy": ENTROPY_LABEL}
+# Filled and hollow markers by turns: neighbouring layers stay apart where a printer loses the shades.
+FILLS = ("full", "none")
+LABEL_LIMIT = 30
+
+
+def profiles(results: StudyResults) -> Drawing:
+    """Distance (left) and entropy (right) of each layer's heads, from the lowest to the highest."""
+    labels = base_and_full(results)
+    layers = extreme_layers(results)
+    one_seed = max(num_seeds(results, label) for label in labels) == 1
+    with house_style():
+        figure = Figure(figsize=(7.2, 3.9), layout=ConstrainedLayoutEngine(wspace=0.06))
+        panels = figure.subplots(1, len(METRICS), sharex=True)
+        for panel, (metric, axis_label) in zip(panels, METRICS.items(), strict=True):
+            for index, label in enumerate(labels):
+                numbers = profile(results, label, metric, over_images=one_seed)
+                for layer in layers:
+                    draw_layer(panel, numbers[numbers["layer"] == layer], index, layers, f"{metric}-{label}-{layer}")
+            light_grid(panel)
+            panel.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True, min_n_ticks=1))
+            panel.set_xlabel(f"heads of a layer, by {'distance' if metric == 'mad' else metric}")
+            panel.set_ylabel(axis_label)
+        # A little more than the data need, so that markers at the ends are whole.
+        largest = max(profile(results, label, "mad", over_images=one_seed)["high"].max() for label in labels)
+        panels[0].set_ylim(-0.02 * largest, 1.05 * largest)
+        panels[1].set_ylim(-0.02, 1.03)
+        add_layer_legend(figure, labels, layers)
+    seeds = seeds_in_words(num_seeds(results, label) for label in labels)
+    bands = (
+        "Lines: 1 seed; bands: ± one standard deviation over images."
+        if one_seed
+        else f"Lines: mean over {seeds} at each rank; bands: their range."
+    )
+    add_footnote(figure, [bands, *scale_notes(results)])
+    shown = ", ".join(f"L{layer + 1}" for layer in layers)
+    return Drawing(
+        figure=figure,
+        caption=f"Heads of layers {shown}, sorted within their layer from the lowest to the highest value: mean "
+        f"attention distance (left) and entropy (right) of {' and '.join(labels)}. {bands}"
+        + beside_the_paper(results, "figure-1-profiles"),
+    )
+
+
+def extreme_layers(results: StudyResults) -> list[int]:
+    """The first two and the last two layers; all of them where there are at most four."""
+    layers = sorted({int(layer) for layer in results.heads["layer"]})
+    return layers if len(layers) <= 4 else [*layers[:2], *layers[-2:]]
+
+
+def profile(results: StudyResults, condition: str, metric: str, *, over_images: bool) -> pd.DataFrame:
+    """Per layer and rank: mean over seeds and the ends of their range, or of ± one deviation over images."""
+    runs = results.runs.loc[results.runs["condition"] == condition, "run"]
+    heads = sorted_heads(results.heads[results.heads["run"].isin(runs)], metric)
+    ranks = heads.groupby(["layer", "rank"])
+    table = ranks[metric].agg(["mean", "min", "max"]).rename(columns={"min": "low", "max": "high"})
+    if over_images:
+        spread = ranks[f"{metric}_std"].mean()
+        table = table.assign(low=table["mean"] - spread, high=table["mean"] + spread)
+    return table.reset_index()
+
+
+def draw_layer(panel: Axes, numbers: pd.DataFrame, index: int, layers: Sequence[int], name: str) -> None:
+    if numbers.empty:
+        return
+    layer = int(numbers["layer"].iloc[0])
+    colour = shade(model_style(index).colour, depth_of(layer, layers))
+    rank, mean = numbers["rank"] + 1, numbers["mean"]
+    if len(numbers) == 1:  # a band needs two points
+        reach = np.array([mean - numbers["low"], numbers["high"] - mean])
+        panel.errorbar(rank, mean, yerr=reach, color=colour, capsize=3)
+    else:
+        panel.fill_between(
+            rank, numbers["low"], numbers["high"], color=colour, alpha=0.18, linewidth=0, gid=f"band-{name}"
+        )
+    panel.plot(rank, mean, color=colour, **_line(index, layer, layers), gid=name)
+
+
+def _line(index: int, layer: int, layers: Sequence[int]) -> dict[str, Any]:
+    style = model_style(index)
+    return {
+        "linestyle": style.dash,
+        "marker": style.marker,
+        "fillstyle": FILLS[layers.index(layer) % len(FILLS)],
+        "linewidth": 1.5,
+        "markersize": 4.5,
+    }
+
+
+def add_layer_legend(figure: Figure, labels: Sequence[str], layers: Sequence[int]) -> None:
+    """A column per layer, a row per condition."""
+    handles, names = [], []
+    for layer in layers:
+        for index, label in enumerate(labels):
+            colour = shade(model_style(index).colour, depth_of(layer, layers))
+            handles.append(Line2D([], [], color=colour, **_line(index, layer, layers)))
+            names.append(f"{shorten(label, LABEL_LIMIT)}, L{layer + 1}")
+    num_columns = legend_columns(figure, names, len(layers))
+    add_legend(figure, handles, names, loc="outside upper center", ncols=num_columns)
+
+
+# Figure 2: every head in the plane of distance and entropy, by layer (S1, Figure 2).
+
+
+def plane(results: StudyResults) -> Drawing:
+    """All heads of all seeds of the base and the full protocol."""
+    labels = base_and_full(results)
+    models = [all_heads(results, label) for label in labels]
+    figure = mad_entropy_plane(models)
+    distances_from_zero(figure.axes[0], max(model.heads["mad"].max() for model in models))
+    seeds = seeds_in_words(num_seeds(results, label) for label in labels)
+    add_footnote(figure, [f"One point per head; the heads of {seeds}.", *scale_notes(results)])
+    return Drawing(
+        figure=figure,
+        caption=f"Mean attention distance and entropy of every head of {' and '.join(labels)}; the colour is the "
+        f"layer, the lower left corner is local and focused. The heads of {seeds} are shown."
+        + beside_the_paper(results, "figure-2-plane"),
+    )
+
+
+def all_heads(results: StudyResults, condition: str) -> ModelHeads:
+    """The heads of all seeds of a condition as those of one wide model: seed after seed."""
+    runs = results.runs.loc[results.runs["condition"] == condition, "run"]
+    places = {run: place for place, run in enumerate(runs)}
+    heads = results.heads[results.heads["run"].isin(places)]
+    place = heads["run"].map(places)
+    wide = heads.assign(epoch=0, head=heads["head"] + place * (results.heads["head"].max() + 1))
+    return ModelHeads(label=condition, heads=wide.iloc[place.argsort(kind="stable")])
+
+
+# Figure 3: distance and entropy, layers × heads (S1, Figure 3).
+
+
+def maps(results: StudyResults) -> Drawing:
+    """The base on the left, the full protocol on the right, as in the paper.
+
+    With one seed a column is a head. Heads of different seeds have nothing to do with each other, so with several a
+    column is a rank by distance and a cell the mean over seeds.
+    """
+    labels = base_and_full(results)[::-1]
+    one_seed = max(num_seeds(results, label) for label in labels) == 1
+    figure = heatmaps([_one_model(results, label, by_rank=not one_seed) for label in labels])
+    seeds = seeds_in_words(num_seeds(results, label) for label in labels)
+    words = (
+        "1 seed, its heads in their own order."
+        if one_seed
+        else f"Each cell: mean over {seeds}. Each layer's heads are sorted by their distance, also in the lower row."
+    )
+    if not one_seed:
+        for axes in figure.axes:
+            if axes.get_xlabel():
+                axes.set_xlabel("head, by distance")
+    add_footnote(figure, [words, *scale_notes(results)])
+    return Drawing(
+        figure=figure,
+        caption=f"Mean attention distance (top) and entropy (bottom) of every head of {' and '.join(labels)}, on one "
+        f"scale per row. {words}" + beside_the_paper(results, "figure-3-heatmaps"),
+    )
+
+
+def _one_model(results: StudyResults, condition: str, *, by_rank: bool) -> ModelHeads:
+    runs = results.runs.loc[results.runs["condition"] == condition, "run"]
+    heads = results.heads[results.heads["run"].isin(runs)]
+    if by_rank:
+        ranked = sorted_heads(heads, "mad")
+        numbers = ["mad", "mad_std", "entropy", "entropy_std", "num_images"]
+        groups = ranked.groupby(["layer", "rank"])
+        heads = groups.agg({"layer_name": "first", **dict.fromkeys(numbers, "mean")}).reset_index()
+        heads = heads.rename(columns={"rank": "head"}).round({"num_images": 0})
+    return ModelHeads(label=condition, heads=heads.assign(epoch=0))
+
+
+# Figure 5: four key conditions in the plane of distance and entropy (S1, Figure 5).
+
+
+# The paper's markers: circles, crosses, squares and triangles. Conditions with the key factor are filled.
+STYLES = {
+    "full": ModelStyle(colour=MODEL_COLOURS[0], dash="solid", marker="o"),
+    "only_key": ModelStyle(colour=MODEL_COLOURS[5], dash="solid", marker="X"),
+    "without_key": ModelStyle(colour=MODEL_COLOURS[4], dash="solid", marker="s"),
+    "base": ModelStyle(colour=MODEL_COLOURS[1], dash="solid", marker="^"),
+}
+HOLLOW = ("without_key", "base")
+LABEL_LIMIT = 30
+
+
+def key_conditions(results: StudyResults) -> Drawing:
+    """All heads of all seeds: everything on, only the key factor, all but the key factor, nothing."""
+    if len(results.factors) < 2:
+        raise InputError("it needs two factors or more; with one, Figure 2 shows the same conditions")
+    found = roles(results)
+    labels = {role: getattr(found, role) for role in STYLES}
+    present = {role: label for role, label in labels.items() if label is not None}
+    if not present:
+        raise InputError("none of its four conditions has a run yet")
+    with house_style():
+        figure = Figure(figsize=(6.6, 4.8), layout="constrained")
+        axes = figure.subplots()
+        light_grid(axes)
+        handles, largest = [], 0.0
+        for role, label in present.items():
+            style, hollow = STYLES[role], role in HOLLOW
+            runs = results.runs.loc[results.runs["condition"] == label, "run"]
+            heads = results.heads[results.heads["run"].isin(runs)]
+            largest = max(largest, float(heads["mad"].max()))
+            axes.scatter(
+                heads["mad"],
+                heads["entropy"],
+                s=24,
+                marker=style.marker,
+                linewidths=0.8 if hollow else 0.4,
+                alpha=0.85,
+                facecolors="none" if hollow else style.colour,
+                edgecolors=style.colour if hollow else "white",
+                zorder=2 if hollow else 3,
+                rasterized=len(heads) > MOST_OUTLINES,
+                gid=f"heads-{label}",
+            )
+            handles.append(
+                Line2D(
+                    [],
+                    [],
+                    marker=style.marker,
+                    markerfacecolor="none" if hollow else style.colour,
+                    markeredgecolor=style.colour,
+                    linestyle="none",
+                )
+            )
+        distances_from_zero(axes, largest)
+        axes.set_ylim(-0.03, 1.05)
+        axes.set_xlabel(DISTANCE_LABEL_ONE_LINE)
+        axes.set_ylabel(ENTROPY_LABEL)
+        names = [shorten(label, LABEL_LIMIT) for label in present.values()]
+        num_columns = legend_columns(figure, names, len(names))
+        add_legend(figure, handles, names, loc="outside upper left", ncols=num_columns, handlelength=1)
+    seeds = seeds_in_words(num_seeds(results, label) for label in present.values())
+    absent = "" if len(present) == len(STYLES) else " A condition that has no complete run yet is not shown."
+    add_footnote(figure, [f"One point per head; the heads of {seeds}.{absent}", *scale_notes(results)])
+    return Drawing(
+        figure=figure,
+        caption=f"Mean attention distance and entropy of every head of {', '.join(present.values())}. The heads of "
+        f"{seeds} are shown.{absent}" + beside_the_paper(results, "figure-5-key-conditions"),
+    )

@@ -1,0 +1,119 @@
+"""The report of a study: what every study has, but for what it does without, and what is declared for it."""
+
+import dataclasses
+import shutil
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+from nearsight.errors import InputError
+from nearsight.files import check_output_folder, write_text
+from nearsight.report.claims import Verdicts, judge
+from nearsight.report.conditions import assumed_notes, missing_notes, scale_notes, with_attention
+from nearsight.report.marks import Animation, Drawing
+from nearsight.report.most_local import minimum
+from nearsight.report.reports import Report
+from nearsight.report.studies import report_of
+from nearsight.report.study_figures import key_conditions, maps, plane, profiles
+from nearsight.report.study_tables import common_tables
+from nearsight.report.tables import Table, seeds_in_words
+from nearsight.study import StudyFolder, StudyResults
+
+FIGURES: dict[str, Callable[[StudyResults], Drawing]] = {
+    "figure-1-profiles": profiles,
+    "figure-2-plane": plane,
+    "figure-3-heatmaps": maps,
+    "figure-4-minimum-mad": minimum,
+    "figure-5-key-conditions": key_conditions,
+}
+KEPT = ("study.json", "provenance.json")
+"""What is kept of a study as it is."""
+
+
+def study_report(results: StudyResults) -> Report:
+    """An incomplete study gives what it can: what is missing is named in the tables and captions."""
+    if results.runs.empty:
+        raise InputError(f"study {results.name!r} has no complete run yet, so there is nothing to report")
+    own = report_of(results.name)
+    draws: dict[str, Callable[[StudyResults], Drawing | Animation]] = {
+        **{name: partial(of_heads, draw) for name, draw in FIGURES.items() if name not in own.without},
+        **own.figures,
+        **own.animations,
+    }
+    return Report(
+        title=results.name,
+        tables=study_tables(results),
+        figures={name: partial(draw, results) for name, draw in draws.items()},
+        verdicts=study_verdicts(results),
+        notes=(*scale_notes(results), *missing_notes(results), *assumed_notes(results)),
+    )
+
+
+def study_tables(results: StudyResults) -> list[Table]:
+    """What can be said with the runs there are; under every table its scale and what was assumed."""
+    own, tables = report_of(results.name), common_tables(results)
+    for make in own.tables:
+        with suppress(InputError):  # the runs there are cannot give it
+            tables.append(make(results))
+    return [
+        dataclasses.replace(table, notes=(*scale_notes(results), *table.notes, *assumed_notes(results)))
+        for table in tables
+        if table.name not in own.without
+    ]
+
+
+def study_verdicts(results: StudyResults) -> Verdicts | None:
+    """Every claim and question that the study is about, judged; None where nothing is declared under its name."""
+    own = report_of(results.name)
+    claims = own.claims_of(results)
+    if not claims:
+        return None
+    of_seeds = "± is half the 95 % interval of the mean over seeds; differences are taken within seeds."
+    of_fits = "± is half a 95 % interval; the tables say how each was estimated."
+    intervals = own.intervals or (of_seeds if own.paper else of_fits)
+    seeds = seeds_in_words(results.runs.groupby("condition")["seed"].nunique())
+    return Verdicts(
+        judgements=[judge(claim, results) for claim in claims],
+        title=f"{results.name}: {'what reproduces' if own.paper else 'the answers'}",
+        scale=results.scale,
+        paper=own.paper,
+        runs=f"{len(results.runs)} runs, {seeds} per condition.",
+        warning="".join(scale_notes(results)),
+        notes=(*scale_notes(results), intervals, *missing_notes(results), *assumed_notes(results)),
+    )
+
+
+def of_heads(draw: Callable[[StudyResults], Drawing], results: StudyResults) -> Drawing:
+    """A figure of the networks that have attention."""
+    measured = with_attention(results)
+    if measured.runs.empty:
+        raise InputError("it is about heads, and no network of the study has attention")
+    return draw(measured)
+
+
+def write_study_report(results: StudyResults, folder: Path) -> tuple[Path, ...]:
+    """Write all that is told of a study's results; the files written."""
+    return study_report(results).write(folder)
+
+
+def write_results(study: Path, folder: Path) -> tuple[Path, ...]:
+    """From a finished study's folder, with its runs and weights, to what is kept of it, a folder of results: the tables
+    of the runs, what they are of, and the report; the files written.
+
+    The report of an earlier state there goes first, so that no table stays that is not written any more.
+    """
+    check_output_folder(folder)
+    has_runs = (study / "runs").is_dir()
+    results = StudyFolder(study).write_tables() if has_runs else StudyResults.read(study)
+    if results.scale != "full":
+        raise InputError(f"{study} is of {results.scale} scale, which tests the path and has no results to keep")
+    if results.runs.empty:
+        raise InputError(f"study {results.name!r} has no complete run yet, so there is nothing to keep")
+    for name in ("tables", "figures"):
+        shutil.rmtree(folder / name, ignore_errors=True)
+    for name in KEPT:
+        if study != folder and (study / name).exists():
+            write_text(folder / name, (study / name).read_text(encoding="utf-8"))
+    written = (*(folder / name for name in KEPT if (folder / name).exists()), *results.write_tables(folder))
+    return (*written, *write_study_report(results, folder))

@@ -1,0 +1,515 @@
+"""The report of the LocAt studies, with made-up results whose verdicts are known, and with one small real study."""
+
+import dataclasses
+from itertools import product
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import stats
+
+from nearsight.papers.locat import numbers as s2
+from nearsight.papers.locat.accuracy import (
+    differences_to,
+    layers_table,
+    locality_table,
+    locat_cifar100,
+    locat_cutmix_cifar100,
+    locat_tiny_imagenet,
+)
+from nearsight.papers.locat.cutmix import Answer, Beside, Effect, beside, cutmix_table, interaction
+from nearsight.papers.locat.figures import FAMILIES, accuracy_and_locality
+from nearsight.papers.locat.measures import run_measures
+from nearsight.papers.locat.rules import judge_comparable, judge_not_worse
+from nearsight.report.figures import svg_text
+from nearsight.report.rules import Verdict
+from nearsight.report.writing import write_study_report
+from nearsight.study import StudyResults, run_study
+from nearsight.study.results import HEAD_COLUMNS, LAYER_COLUMNS
+from nearsight.study.statistics import mean_interval
+
+YES, DIRECTION, NO, UNTESTED = Verdict.REPRODUCED, Verdict.IN_DIRECTION, Verdict.NOT_REPRODUCED, Verdict.NOT_TESTED
+LAYERS, HEADS = 5, 2
+CIFAR100 = locat_cifar100()
+CUTMIX = locat_cutmix_cifar100()
+# The paper's accuracies with Tiny models. Table 7's are of another data set: its differences to LocAt count.
+PUBLISHED = {**s2.TABLE_5.accuracy["Tiny"], **s2.TABLE_8.accuracy["Tiny"]}
+PUBLISHED |= {
+    label: PUBLISHED[s2.LOCAT] + value - s2.TABLE_7.accuracy["Tiny"][s2.LOCAT]
+    for label, value in s2.TABLE_7.accuracy["Tiny"].items()
+    if label not in PUBLISHED
+}
+LOCAL = {label: 0.1 if "LocAt" in label or "GAug" in label or label in s2.OTHER_LOCATS else 0.3 for label in PUBLISHED}
+
+
+def made_up(study, name, accuracy, *, seeds=3, noise=0.0, without=(), distances=LOCAL):
+    """Accuracies and smallest distances as given; whatever is local has coherent tokens, unlike CLS.
+
+    Noise spreads the seeds of a condition, but leaves their means as given.
+    """
+    centred = noise * np.linspace(-1, 1, seeds) if seeds > 1 else np.zeros(1)
+    rows, of_runs = [], []
+    for condition, levels in {cell.condition: cell.levels for cell in study.cells}.items():
+        random = np.random.default_rng([*condition.encode()])
+        spread = zip(*(random.permutation(centred) for _ in range(3)), strict=True)
+        for seed, (of_accuracy, of_distance, of_similarity) in enumerate(spread):
+            if (condition, seed) in without:
+                continue
+            run, nearest = f"{condition}-{seed}", distances[condition] + of_distance
+            of_runs.append(
+                {"run": run, "nearest": nearest, "coherent": 0.3 - distances[condition], "off": of_similarity}
+            )
+            rows.append(
+                {
+                    **{"run": run, "condition": condition, **levels, "seed": seed, "epochs": 9, "best_epoch": 9},
+                    **{"best_val_acc": 0.5, "min_mad": nearest, "max_mad": nearest + 0.02 * (LAYERS * HEADS - 1)},
+                    # Seeds differ, all conditions alike: differences within seeds do not.
+                    "test_acc": accuracy[condition] + 0.01 * seed + of_accuracy,
+                    **{"min_entropy": 0.5, "max_entropy": 0.9, "images_per_second": 1.0, "wall_seconds": 1.0},
+                }
+            )
+    runs, common = pd.DataFrame(of_runs), {"layer_name": "b", "num_images": 10}
+    layer, head = np.divmod(np.arange(LAYERS * HEADS), HEADS)
+    heads = runs.merge(pd.DataFrame({"layer": layer, "head": head}), how="cross").assign(**common)
+    mad = heads["nearest"] + 0.02 * (HEADS * heads["layer"] + heads["head"])
+    heads = heads.assign(mad=mad, mad_std=0.01, entropy=0.5 + mad / 2, entropy_std=0.01)
+    layers = runs.merge(pd.DataFrame({"layer": np.arange(LAYERS)}), how="cross").assign(**common)
+    layers = layers.assign(
+        locality_score=0.5 + layers["coherent"] * (layers["layer"] - 1),
+        patch_cls_similarity=0.2 + 0.05 * layers["layer"] - layers["coherent"] + layers["off"],
+    )
+    history = pd.DataFrame({"run": [row["run"] for row in rows], "epoch": 1, "seconds": 1.0})
+    return StudyResults(
+        name=name,
+        factors=study.labels,
+        runs=pd.DataFrame(rows),
+        heads=heads[list(HEAD_COLUMNS)],
+        layers=layers[list(LAYER_COLUMNS)],
+        history=history,
+        scale="full",
+        settings={},
+        assumed=(),
+    )
+
+
+def variants(changed=None, **options):
+    return made_up(CIFAR100, "locat-cifar100", {**PUBLISHED, **(changed or {})}, **options)
+
+
+def found(results):
+    return {claim.text: judge_claim(claim, results) for claim in LOCAT_PARTS[results.name].claims}
+
+
+def finding_on(results, beginning):
+    (claim,) = (claim for claim in LOCAT_PARTS[results.name].claims if claim.text.startswith(beginning))
+    return judge_claim(claim, results)
+
+
+@pytest.fixture(scope="module")
+def confirmed():
+    """What the paper would have found with three seeds."""
+    return variants()
+
+
+# ---- the paper's numbers
+
+
+def test_the_conditions_are_those_of_the_recipes():
+    assert set(CIFAR100.labels["model"]) == set(PUBLISHED) == {label for labels in FAMILIES for label in labels}
+    assert set(locat_tiny_imagenet().labels["model"]) == set(s2.CORE)
+
+
+def test_the_papers_numbers_are_told_with_their_place():
+    told = {claim.text: claim.paper for claim in LOCAT_PARTS["locat-cifar100"].claims}
+    assert told["LocAt raises accuracy, also on a small data set"] == (
+        "Tiny +6.59, Small +4.80, Base +5.30 points (CIFAR-100 at 224 pixels, Table 3); "
+        "Tiny +1.55, Base +1.32 points (ImageNet-1K, Table 5)"
+    )
+    # 73.10 − 73.94 − (69.36 − 72.39) and 82.17 − 82.31 − (79.39 − 80.99).
+    assert told["LocAt loses less without positions than ViT does"].startswith("Tiny +2.19, Base +1.46 points")
+    # The best fixed widths are 76.41 and 82.81, LocAt's 78.47 and 84.86.
+    assert told["A fixed width, even the best of three, is worse than one from the query"] == (
+        "Tiny −2.06, Base −2.05 points (mini-ImageNet, Table 7)"
+    )
+
+
+def test_the_papers_own_numbers_confirm_the_paper(confirmed):
+    assert {finding.verdict for finding in found(confirmed).values()} == {YES}
+    one_seed = found(variants(seeds=1))
+    readings = {claim.text for claim in LOCAT_PARTS["locat-cifar100"].claims if claim.readings}
+    # One seed shows no more than a direction, except of what the paper shows without numbers.
+    assert {finding.verdict for text, finding in one_seed.items() if text not in readings} == {DIRECTION}
+    tiny = made_up(locat_tiny_imagenet(), "locat-tiny-imagenet", PUBLISHED)
+    assert len(found(tiny)) == 10
+    assert {finding.verdict for finding in found(tiny).values()} == {YES}
+
+
+# ---- claims about accuracy
+
+REFUTED = {
+    "LocAt raises": {s2.LOCAT: 0.71},
+    "GAug alone": {s2.GAUG: 0.72},
+    "PRR alone": {s2.PRR: 0.72},
+    "Together": {s2.GAUG: 0.75},
+    "Without positions LocAt": {s2.LOCAT_WITHOUT_POSITIONS: 0.69},
+    "LocAt without positions": {s2.LOCAT_WITHOUT_POSITIONS: 0.70},
+    "LocAt loses less": {s2.VIT_WITHOUT_POSITIONS: 0.72},
+    "Average pooling": {s2.GAP: 0.72},
+    "PRR raises it more": {s2.GAP: 0.74},
+    "With every kernel": {s2.INVERSE: 0.72},
+    "The Gaussian kernel": {s2.LAPLACE: 0.76},
+    "A width from the input": {s2.FROM_INPUT: 0.73},
+    "One width for both": {s2.ISOTROPIC: 0.70},
+    "A fixed width": {s2.FIXED[1]: 0.75},
+    "Without a scale": {s2.NO_SCALE: 0.75},
+    "The automatic scale": {s2.AUTO_SCALE: 0.76},
+}
+OF_LAYERS = ("GAug makes attention local", "LocAt's patches", "In ViT patches")
+
+
+def test_every_claim_is_refuted_somewhere_in_this_file():
+    for claim in LOCAT_PARTS["locat-cifar100"].claims:
+        assert sum(claim.text.startswith(beginning) for beginning in (*REFUTED, *OF_LAYERS)) == 1, claim.text
+
+
+@pytest.mark.parametrize("beginning", REFUTED)
+def test_claims_about_accuracy_can_be_refuted(beginning, confirmed):
+    accuracy = confirmed.runs["test_acc"]
+    for label, value in REFUTED[beginning].items():
+        accuracy = accuracy.mask(confirmed.runs["condition"] == label, value + 0.01 * confirmed.runs["seed"])
+    refuted = dataclasses.replace(confirmed, runs=confirmed.runs.assign(test_acc=accuracy))
+    assert finding_on(refuted, beginning).verdict is NO
+
+
+def with_differences(values):
+    """LocAt minus ViT, seed by seed."""
+    results = variants(seeds=len(values))
+    runs = results.runs.set_index(["condition", "seed"])
+    for seed, value in enumerate(values):
+        runs.loc[(s2.LOCAT, seed), "test_acc"] = runs.loc[(s2.VIT, seed), "test_acc"] + value
+    return dataclasses.replace(results, runs=runs.reset_index())
+
+
+@pytest.mark.parametrize(
+    ("values", "verdict"),
+    [
+        ([0.02, 0.021, 0.019], YES),
+        ([0.02, 0.001, 0.04], DIRECTION),  # every seed says so, but the interval holds 0
+        ([0.02, -0.001, 0.04], NO),
+        ([-0.02, -0.021, -0.019], NO),
+        ([0.02], DIRECTION),
+        ([0.0], NO),
+    ],
+)
+def test_order(values, verdict):
+    finding = finding_on(with_differences(values), "LocAt raises")
+    assert finding.verdict is verdict
+    assert finding.n == len(values)
+
+
+def test_comparable_and_not_worse():
+    def verdicts(*points):
+        ours = mean_interval(np.array(points) / 100)
+        return judge_comparable(ours, words="").verdict, judge_not_worse(ours, words="").verdict
+
+    assert verdicts(0.3, 0.1, -0.1) == (YES, YES)
+    assert verdicts(0.9, -0.9, 0.0) == (DIRECTION, DIRECTION)  # the interval goes too far
+    assert verdicts(-1.4, -1.5, -1.6) == (NO, NO)
+    assert verdicts(1.4, 1.5, 1.6) == (NO, YES)
+    assert verdicts(0.9) == verdicts(-0.9) == (DIRECTION, DIRECTION)
+    assert verdicts(1.1) == (NO, DIRECTION)
+    assert verdicts(-1.1) == (NO, NO)
+
+
+def test_intervals_of_claims_are_those_of_scipys_paired_test():
+    results = variants(noise=0.01, seeds=4)
+    accuracy = results.runs.pivot(index="seed", columns="condition", values="test_acc")
+    finding = finding_on(results, "LocAt raises")
+    expected = stats.ttest_rel(accuracy[s2.LOCAT], accuracy[s2.VIT]).confidence_interval()
+    assert (finding.low, finding.high) == pytest.approx((expected.low, expected.high))
+    by_hand = [
+        (row[s2.LOCAT_WITHOUT_POSITIONS] - row[s2.LOCAT]) - (row[s2.VIT_WITHOUT_POSITIONS] - row[s2.VIT])
+        for _, row in accuracy.iterrows()
+    ]
+    finding = finding_on(results, "LocAt loses less")
+    expected = stats.ttest_1samp(by_hand, 0).confidence_interval()
+    assert (finding.value, finding.low, finding.high) == pytest.approx((np.mean(by_hand), *expected))
+    by_hand = [max(row[label] for label in s2.FIXED) - row[s2.LOCAT] for _, row in accuracy.iterrows()]
+    assert finding_on(results, "A fixed width").value == pytest.approx(np.mean(by_hand))
+    by_hand = [row[s2.LOCAT] - max(row[s2.LAPLACE], row[s2.INVERSE]) for _, row in accuracy.iterrows()]
+    assert finding_on(results, "The Gaussian kernel").value == pytest.approx(np.mean(by_hand))
+
+
+# ---- claims about layers
+
+
+def with_layers(results, condition, **columns):
+    """Other numbers per layer, in all seeds of a condition."""
+    runs = set(results.runs.loc[results.runs["condition"] == condition, "run"])
+    theirs = results.layers["run"].isin(runs)
+    layers = results.layers.copy()
+    for name, values in columns.items():
+        layers.loc[theirs, name] = np.asarray(values)[layers.loc[theirs, "layer"]]
+    return dataclasses.replace(results, layers=layers)
+
+
+def test_coherence_counts_after_the_third_layer(confirmed):
+    vit, beginning = np.full(LAYERS, 0.5), "LocAt's patches are more"
+    for locat, verdict in (
+        ([0.1, 0.1, 0.1, 0.6, 0.6], YES),
+        ([0.9, 0.9, 0.9, 0.4, 0.8], DIRECTION),
+        ([0.9, 0.9, 0.9, 0.4, 0.5], NO),
+    ):
+        results = with_layers(with_layers(confirmed, s2.VIT, locality_score=vit), s2.LOCAT, locality_score=locat)
+        assert finding_on(results, beginning).verdict is verdict
+
+
+def test_similarity_to_cls(confirmed):
+    rising = [0.1, 0.2, 0.3, 0.4, 0.5]
+    for vit, locat, lower, drawn in (
+        (rising, [0.0, 0.1, 0.2, 0.3, 0.4], YES, YES),
+        (rising, [0.2, 0.1, 0.2, 0.3, 0.4], DIRECTION, YES),
+        ([0.1, 0.5, 0.3, 0.4, 0.2], [0.2, 0.6, 0.4, 0.5, 0.3], NO, DIRECTION),
+        (rising[::-1], rising, NO, NO),
+    ):
+        results = with_layers(confirmed, s2.VIT, patch_cls_similarity=vit)
+        results = with_layers(results, s2.LOCAT, patch_cls_similarity=locat)
+        assert finding_on(results, "LocAt's patches are less").verdict is lower
+        assert finding_on(results, "In ViT patches").verdict is drawn
+
+
+def test_gaug_that_makes_nothing_local_is_found_out(confirmed):
+    farther = found(variants(distances={**LOCAL, s2.GAUG: 0.35}))
+    assert {finding.verdict for text, finding in farther.items() if text.startswith("GAug makes")} == {NO}
+    heads = confirmed.heads.copy()  # the last layer looks as far as it can
+    heads.loc[heads["run"].str.startswith(s2.GAUG) & (heads["layer"] == LAYERS - 1), "mad"] = 0.7
+    partly = found(dataclasses.replace(confirmed, heads=heads))
+    assert partly["GAug makes attention local in every layer"].verdict is DIRECTION
+
+
+def test_without_measured_tokens_their_claims_are_not_tested(confirmed):
+    results = dataclasses.replace(confirmed, layers=confirmed.layers.iloc[:0])
+    for text, finding in found(results).items():
+        assert (finding.verdict is UNTESTED) == text.startswith(("LocAt's patches", "In ViT patches")), text
+    assert locality_table(results).shown["locality score"].eq("–").all()
+
+
+# ---- tables
+
+
+def test_tables_hold_scipys_intervals():
+    results = variants(noise=0.01, seeds=4)
+    runs = run_measures(results)
+    heads = results.heads.groupby("run")["mad"].mean()
+    np.testing.assert_allclose(runs.set_index("run")["mean_mad"], heads[runs["run"]])
+    table = locality_table(results).numbers.set_index("condition")
+    differences = differences_to(s2.VIT)(results).numbers.set_index("condition")
+    for column in ("test_acc", "min_mad", "mean_mad", "patch_cls_similarity"):
+        ours, vit = (runs.loc[runs["condition"] == label].sort_values("seed")[column] for label in (s2.LOCAT, s2.VIT))
+        expected = stats.ttest_1samp(ours, 0).confidence_interval()
+        assert (table.loc[s2.LOCAT, f"{column}_low"], table.loc[s2.LOCAT, f"{column}_high"]) == pytest.approx(expected)
+        expected = stats.ttest_rel(ours, vit).confidence_interval()
+        row = differences.loc[s2.LOCAT]
+        assert (row[f"{column}_low"], row[f"{column}_high"]) == pytest.approx(expected)
+    assert differences.loc[s2.LOCAT, "paper_Tiny"] == pytest.approx(0.0155)
+    layers = layers_table(results)
+    assert list(layers.shown.columns) == ["measure", "condition", "L1", "L3", "L5"]
+    assert len(layers.numbers) == 5 * len(PUBLISHED) * LAYERS
+    here = layers.numbers.set_index(["measure", "condition", "layer"]).loc[("patch_cls_similarity", s2.LOCAT, 3)]
+    similarity = results.layers[results.layers["run"].str.match(r"LocAt-\d") & (results.layers["layer"] == 3)]
+    expected = stats.ttest_1samp(similarity["patch_cls_similarity"], 0).confidence_interval()
+    assert (here["n"], here["low"], here["high"]) == pytest.approx((4, *expected))
+
+
+# ---- CutMix beside LocAt
+
+
+def effect(value, half):
+    return Effect(value=value, low=value - half, high=value + half, n=3)
+
+
+@pytest.mark.parametrize("sign", [-1, 1])
+@pytest.mark.parametrize(
+    ("without", "with_other", "change", "answer"),
+    [
+        ((1.0, 0.2), (0.9, 0.2), (-0.1, 0.3), Answer.STILL),
+        ((1.0, 0.2), (1.9, 0.2), (0.9, 0.3), Answer.STILL),
+        ((1.0, 0.2), (0.4, 0.2), (-0.6, 0.3), Answer.LESS),
+        ((1.0, 0.2), (0.4, 0.5), (-0.6, 0.5), Answer.LESS),  # perhaps gone, but perhaps nearly all there
+        ((1.0, 0.2), (0.1, 0.2), (-0.9, 0.3), Answer.NOT),
+        ((1.0, 0.2), (-0.5, 0.2), (-1.5, 0.3), Answer.REVERSED),
+        ((1.0, 0.2), (0.6, 0.8), (-0.4, 0.9), Answer.UNDECIDED),
+        ((0.1, 0.2), (0.9, 0.2), (0.8, 0.3), Answer.NOT_EVEN_ALONE),
+        ((-1.0, 0.2), (0.9, 0.2), (1.9, 0.3), Answer.NOT_EVEN_ALONE),
+    ],
+)
+def test_answers(without, with_other, change, answer, sign):
+    effects = {"without": without, "with_other": with_other, "change": change}
+    signed = {name: effect(sign * value, half) for name, (value, half) in effects.items()}
+    assert Beside(**signed, p=0.01).answer(sign) is answer
+
+
+def cutmix(distances, noise=0.004, **options):
+    accuracy = {cell.condition: 0.5 for cell in CUTMIX.cells}
+    distances = dict(zip(accuracy, distances, strict=True))
+    return made_up(CUTMIX, "locat-cutmix-cifar100", accuracy, distances=distances, noise=noise, **options)
+
+
+# Without CutMix: nothing, PRR, GAug, both; then the same with CutMix.
+@pytest.mark.parametrize(
+    ("distances", "answer"),
+    [
+        ((0.30, 0.30, 0.20, 0.20, 0.20, 0.20, 0.10, 0.10), Answer.STILL),
+        ((0.30, 0.30, 0.15, 0.15, 0.20, 0.20, 0.11, 0.11), Answer.LESS),
+        ((0.30, 0.30, 0.15, 0.15, 0.15, 0.15, 0.15, 0.15), Answer.NOT),
+        ((0.30, 0.30, 0.10, 0.10, 0.20, 0.20, 0.15, 0.15), Answer.REVERSED),
+        ((0.30, 0.30, 0.10, 0.10, 0.30, 0.30, 0.05, 0.05), Answer.NOT_EVEN_ALONE),
+    ],
+)
+def test_the_question_no_paper_asked(distances, answer):
+    for other in ("LocAt", "GAug"):
+        finding = finding_on(cutmix(distances), f"Does CutMix still bring the most local head nearer where {other}")
+        assert finding.verdict == answer
+        assert finding.n == 3
+        expected = (distances[6] - distances[2]) - (distances[4] - distances[0])
+        assert finding.value == pytest.approx(expected)
+
+
+def test_locat_is_both_of_its_parts():
+    """CutMix still does it beside GAug, with PRR or without; only where there are both, nothing is left to do."""
+    results = cutmix((0.30, 0.30, 0.20, 0.10, 0.25, 0.25, 0.10, 0.10), noise=0.002)
+    start = "Does CutMix still bring the most local head nearer where"
+    assert finding_on(results, f"{start} GAug").verdict == Answer.STILL
+    finding = finding_on(results, f"{start} LocAt")
+    assert finding.verdict == Answer.NOT
+    assert finding.value == pytest.approx(0.05)
+    other_way = finding_on(results, "Does LocAt still bring the most local head nearer where CutMix")
+    assert other_way.verdict == Answer.LESS
+    assert "without CutMix −0.200" in other_way.ours
+    assert "with it −0.150" in other_way.ours
+
+
+def test_effects_beside_locat_are_differences_of_cells_with_the_noise_within_all_cells():
+    results = cutmix((0.30, 0.28, 0.12, 0.11, 0.21, 0.19, 0.09, 0.08), noise=0.01)
+    runs = results.runs
+    ours = beside(runs, results.factors, "min_mad", factor=("cutmix",), other=("GAug", "PRR"))
+    cells = runs.groupby(["cutmix", "GAug", "PRR"])["min_mad"]
+    mean, noise = cells.mean(), float(cells.var().mean())
+    plain = mean["p=0.5", "off", "off"] - mean["off", "off", "off"]
+    beside_both = mean["p=0.5", "on", "on"] - mean["off", "on", "on"]
+    t = stats.t.ppf(0.975, 16)
+    for effect, value, num_means in ((ours.without, plain, 2), (ours.with_other, beside_both, 2)):
+        half = t * np.sqrt(num_means * noise / 3)
+        assert dataclasses.astuple(effect) == pytest.approx((value, value - half, value + half, 24))
+    change, error = beside_both - plain, np.sqrt(4 * noise / 3)
+    assert dataclasses.astuple(ours.change) == pytest.approx((change, change - t * error, change + t * error, 24))
+    assert ours.p == pytest.approx(2 * stats.t.sf(abs(change) / error, 16))
+
+
+def test_half_the_distance_left_is_less_in_distance_but_the_same_share():
+    results = cutmix((0.30, 0.30, 0.10, 0.10, 0.15, 0.15, 0.05, 0.05), noise=0.001)
+    answers = found(results)
+    assert answers["Does CutMix still bring the most local head nearer where GAug already does?"].verdict == Answer.LESS
+    share = answers["Does CutMix still bring the most local head nearer, relative to what GAug leaves of its distance?"]
+    assert share.verdict == Answer.STILL
+    assert "−50 %" in share.ours
+
+
+def test_the_interaction_is_that_of_the_cell_means_with_the_noise_within_cells():
+    results = cutmix((0.30, 0.28, 0.12, 0.11, 0.21, 0.19, 0.09, 0.08), noise=0.01)
+    ours = beside(results.runs, results.factors, "min_mad", factor=("cutmix",), other=("GAug",))
+    cells = results.runs.groupby(["cutmix", "GAug", "PRR"])["min_mad"]
+    means = cells.mean().groupby(["cutmix", "GAug"]).mean()
+    at = {level: means["p=0.5", level] - means["off", level] for level in ("off", "on")}
+    num_seeds, num_cells = 3, 8
+    noise = float(cells.var().mean())
+    # Each of the four means is over two models and three seeds.
+    half = stats.t.ppf(0.975, num_cells * (num_seeds - 1)) * np.sqrt(4 * noise / (2 * num_seeds))
+    change = at["on"] - at["off"]
+    assert dataclasses.astuple(ours.change) == pytest.approx((change, change - half, change + half, 24))
+    half = stats.t.ppf(0.975, num_cells * (num_seeds - 1)) * np.sqrt(2 * noise / (2 * num_seeds))
+    assert dataclasses.astuple(ours.with_other) == pytest.approx((at["on"], at["on"] - half, at["on"] + half, 24))
+    assert ours.without.value == pytest.approx(at["off"])
+
+
+# ---- the files
+
+
+def files_under(folder):
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_figures_of_the_variants_are_the_same_each_time_and_name_every_condition():
+    results = variants(noise=0.005)
+    for draw in LOCAT_PARTS[results.name].figures.values():
+        assert svg_text(draw(results).figure) == svg_text(draw(results).figure)
+    rows = accuracy_and_locality(results).figure.axes[0]
+    assert {label.get_text() for label in rows.get_yticklabels()} == set(PUBLISHED)
+    means = {line.get_gid(): line.get_xdata()[0] for line in rows.lines}
+    assert means[f"mean-mean_mad-{s2.LOCAT}"] == pytest.approx(LOCAL[s2.LOCAT] + 0.09)
+
+
+def test_the_verdict_on_the_variants_says_whose_claims_and_what_is_compared():
+    results = variants(noise=0.005)
+    verdict = verdict_markdown(results, judge_claims(results))
+    assert "Of 22 claims of S2 (arXiv 2603.04892)" in verdict
+    assert "the direction of a difference is compared" in verdict
+    assert "(mini-ImageNet, Table 7)" in verdict
+
+
+def test_cutmix_in_each_model_and_over_models():
+    results = cutmix((0.30, 0.30, 0.15, 0.15, 0.20, 0.20, 0.11, 0.11))
+    verdict = verdict_markdown(results, judge_claims(results))
+    assert "Of 16 questions:" in verdict
+    assert "**yes, but less**" in verdict
+    table = cutmix_table(results).numbers.set_index(["factor", "where", "response"])
+    assert table.loc[("cutmix", "with GAug and PRR", "min_mad"), ["value", "n"]].tolist() == pytest.approx([-0.04, 3])
+    assert table.loc[("GAug", "alone", "min_mad"), "value"] == pytest.approx(-0.15)
+    assert table.loc[("cutmix", "all models without GAug", "min_mad"), "n"] == 24
+    assert table.loc[("cutmix", "change by GAug", "min_mad"), ["value", "n"]].tolist() == pytest.approx([0.06, 24])
+    (legend,) = LOCAT_PARTS[results.name].figures["figure-7-layers"](results).figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["neither", "CutMix", "LocAt", "CutMix and LocAt"]
+    drawn = interaction(results).figure
+    lines = {line.get_gid(): line.get_ydata() for axes in drawn.axes for line in axes.lines if line.get_gid()}
+    np.testing.assert_allclose(lines["min_mad-0"], [0.30, 0.30, 0.15, 0.15])
+    np.testing.assert_allclose(lines["min_mad-1"], [0.20, 0.20, 0.11, 0.11])
+
+
+def test_studies_with_few_runs_give_what_they_can(tmp_path):
+    there = [(s2.VIT, 0), (s2.VIT, 1), (s2.LOCAT, 0), (s2.LAPLACE, 1)]
+    some = variants(seeds=2, without=set(product(PUBLISHED, range(2))) - set(there))
+    verdicts = {text: finding.verdict for text, finding in found(some).items()}
+    assert verdicts["LocAt raises accuracy, also on a small data set"] is DIRECTION
+    assert verdicts["GAug alone raises accuracy"] is UNTESTED
+    assert differences_to(s2.VIT)(some).shown["seeds"].tolist() == ["1", "1"]
+    for draw in LOCAT_PARTS[some.name].figures.values():
+        assert "No complete run yet" in "".join(text.get_text() for text in draw(some).figure.texts)
+    missing = ("+CutMix", "−GAug", "−PRR", "CutMix + LocAt")
+    half = cutmix((0.3,) * 8, seeds=1, without=[(label, 0) for label in missing])
+    assert {finding.verdict for finding in found(half).values()} == {UNTESTED}
+    write_study_report(half, tmp_path)
+    files = files_under(tmp_path)
+    assert "**figure-6-interaction**: not drawn" in files["figures/captions.md"].decode()
+    assert "tables/cutmix-beside-locat.md" in files  # what GAug does is known
+    assert "not tested" in files["verdict.md"].decode()
+
+
+def test_a_small_real_study(tmp_path):
+    study = locat_tiny_imagenet(seeds=1)
+    base = dataclasses.replace(study.base, model=dataclasses.replace(study.base.model, depth=4, num_heads=2))
+    small = dataclasses.replace(study, base=base, name="locat-tiny-imagenet").small()
+    run_study(small, tmp_path / "study")
+    results = StudyResults.read(tmp_path / "study")
+    write_study_report(results, tmp_path / "report")
+    files = files_under(tmp_path / "report")
+    assert {f"tables/{name}.csv" for name in ("locality", "layers", "differences-to-vit")} <= set(files)
+    assert {f"figures/{name}.png" for name in ("figure-6-accuracy-and-locality", "figure-7-layers")} <= set(files)
+    judged = found(results)
+    assert len(judged) == 10
+    assert UNTESTED not in {finding.verdict for finding in judged.values()}
+    # GAug draws attention near before it has learnt anything.
+    assert judged["GAug makes attention local in every layer"].verdict is YES
+    layers = pd.read_csv(tmp_path / "report" / "tables" / "layers.csv")
+    assert len(layers) == 5 * 4 * 4
+    assert layers["mean"].notna().all()
+    assert "Small scale" in files["verdict.md"].decode()

@@ -1,0 +1,404 @@
+"""What the protocol study left open: estimates against references, answers against what was planted."""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from made_up_results import made_up, noise
+from scipy import stats
+
+from nearsight.errors import InputError
+from nearsight.papers.protocol import emergence, mixing, size, unreported
+from nearsight.papers.protocol.ablation import ablation_cifar10, ablation_cifar100, ablation_tiny_imagenet
+from nearsight.papers.protocol.emergence import course_table
+from nearsight.papers.protocol.mixing import CONTRASTS, LONG_CONTRASTS, WHOLE, contrast_table
+from nearsight.papers.protocol.numbers import PUBLISHED
+from nearsight.papers.protocol.size import distance_by_size, fit_of, size_table
+from nearsight.papers.protocol.size import fit_of as size_fit_of
+from nearsight.papers.protocol.unreported import (
+    best_fitting_levels,
+    changes,
+    fit_table,
+    fits,
+    levels_in_words,
+    settings_beside_the_paper,
+    settings_effects,
+    settings_table,
+    what_moves_it,
+)
+from nearsight.report.claims import OURS
+from nearsight.report.fits import Estimate, condition_means, least_squares
+from nearsight.report.responses import with_early_layers
+from nearsight.report.rules import judge_part, judge_sign
+from nearsight.report.studies import _REPORTS as PARTS
+from nearsight.report.writing import FIGURES, study_tables
+from nearsight.study import Cell, Study, StudyResults, run_study
+
+Respond = Callable[[Cell], dict[str, float]]
+
+
+def answers(results: StudyResults) -> dict[str, str]:
+    return {judgement.claim.text: str(judgement.finding.verdict) for judgement in judge_claims(results)}
+
+
+def only(study: Study, *conditions: str) -> Study:
+    """A study of which some conditions are done."""
+    cells = tuple(cell for cell in study.cells if cell.condition in conditions)
+    part = dataclasses.replace(study)
+    part.__dict__["cells"] = cells  # what is cached
+    return part
+
+
+# The fits
+
+
+def test_two_conditions_give_the_paired_t_test() -> None:
+    random = np.random.default_rng(0)
+    first, second = random.normal(0.3, 0.1, 5), random.normal(0.2, 0.1, 5)
+    runs = pd.DataFrame(
+        {"condition": ["a"] * 5 + ["b"] * 5, "seed": [*range(5)] * 2, "min_mad": np.concatenate([first, second])}
+    )
+    ours = condition_means(runs, "min_mad").estimate({"b": 1.0, "a": -1.0})
+    theirs = stats.ttest_rel(second, first)
+    interval = theirs.confidence_interval(0.95)
+    assert ours.value == pytest.approx((second - first).mean())
+    assert (ours.low, ours.high) == pytest.approx((interval.low, interval.high))
+
+
+def test_a_line_is_scipys() -> None:
+    random = np.random.default_rng(1)
+    x = random.normal(size=12)
+    y = 2 * x + random.normal(size=12)
+    fit = least_squares(pd.DataFrame({"mean": 1.0, "x": x}), y)
+    theirs = stats.linregress(x, y)
+    half = stats.t.ppf(0.975, 10) * theirs.stderr
+    ours = fit.estimate({"x": 1.0})
+    assert (ours.value, ours.low, ours.high) == pytest.approx((theirs.slope, theirs.slope - half, theirs.slope + half))
+
+
+def test_what_cannot_be_told_apart_is_said() -> None:
+    with pytest.raises(InputError, match="cannot tell its effects apart"):
+        least_squares(pd.DataFrame({"a": [1.0, 2.0, 3.0], "b": [2.0, 4.0, 6.0]}), [1.0, 2.0, 3.0])
+    one_seed = pd.DataFrame({"condition": ["a", "b"], "seed": [0, 0], "min_mad": [0.3, 0.2]})
+    fit = condition_means(one_seed, "min_mad")
+    assert not fit.estimate({"a": 1.0}).has_interval
+    with pytest.raises(InputError, match="no run tells of c"):
+        fit.estimate({"c": 1.0})
+
+
+def of(value: float, half: float = math.nan) -> Estimate:
+    return Estimate(value=value, low=value - half, high=value + half)
+
+
+@pytest.mark.parametrize(
+    ("part", "whole", "answer"),
+    [
+        (of(-0.10, 0.05), of(-0.15, 0.02), "yes"),
+        (of(-0.07, 0.05), of(-0.15, 0.02), "in part"),
+        (of(-0.01, 0.02), of(-0.15, 0.02), "no"),
+        (of(-0.02, 0.01), of(-0.15, 0.02), "no"),  # sure, but next to nothing
+        (of(-0.01, 0.09), of(-0.15, 0.02), "undecided"),
+        (of(-0.10, 0.12), of(-0.15, 0.02), "undecided"),
+        (of(0.08, 0.02), of(-0.15, 0.02), "the other way round"),
+        (of(-0.10, 0.05), of(-0.15, 0.20), "undecided"),  # CutMix itself does nothing for sure
+        (of(-0.10), of(-0.15), "yes"),
+        (of(-0.05), of(-0.15), "in part"),
+        (of(0.03), of(-0.15), "no"),
+        (of(0.05), of(-0.15), "the other way round"),
+    ],
+)
+def test_a_part_is_judged_by_the_whole(part: Estimate, whole: Estimate, answer: str) -> None:
+    assert judge_part(part, whole, n=2).verdict == answer
+
+
+def test_a_sign_is_sure_or_not() -> None:
+    verdicts = [
+        judge_sign(estimate, sign=-1, words="", n=1).verdict for estimate in (of(-1, 0.5), of(1, 0.5), of(1, 2))
+    ]
+    assert verdicts == ["yes", "the other way round", "not shown"]
+    assert judge_sign(of(-1), sign=-1, words="", n=1).verdict == "yes"
+
+
+# mixing-cifar100
+
+PLANTED = {
+    **{"None": 0.33, "Mixup": 0.32, "CutOut": 0.33, "Random erasing": 0.32, "Noise box": 0.28, "Mean box": 0.30},
+    **{"Noise box, mixed labels": 0.29, "Mean box, mixed labels": 0.29, "CutMix, own labels": 0.28, "CutMix": 0.18},
+    **{"Patch-aligned CutMix": 0.18, "Feathered CutMix": 0.26, "Tile shuffle": 0.15},
+}
+
+
+def of_mixing(cell: Cell) -> dict[str, float]:
+    return {"min_mad": PLANTED[cell.condition] + 0.03 * cell.seed + noise(cell, 0.002), "early_mad": 0.4}
+
+
+def test_the_cut_the_mix_and_the_label() -> None:
+    results = made_up(mixing.mixing_cifar100(), of_mixing)
+    table = contrast_table(results)
+    found = table.numbers[table.numbers["response"] == "min_mad"].set_index("name")["estimate"]
+    assert found["the cut"] == pytest.approx(-0.04, abs=0.005)
+    assert found["its label"] == pytest.approx(-0.10, abs=0.005)
+    parts = ["the cut", "the other image", "its label"]
+    assert found[parts].sum() == pytest.approx(found["CutMix"])
+    given = {text.split(":")[0].split(" (")[0]: answer for text, answer in answers(results).items()}
+    assert list(given.values()) == [
+        *("in part", "no", "yes", "no", "no"),  # the cut, the image, the label, the label alone, the mix
+        *("no", "yes", "no", "no", "yes"),  # across patches, a sharp edge, CutOut, erasing, tiles
+    ]
+
+
+def test_contrasts_without_their_runs_are_left_out() -> None:
+    part = only(mixing.mixing_cifar100(), "None", "CutMix", "Mixup")
+    results = made_up(part, of_mixing)
+    assert set(contrast_table(results).shown["what"]) == {"CutMix", "the mix without a cut"}
+    given = answers(results)
+    assert sum(answer == "not tested" for answer in given.values()) == len(CONTRASTS) - 1
+    assert fit_of(results).estimate(WHOLE.weights).value == pytest.approx(-0.15, abs=0.005)
+    with pytest.raises(InputError, match="no two conditions"):
+        contrast_table(made_up(only(mixing.mixing_cifar100(), "None"), of_mixing))
+
+
+def test_a_run_that_lacks_leaves_the_others_in_the_fit_and_the_answers_their_intervals() -> None:
+    whole = made_up(mixing.mixing_cifar100(), of_mixing)
+    lacking = (whole.runs["condition"] == "CutMix") & (whole.runs["seed"] == 1)
+    results = dataclasses.replace(whole, runs=whole.runs[~lacking])
+    table = contrast_table(results).numbers
+    tabled = table[table["response"] == "min_mad"].set_index("contrast")
+    for judgement in judge_claims(results):
+        row = tabled.loc[judgement.claim.source.removeprefix("min MAD; ")]
+        finding = judgement.finding
+        assert (finding.value, finding.low, finding.high) == pytest.approx((row["estimate"], row["low"], row["high"]))
+    assert answers(results) == answers(whole)
+
+
+def test_the_long_mixing_is_judged_when_all_six_seeds_are_there() -> None:
+    def respond(cell: Cell) -> dict[str, float]:
+        return {"min_mad": PLANTED[cell.condition] + 0.003 * cell.seed + noise(cell, 0.002), "early_mad": 0.4}
+
+    whole = made_up(mixing.mixing_long_cifar100(), respond)
+    assert list(answers(whole).values()) == [
+        *("yes", "the other way round", "the other way round", "yes"),  # CutMix, CutOut, own labels, their difference
+        *("yes", "yes", "yes", "yes"),  # a mean box, the label alone, Mixup, label × content
+    ]
+    table = contrast_table(whole, LONG_CONTRASTS).numbers
+    found = table[table["response"] == "min_mad"].set_index("name")["estimate"]
+    mean = whole.runs.groupby("condition")["min_mad"].mean()
+    by_label = mean["CutMix"] - mean["CutMix, own labels"], mean["Mean box, mixed labels"] - mean["Mean box"]
+    assert found["the label × what is in the box"] == pytest.approx(by_label[0] - by_label[1])
+    part = dataclasses.replace(whole, runs=whole.runs[whole.runs["seed"] < 3])
+    assert set(answers(part).values()) == {"not tested"}
+    assert all("with 3 of 6 seeds" in judgement.finding.ours for judgement in judge_claims(part))
+
+
+# unreported-cifar100
+
+
+def of_unreported(cell: Cell) -> dict[str, float]:
+    levels = cell.levels
+    cell = dataclasses.replace(cell, condition=" ".join(levels.values()))  # so that names do not move the noise
+    with_it = levels["cutmix"] != "off"
+    mad = 0.24 if with_it else 0.32
+    mad -= with_it * (0.09 * (levels["weight_decay"] == "0") + 0.04 * (levels["position_std"] == "1"))
+    mad -= 0.03 * (levels["cutmix"] == "p=1")
+    accuracy = 0.55 + 0.06 * with_it - 0.06 * (levels["position_std"] == "1") + 0.03 * (levels["cutmix"] == "p=1")
+    return {"min_mad": mad + noise(cell, 0.003), "test_acc": accuracy + noise(cell, 0.001)}
+
+
+def test_settings_that_move_the_smallest_distance_are_found() -> None:
+    results = made_up(unreported.unreported_cifar100(), of_unreported)
+    found = {change.factor: change.estimate for change in changes(results)}
+    planted = {"weight_decay": -0.09, "position_std": -0.04, "cutmix": -0.03, "lr": 0.0, "init": 0.0}
+    for factor, effect in planted.items():
+        assert found[factor].low <= effect <= found[factor].high
+        assert found[factor].value == pytest.approx(effect, abs=0.006)
+    # A reference: in a balanced design a main effect is a difference of two means.
+    runs = results.runs[results.runs["cutmix"] != "off"]
+    by_level = runs.groupby("weight_decay")["min_mad"].mean()
+    assert found["weight_decay"].value == pytest.approx(by_level["0"] - by_level["0.05"])
+    words = what_moves_it(results)
+    assert words.index("weight decay 0.05 → 0 (−0.0") < words.index("positions' deviation") < words.index("Not shown")
+    given = list(answers(results).values())
+    assert given[1:] == ["no", "not shown", "yes", "not shown", "yes", "yes"]
+    assert {"with CutMix", "without CutMix"} == set(settings_table(results).shown["runs"])
+
+
+def test_the_distance_to_the_paper_is_the_one_that_is_said() -> None:
+    results = made_up(unreported.unreported_cifar100(), of_unreported)
+    table = fits(results)
+    assert len(table) == 16
+    assert table["distance"].is_monotonic_increasing
+    paper = PUBLISHED["ablation-cifar100"].conditions
+    for _, row in table.iterrows():
+        here = results.runs
+        for name in ("lr", "weight_decay", "init", "position_std"):
+            here = here[here[name] == row[name]]
+        squares = []
+        for label, level in (("Baseline", "off"), ("+CutMix", row["cutmix"])):
+            (run,) = here[here["cutmix"] == level].to_dict("records")
+            for response in ("test_acc", "min_mad", "max_mad"):
+                unit = getattr(paper["+CutMix"], response) - getattr(paper["Baseline"], response)
+                squares.append(((run[response] - getattr(paper[label], response)) / unit) ** 2)
+        assert row["distance"] == pytest.approx(math.sqrt(sum(squares) / 6))
+    assert len(fit_table(results).shown) == 17
+
+
+def test_one_setting_has_no_others_beside_it() -> None:
+    results = made_up(only(unreported.unreported_cifar100(), "Baseline", "+CutMix p=1"), of_unreported)
+    (nearest, *_) = judge_claims(results)
+    distance = fits(results)["distance"].item()
+    assert nearest.finding.ours == f"distance {distance:.2f}; no other has runs yet"
+
+
+def test_the_best_setting_becomes_an_ablation() -> None:
+    results = made_up(unreported.unreported_cifar100(), of_unreported)
+    levels = best_fitting_levels(results)
+    assert (levels["weight_decay"], levels["position_std"]) == ("0", "1")
+    study = unreported.ablation_under(levels)
+    assert len(study.cells) == 24
+    modern = next(cell.config for cell in study.cells if cell.condition == "Modern")
+    assert (modern.protocol.weight_decay, modern.model.position_std) == (0.0, 1.0)
+    assert (modern.protocol.max_epochs, modern.protocol.patience) == (600, 20)
+    assert study.name in PARTS
+
+
+def test_the_fitted_ablation_has_the_settings_that_the_committed_results_give() -> None:
+    found = best_fitting_levels(StudyResults.read(Path(__file__).parents[3] / "results" / "unreported-cifar100"))
+    assert found == unreported.NEAREST
+    usual = {cell.run for cell in ablation_cifar100().cells if cell.levels["cutmix"] == "off"}
+    fitted = unreported.ablation_fitted_cifar100().cells
+    assert {cell.run for cell in fitted if cell.levels["cutmix"] == "off"} == usual
+    assert {cell.config.protocol.augmentation("cutmix").p for cell in fitted if cell.levels["cutmix"] != "off"} == {1.0}
+
+
+def test_the_papers_own_numbers_are_at_distance_zero() -> None:
+    paper = PUBLISHED["ablation-cifar100"].conditions
+
+    def exact(cell: Cell) -> dict[str, float]:
+        row = paper["Baseline" if cell.levels["cutmix"] == "off" else "+CutMix"]
+        assert row.min_mad is not None
+        assert row.max_mad is not None
+        between = (row.min_mad + row.max_mad) / 2
+        return {"min_mad": row.min_mad, "max_mad": row.max_mad, "early_mad": between, "test_acc": row.test_acc}
+
+    results = made_up(unreported.unreported_cifar100(), exact)
+    assert fits(results)["distance"].max() == pytest.approx(0, abs=1e-9)
+    assert list(answers(results).values())[1] == "yes"
+
+
+# size-cifar100
+
+EFFECTS = {"width": 0.02, "depth": -0.01, "cutmix": -0.09, "more": -0.03, "fewer": 0.02, "wc": 0.02, "wf": 0.0}
+
+
+def of_size(cell: Cell) -> dict[str, float]:
+    levels = cell.levels
+    width, depth = math.log2(int(levels["width"]) / 192), math.log2(int(levels["depth"]) / 8)
+    cutmix, fewer = (levels["cutmix"] != "off") - 0.5, (levels["images"] != "all") - 0.5
+    more = float(levels["cutmix"] == "p=1")
+    early = 0.35 + EFFECTS["width"] * width + EFFECTS["depth"] * depth + EFFECTS["cutmix"] * cutmix
+    early += EFFECTS["more"] * more + EFFECTS["fewer"] * fewer + EFFECTS["wc"] * width * cutmix
+    return {"early_mad": early + noise(cell, 0.002), "min_mad": 0.1}
+
+
+def test_size_images_and_cutmix_are_told_apart() -> None:
+    results = made_up(size.size_cifar100(), of_size)
+    fit = size_fit_of(results, "early_mad")
+    found = {question.name: fit.estimate(question.weights) for question in QUESTIONS}
+    planted = [0.02 - 0.5 * 0.02, -0.09, 0.02, 0.0, 0.0, 0.0, -0.03]
+    for estimate, effect in zip(found.values(), planted, strict=True):
+        assert estimate.value == pytest.approx(effect, abs=0.006)
+    assert list(answers(results).values()) == ["yes", "yes", "yes", "not shown", "not shown", "not shown", "yes"]
+    assert len(size_table(results).shown) == len(QUESTIONS)
+
+
+def test_size_says_what_it_can_of_some_runs() -> None:
+    part = only(size.size_cifar100(), "Baseline", "+CutMix p=0.5", "+width 384", "width 384+CutMix p=0.5")
+    results = made_up(part, of_size)
+    given = answers(results)
+    assert given["Does CutMix do less in a wider model, so that it needs more of it?"] == "yes"
+    assert given["Does CutMix do less in a deeper model?"] == "not tested"
+
+
+# ablation-cifar10 and ablation-tiny-imagenet
+
+
+@pytest.mark.parametrize("study", [ablation_cifar10(), ablation_tiny_imagenet()])
+def test_ablations_elsewhere_have_no_numbers_of_the_paper_to_meet(study: Study) -> None:
+    def respond(cell: Cell) -> dict[str, float]:
+        local = cell.levels["cutmix"] != "off"
+        return {"min_mad": 0.02 if local else 0.3, "min_entropy": 0.1 if local else 0.6, "test_acc": 0.7 + 0.05 * local}
+
+    results = made_up(study, respond)
+    judged = {judgement.claim.text: judgement for judgement in judge_claims(results)}
+    gap = next(judgement for text, judgement in judged.items() if text.startswith("CutMix parts"))
+    assert gap.finding.verdict == "reproduced in direction"
+    assert gap.claim.paper == "not known"
+    assert gap.claim.source.endswith("there on CIFAR-100")
+    asked = {judgement.claim.source for judgement in judged.values() if judgement.finding.verdict == "not tested"}
+    assert asked == {OURS}  # made-up runs all have as many epochs
+    colour = "ColorJitter" if "tiny" in study.name else "AutoAugment"
+    assert judged[f"{colour} alone has no effect on locality"].finding.verdict == "reproduced"
+    tables = {table.name: table for table in study_tables(results)}
+    assert len(tables["conditions"].shown) == 8
+
+
+# What all have in common
+
+
+def test_what_is_registered_does_not_collide() -> None:
+    for name, parts in PARTS.items():
+        names = [*FIGURES, *parts.figures, *parts.animations]
+        assert len(names) == len(set(names)), name
+        texts = [claim.text for claim in parts.claims]
+        assert len(texts) == len(set(texts)), name
+
+
+def test_figures_show_what_the_tables_say() -> None:
+    mixed = made_up(mixing.mixing_cifar100(), of_mixing)
+    drawn = {line.get_gid(): line for line in contrasts(mixed).figure.axes[0].lines}
+    estimate = fit_of(mixed).estimate(CONTRASTS[0].weights)
+    assert drawn["value-the cut"].get_xdata()[0] == estimate.value
+    assert list(drawn["interval-the cut"].get_xdata()) == [estimate.low, estimate.high]
+    searched = made_up(unreported.unreported_cifar100(), of_unreported)
+    drawing = settings_beside_the_paper(searched)
+    (paper,) = (line for line in drawing.figure.axes[0].lines if line.get_gid() == "paper")
+    assert list(paper.get_ydata()) == [0.316, 0.021]
+    assert levels_in_words(best_fitting_levels(searched)) in drawing.caption
+    effects = [label.get_text() for label in settings_effects(searched).figure.axes[0].get_yticklabels()]
+    assert effects == [change.in_words for change in changes(searched)]
+    sizes = made_up(size.size_cifar100(), of_size)
+    figure = distance_by_size(sizes).figure
+    lines = {line.get_gid(): line for axes in figure.axes for line in axes.lines}
+    assert len(lines) == 2 * (5 + 5)
+    runs = with_early_layers(sizes).set_index("condition")["early_mad"]
+    shown = dict(zip(*lines["early_mad-width-off-25 %"].get_data(), strict=True))
+    assert shown == {
+        192.0: runs["+images 25 %"],
+        96.0: runs["width 96+images 25 %"],
+        384.0: runs["width 384+images 25 %"],
+    }
+
+
+def test_questions_are_not_called_claims() -> None:
+    results = made_up(size.size_cifar100(), of_size)
+    text = verdict_markdown(results, judge_claims(results))
+    assert "Of 7 questions: 4 yes, 3 not shown." in text
+    assert "| question | numbers | seeds | answer |" in text
+    table = verdict_table(results, judge_claims(results))
+    assert list(table.numbers["verdict"]) == list(answers(results).values())
+    unfinished = dataclasses.replace(results, runs=results.runs.iloc[:1])
+    assert set(answers(unfinished).values()) == {"not tested"}
+
+
+def test_from_the_recipe_to_the_answers(tmp_path: Path) -> None:
+    study = emergence.emergence_cifar100(seeds=1).small()
+    run_study(study, tmp_path)
+    results = StudyResults.read(tmp_path)
+    assert set(results.course["epoch"]) == {0, 1, 2}
+    table = course_table(results)
+    assert list(table.numbers["condition"]) == ["Baseline", "+CutMix", "Modern"]
+    assert "not tested" not in answers(results).values()

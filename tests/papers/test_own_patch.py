@@ -1,0 +1,178 @@
+"""Heads that look at their own patch: planted ones are found, and left out of what is asked of the others."""
+
+import re
+from collections.abc import Mapping
+
+import numpy as np
+import pandas as pd
+import pytest
+from made_up_results import drawn, made_up, noise
+from matplotlib.patches import Rectangle
+
+from nearsight.errors import InputError
+from nearsight.metrics import next_patch_distance
+from nearsight.papers import find_study
+from nearsight.papers.protocol.ablation import ABLATIONS
+from nearsight.papers.protocol.findings import SECTIONS
+from nearsight.papers.protocol.own_patch import every_head, own_patch_questions, own_patch_table, what_they_look_at
+from nearsight.report.own_patch import (
+    HEADS,
+    OTHERS,
+    own_patch_bound,
+    with_own_patch,
+)
+from nearsight.report.page.finding import locality_in_words
+from nearsight.study import Cell
+from nearsight.study.results import StudyResults
+
+STEP = next_patch_distance((8, 8))
+
+
+def planted(*, others_with_cutmix: float, name: str = "ablation-cifar100", own_patch: bool = True) -> StudyResults:
+    """With CutMix and without label smoothing a head turns to its own patch; the others are as given."""
+
+    def numbers(cell: Cell) -> Mapping[str, float]:
+        has_cutmix = cell.levels["cutmix"] != "off"
+        return {"min_mad": (others_with_cutmix if has_cutmix else 0.3) + noise(cell, 0.004)}
+
+    results = made_up(find_study(name)(seeds=3), numbers)
+    turned = results.runs[(results.runs["cutmix"] != "off") & (results.runs["smoothing"] == "0")]["run"]
+    if own_patch:
+        here = results.heads["run"].isin(turned) & (results.heads["layer"] == 0) & (results.heads["head"] == 5)
+        results.heads.loc[here, "mad"] = np.linspace(0.001, 0.004, int(here.sum()))
+    results.runs["min_mad"] = results.runs["run"].map(results.heads.groupby("run")["mad"].min())
+    return results
+
+
+def answers(results: StudyResults) -> list[str]:
+    questions = own_patch_questions(ABLATIONS[results.name])
+    return [str(judge_claim(claim, results).verdict) for claim in questions]
+
+
+def test_planted_heads_are_found_and_left_out() -> None:
+    results = planted(others_with_cutmix=0.2)
+    runs = with_own_patch(results)
+    turned = (runs["cutmix"] != "off") & (runs["smoothing"] == "0")
+    assert own_patch_bound(results) == pytest.approx(STEP / 2)
+    assert runs[HEADS].tolist() == turned.astype(int).tolist()
+    by_hand = [
+        min(mad for mad in results.heads.loc[results.heads["run"] == run, "mad"] if mad >= STEP / 2)
+        for run in runs["run"]
+    ]
+    np.testing.assert_array_equal(runs[OTHERS], by_hand)
+    table = own_patch_table(results)
+    rows = table.numbers.set_index("condition")
+    assert rows["runs_with_own_patch"].to_dict() == {
+        label: 3 if label in ("+CutMix", "−LabelSmoothing") else 0 for label in rows.index
+    }
+    assert rows.loc["+CutMix", "least_share"] == pytest.approx(
+        1 - results.heads["mad"][_own(results, "+CutMix")].max() / STEP
+    )
+    assert rows.loc["Modern", "paper_least_share"] == pytest.approx(1 - 0.008 / STEP)
+    assert np.isnan(rows.loc["Baseline", "least_share"])
+    told = what_they_look_at(results)
+    assert "6 of 24 runs: one head each, in L1, with at least 96 to 99 % of their attention" in told
+    assert "measured" not in told
+    results.runs.loc[turned, "max_share_self"] = 0.97
+    assert "(97 % measured)" in what_they_look_at(results)
+
+
+def _own(results: StudyResults, condition: str) -> "pd.Series[bool]":
+    runs = results.runs.loc[results.runs["condition"] == condition, "run"]
+    return results.heads["run"].isin(runs) & (results.heads["mad"] < STEP / 2)
+
+
+def test_what_is_asked_is_answered_by_the_others() -> None:
+    # Six pairs of twelve differ, all one way: p = 2 / 2⁶.
+    assert answers(planted(others_with_cutmix=0.2)) == ["yes", "yes", "not tested"]
+    # The smallest distances part the runs, those of the other heads do not.
+    assert answers(planted(others_with_cutmix=0.3)) == ["yes", "no", "not tested"]
+    assert answers(planted(others_with_cutmix=0.2, own_patch=False)) == ["not shown", "not tested", "not tested"]
+
+
+def test_modern_is_held_against_baseline_without_its_own_patch_heads() -> None:
+    for others, answer in ((0.2, "yes"), (0.4, "the other way round")):
+        results = planted(others_with_cutmix=others)
+        of_modern = results.runs.loc[results.runs["condition"] == "Modern", "run"]
+        one = results.heads["run"].isin(of_modern) & (results.heads["layer"] == 0) & (results.heads["head"] == 5)
+        results.heads.loc[one, "mad"] = 0.002
+        assert answers(results)[2] == answer
+
+
+def test_the_page_says_it_below_its_headline() -> None:
+    results = planted(others_with_cutmix=0.2)
+    off, on = results.factors["cutmix"]
+    means = with_own_patch(results).groupby("cutmix")[OTHERS].mean()
+    (told,) = [words for words in locality_in_words(results).sentences if "own patch" in words]
+    assert told.startswith("In 6 of 24 runs that head looks at its own patch")
+    assert re.search(rf"the most local has {means[on]:.3f} ± \S+ with CutMix and {means[off]:.3f} ± \S+ w", told)
+    none = planted(others_with_cutmix=0.2, own_patch=False)
+    assert not any("own patch" in words for words in locality_in_words(none).sentences)
+
+
+def test_every_head_is_drawn_where_it_is() -> None:
+    results = planted(others_with_cutmix=0.2, name="ablation-tiny-imagenet")
+    drawing = every_head(results)
+    (panel,) = drawing.figure.axes
+    labels = [label.get_text() for label in panel.get_yticklabels()]
+    means = results.runs.groupby("condition")["min_mad"].mean()
+    assert labels == list(means.sort_values().index)
+    heads = results.heads.merge(results.runs[["run", "condition"]], on="run")
+    for (label, layer), here in heads.groupby(["condition", "layer"]):
+        across, rows = drawn(panel, f"heads-{label}-{layer}")
+        np.testing.assert_array_equal(across, here["mad"])
+        assert {round(row) for row in rows} == {labels.index(str(label))}
+    (band,) = [patch for patch in panel.patches if patch.get_gid() == "own-patch"]
+    assert isinstance(band, Rectangle)
+    assert band.get_x() + band.get_width() == pytest.approx(STEP / 2)
+    assert "in 6 of 24 runs" in drawing.caption
+
+
+def test_heads_of_two_grids_are_not_held_against_one() -> None:
+    """Where the size of the images is a factor, no run's grid is that of all."""
+    results = planted(others_with_cutmix=0.2)
+    del results.settings["data.image_size"]  # type: ignore[attr-defined]
+    with pytest.raises(InputError, match="one grid"):
+        with_own_patch(results)
+    assert not any("own patch" in words for words in locality_in_words(results).sentences)
+
+
+def test_runs_whose_heads_all_look_at_their_own_patch_and_runs_of_several() -> None:
+    results = planted(others_with_cutmix=0.2)
+    turned = results.runs.loc[results.runs["condition"] == "+CutMix", "run"]
+    two = (
+        results.heads["run"].isin(results.runs["run"])
+        & (results.heads["layer"] == 0)
+        & results.heads["head"].isin([5, 6])
+    )
+    results.heads.loc[two, "mad"] = 0.002
+    assert "24 of 24 runs: 2 heads each, in L1" in what_they_look_at(results)
+    results.heads.loc[results.heads["run"].isin(turned), "mad"] = 0.001
+    told = what_they_look_at(results)
+    assert "2 to 64 heads each" in told
+    assert "at –" not in told
+    assert not any("own patch" in words for words in locality_in_words(results).sentences)
+    assert own_patch_table(results).shown.set_index("condition").loc["+CutMix", "min MAD of the others"] == "–"
+    results.heads["mad"] = 0.001
+    assert "next nearest" not in what_they_look_at(results)
+    assert answers(results)[2] == "not tested"
+
+
+def test_without_one_grid_or_any_heads_nothing_is_said() -> None:
+    results = planted(others_with_cutmix=0.2)
+    results.heads["mad"] = np.nan
+    with pytest.raises(InputError, match="no run has measured heads"):
+        own_patch_table(results)
+    results = planted(others_with_cutmix=0.2)
+    del results.settings["model.patch_size"]  # type: ignore[attr-defined]
+    with pytest.raises(InputError, match="one grid"):
+        own_patch_table(results)
+    assert answers(results) == ["not tested"] * 3
+    none = planted(others_with_cutmix=0.2, own_patch=False)
+    assert what_they_look_at(none).endswith("there is no head.")
+
+
+def test_the_page_says_what_the_papers_distances_imply() -> None:
+    (section,) = [section for section in SECTIONS if section.title.startswith("What does the most local head")]
+    assert "0.008 to 0.024" in section.claim
+    assert f"{100 * (1 - 0.024 / STEP):.0f} to {100 * (1 - 0.008 / STEP):.0f} %" in section.claim

@@ -1,0 +1,289 @@
+"""The report on probes: intervals against scipy, S2's numbers against its text, verdicts on made-up scores, files."""
+
+import re
+from dataclasses import replace
+from html import unescape
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import stats
+
+from nearsight.errors import InputError
+from nearsight.files import write_json
+from nearsight.papers.locat import numbers as s2
+from nearsight.papers.locat.dense import CLAIMS, claims_about
+from nearsight.report.page.folders import read_folder
+from nearsight.report.probe_tables import (
+    conditions_table,
+    differences,
+    differences_of_conditions,
+    differences_table,
+    models_table,
+    scores_of_models,
+    write_probe_report,
+)
+from nearsight.report.probes import ProbedModel, ProbeResults, main_measures, ordered, title_of
+from nearsight.report.rules import Verdict
+
+GAINS = {s2.VIT: 0.0, s2.GAUG: 0.02, s2.PRR: 0.03, s2.LOCAT: 0.05, s2.GAP: 0.04}
+"""By how much a condition is above ViT in segmentation, but for noise."""
+
+
+def made_up(seeds=(0, 1, 2), conditions=tuple(GAINS), noise=0.002, scale="full", lacking=()):
+    random = np.random.default_rng(7)
+    found = []
+    for seed in seeds:
+        for condition in conditions:
+            model = ProbedModel(
+                model=f"{condition}, seed {seed}",
+                condition=condition,
+                seed=seed,
+                num_parameters=2_417_956,
+                image_size=32,
+                trained_on="cifar100",
+            )
+            scores = {
+                "segment_miou": 0.2 + 0.01 * seed + GAINS[condition] + noise * random.standard_normal(),
+                # A difference of which nobody can be sure, and which has both signs.
+                "retrieve_miou": 0.1 + 0.01 * (-1) ** seed * (condition == s2.LOCAT),
+                "knn_20": 0.5,
+                "knn_100": 0.45,
+                "linear": 0.6,
+            }
+            rows = [
+                {
+                    "probe": measure.split("_")[0],
+                    "data": "voc-small" if "miou" in measure else "cifar100",
+                    "measure": measure,
+                    "value": value,
+                    "low": None if measure == "linear" else value - 0.01,
+                    "high": None if measure == "linear" else value + 0.02,
+                    "num_images": 321,
+                    "identity": "0123456789abcdef",
+                }
+                for measure, value in scores.items()
+                if (condition, seed, measure) not in lacking
+            ]
+            found.append((model, rows))
+    return ProbeResults.of(found, name="pairs", scale=scale, planned=conditions)
+
+
+def test_measures_are_named_and_one_of_each_probe_stands_for_it():
+    names = ["segment_miou", "knn_100", "knn_20", "linear", "knn_9"]
+    assert ordered(names) == ["knn_9", "knn_20", "knn_100", "linear", "segment_miou"]
+    assert main_measures(names) == ["knn_20", "linear", "segment_miou"]
+    assert main_measures(["knn_100", "knn_9"]) == ["knn_9"]
+    assert title_of("knn_100") == "k-NN, k = 100"
+
+
+def test_means_and_differences_are_those_of_scipy():
+    results = made_up()
+    values = results.rows[results.rows["measure"] == "segment_miou"].pivot_table(
+        index="seed", columns="condition", values="value"
+    )
+    means = conditions_table(results).numbers.set_index(["condition", "measure"])
+    for condition in GAINS:
+        row = means.loc[condition, "segment_miou"]
+        expected = stats.t.interval(0.95, 2, values[condition].mean(), stats.sem(values[condition]))
+        assert (row["mean"], row["low"], row["high"]) == pytest.approx((values[condition].mean(), *expected))
+    found = differences(results, "segment_miou")
+    assert list(found) == [condition for condition in GAINS if condition != s2.VIT]
+    for condition, interval in found.items():
+        test = stats.ttest_rel(values[condition], values[s2.VIT])
+        ends = test.confidence_interval(0.95)
+        assert (interval.low, interval.high, interval.n) == pytest.approx((ends.low, ends.high, 3))
+    # Pairs that are not whole count in no difference.
+    fewer = differences(made_up(lacking={(s2.LOCAT, 1, "segment_miou")}), "segment_miou")
+    assert {condition: interval.n for condition, interval in fewer.items()} == {
+        condition: 2 if condition == s2.LOCAT else 3 for condition in found
+    }
+    shown = differences_table(results).shown.set_index("condition")
+    assert shown.loc[s2.LOCAT, "segmentation mIoU"].startswith(f"+{100 * found[s2.LOCAT].mean:.2f} ± ")
+
+
+def test_a_difference_of_one_seed_has_an_interval_over_images():
+    """The ends against two independent bootstraps; where a score has no interval, or seeds speak, there is none."""
+    random = np.random.default_rng(3)
+    num_images, low, high = 2000, {}, {}
+    draws = {s2.VIT: random.binomial(num_images, 0.1, 40_000), s2.LOCAT: random.binomial(num_images, 0.4, 40_000)}
+    results = made_up(seeds=(0,), conditions=(s2.VIT, s2.LOCAT))
+    rows = results.rows[results.rows["measure"] == "knn_20"].copy()
+    for condition, drawn in draws.items():
+        low[condition], high[condition] = np.quantile(drawn / num_images, [0.025, 0.975])
+    rows["value"] = rows["condition"].map({s2.VIT: 0.1, s2.LOCAT: 0.4})
+    rows["low"], rows["high"] = rows["condition"].map(low), rows["condition"].map(high)
+    results = replace(results, rows=pd.concat([rows, results.rows[results.rows["measure"] != "knn_20"]]))
+    found = differences(results, "knn_20")[s2.LOCAT]
+    expected = np.quantile((draws[s2.LOCAT] - draws[s2.VIT]) / num_images, [0.025, 0.975])
+    assert (found.low, found.high) == pytest.approx(expected, abs=1e-3)
+    assert (found.n, found.interval_over) == (1, "test images")
+    # Ends that are not as far on both sides: down, what the one may be lower and the other higher; up, the other way.
+    rows["low"], rows["high"] = rows["value"] - [0.01, 0.03], rows["value"] + [0.04, 0.02]
+    uneven = differences(replace(results, rows=rows), "knn_20")[s2.LOCAT]
+    assert (uneven.low, uneven.high) == pytest.approx((0.3 - np.hypot(0.03, 0.04), 0.3 + np.hypot(0.02, 0.01)))
+    linear = differences(results, "linear")[s2.LOCAT]
+    assert (linear.interval_over, np.isnan(linear.low)) == ("", True)
+    table = differences_table(results)
+    assert re.fullmatch(
+        r"\+30\.00 \(\+27\.\d\d to \+32\.\d\d\)", table.shown.set_index("condition").loc[s2.LOCAT, "k-NN, k = 20"]
+    )
+    assert table.shown.set_index("condition").loc[s2.LOCAT, "linear"] == "0.00"
+    assert any("a single seed" in note for note in table.notes)
+    assert "over test images, since there is one seed" in differences_of_conditions(results, "knn_20").caption
+    several = differences_table(made_up())
+    assert set(several.numbers["interval_over"]) == {"seeds"}
+    assert not any("a single seed" in note for note in several.notes)
+
+
+def test_the_papers_numbers_are_those_of_its_text():
+    texts = {claim.text: claim._in_paper() for claim in CLAIMS}
+    segments = texts["LocAt's frozen features segment better than ViT's"]
+    # S2 §5.2: "+6.17%, +4.86%, and +5.86%, over ViT on ADE20K, PASCAL Context, and COCO Stuff" (Tiny).
+    for gain, dataset in (("+6.17, Base +4.24 (ADE20K)", 0), ("+4.86, Base +2.25 (PASCAL Context)", 1), ("+5.86", 2)):
+        assert f"Tiny {gain}" in segments.split("; ")[dataset]
+    # Everything it claims holds in its own tables, in every size and on every data set.
+    for claim in CLAIMS:
+        for table in claim.published.tables:
+            assert (claim.contrast(table.frame()) > 0).all(), claim.text
+
+
+def test_verdicts_follow_the_scores():
+    results = made_up()
+    judged = {one.claim.text: one.finding for one in judge_claims(results)}
+    assert len(judged) == len(claims_about(results)) == 6  # no kernels, no DINO, nothing without positions
+    assert judged["LocAt's frozen features segment better than ViT's"].verdict == Verdict.REPRODUCED
+    assert judged["LocAt's patches retrieve better than ViT's, without training"].verdict == Verdict.NOT_REPRODUCED
+    assert judged["GAug alone makes features segment better"].verdict == Verdict.REPRODUCED
+    beyond = judged["Together they make them better than the better of the two alone"]
+    assert (beyond.verdict, round(beyond.value, 2)) == (Verdict.REPRODUCED, 0.02)
+    gap = judged["PRR makes features segment better than average pooling (GAP)"]
+    assert (gap.verdict, round(gap.value, 2)) == (Verdict.NOT_REPRODUCED, -0.01)
+    assert "2.4 M parameters, 32 pixels, trained on cifar100; probed on 321 images of voc-small" in gap.ours
+    # One seed says which way, and no more; a condition that is planned and missing is not tested.
+    one = {one.claim.text: one.finding.verdict for one in judge_claims(made_up(seeds=(0,)))}
+    assert one["LocAt's frozen features segment better than ViT's"] == Verdict.IN_DIRECTION
+    # Nor does it say so much where other images might turn it round: 0.02 above, of scores that may be 0.02 off.
+    assert one["GAug alone makes features segment better"] == Verdict.NOT_REPRODUCED
+    # Nor do two seeds of that sign, if they are as little above.
+    two = {one.claim.text: one.finding for one in judge_claims(made_up(seeds=(0, 1), noise=0.0005))}
+    assert two["LocAt's frozen features segment better than ViT's"].verdict == Verdict.REPRODUCED
+    pair = made_up(seeds=(0, 1), conditions=(s2.VIT, s2.GAUG), noise=0)
+    for above, verdict in ((0.03, Verdict.IN_DIRECTION), (0.01, Verdict.NOT_REPRODUCED)):
+        value = pair.rows["value"] + (above - GAINS[s2.GAUG]) * (pair.rows["condition"] == s2.GAUG)
+        value += 0.005 * (-1.0) ** pair.rows["seed"].astype(float) * (pair.rows["condition"] == s2.GAUG)
+        moved = pair.rows.assign(value=value, low=value - 0.01, high=value + 0.02)
+        gaug = {one.claim.text: one.finding for one in judge_claims(replace(pair, rows=moved))}
+        assert gaug["GAug alone makes features segment better"].verdict == verdict
+        assert gaug["GAug alone makes features segment better"].low < 0
+    for seeds, note in (((0,), "In brackets, of a single seed"), ((0, 1, 2), "± is half")):
+        shown = made_up(seeds=seeds)
+        notes = verdict_table(shown, judge_claims(shown)).notes
+        assert [words for words in ("In brackets, of a single seed", "± is half") if words in " ".join(notes)] == [note]
+    (found,) = (one.finding for one in judge_claims(made_up(seeds=(0,))) if one.claim.text.startswith("GAug alone"))
+    assert (found.low, found.high) == pytest.approx((found.value - 0.02236, found.value + 0.02236), abs=1e-4)
+    assert re.search(r"%: \+\d\.\d\d \(−0\.\d\d to \+\d\.\d\d\) points: 2.4 M", found.ours)
+    planned = made_up(conditions=(s2.VIT, s2.GAUG))
+    unfinished = ProbeResults(name="pairs", scale="full", planned=tuple(GAINS), rows=planned.rows)
+    late = {one.claim.text: one.finding for one in judge_claims(unfinished)}
+    assert late["PRR alone makes features segment better"].verdict == Verdict.NOT_TESTED
+    text = verdict_markdown(results, judge_claims(results))
+    assert "Of 6 claims of S2 (arXiv 2603.04892): 4 reproduced, 2 not reproduced. 15 models, 3 seeds" in text
+    assert "ViT-T and ViT-B, 6 and 86 M parameters, 224 pixels, trained on ImageNet-1K" in text
+    assert text.count("*Order.*") == 1
+
+
+def test_files_can_be_read_again_and_are_the_same(tmp_path):
+    whole = made_up(seeds=(0, 1), conditions=(s2.VIT, s2.LOCAT), scale="small")
+    results = replace(whole, rows=whole.rows[whole.rows["measure"] == "segment_miou"].reset_index(drop=True))
+    written = write_probe_report(results, tmp_path)
+    names = {str(path.relative_to(tmp_path)) for path in written}
+    assert {"probes.csv", "probes.md", "probes.json", "verdict.md", "tables/differences.md"} <= names
+    assert {"figures/probes.png", "figures/differences-segment-miou.svg"} <= names
+    assert {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()} == names
+    for name in ("verdict.md", "probes.md", "tables/conditions.md"):
+        assert "Small scale" in (tmp_path / name).read_text()
+    read = ProbeResults.read(tmp_path)
+    pd.testing.assert_frame_equal(read.rows, results.rows, check_dtype=False)
+    assert read.models == results.models
+    assert (read.name, read.scale, read.planned) == (results.name, results.scale, results.planned)
+    texts = {name: (tmp_path / name).read_bytes() for name in names if not name.endswith("png")}
+    write_probe_report(read, tmp_path)
+    assert {name: (tmp_path / name).read_bytes() for name in texts} == texts
+
+
+def test_figures_show_the_numbers_with_their_intervals():
+    results = made_up(seeds=(0, 1, 2))
+    lines = {line.get_gid(): line for axes in scores_of_models(results).figure.axes for line in axes.lines}
+    scores = results.scores("segment_miou")
+    for place, model in enumerate(results.models):
+        score = scores[model.model]
+        assert lines[f"segment_miou-model{place}"].get_xdata()[0] == pytest.approx(100 * score.value)
+        assert list(lines[f"interval-segment_miou-model{place}"].get_xdata()) == pytest.approx(
+            [100 * score.low, 100 * score.high]
+        )
+        assert f"interval-linear-model{place}" not in lines  # which has none
+    (axes,) = differences_of_conditions(results, "segment_miou").figure.axes
+    bars = {line.get_gid(): line for line in axes.lines}
+    found = differences(results, "segment_miou")[s2.LOCAT]
+    assert bars["value-LocAt"].get_xdata()[0] == pytest.approx(100 * found.mean)
+    assert list(bars["interval-LocAt"].get_xdata()) == pytest.approx([100 * found.low, 100 * found.high])
+
+
+def test_models_without_a_condition_stand_side_by_side(tmp_path):
+    rows = made_up(seeds=(0,), conditions=(s2.VIT, s2.LOCAT), noise=0).rows
+    alone = ProbeResults(name="two", scale="full", planned=(), rows=rows.assign(condition="", seed=pd.NA))
+    assert judge_claims(alone) == []
+    for stale in ("verdict.md", "tables/differences.csv", "figures/differences-linear.svg", "figures/mine.svg"):
+        (tmp_path / stale).parent.mkdir(exist_ok=True)
+        (tmp_path / stale).write_text("of other models")
+    write_probe_report(alone, tmp_path)
+    names = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
+    of_figures = {f"figures/{name}" for name in ("probes.png", "probes.svg", "captions.md", "mine.svg")}
+    assert names == {"probes.csv", "probes.json", "probes.md", *of_figures}
+    line = "| LocAt, seed 0 | 50.00 (49.00 to 52.00) | 60.00 | 11.00 (10.00 to 13.00) | 25.00 (24.00 to 27.00) |"
+    assert line in models_table(alone).markdown().splitlines()
+    assert ProbeResults.read(tmp_path).models[0].seed is None
+
+
+def test_the_page_says_what_the_files_say(tmp_path):
+    results = made_up()
+    write_probe_report(results, tmp_path)
+    write_json(tmp_path / "provenance.json", {"commit": "abc123", "command": "nearsight probe all 'a <b>'"})
+    contents = read_folder(tmp_path)
+    assert (contents.kind, contents.title) == ("probes", results.name)
+    page = words_of(contents.html())
+    assert "nearsight probe all 'a <b>'" in page
+    for table in (models_table(results), conditions_table(results), verdict_table(results, judge_claims(results))):
+        for cell in table.shown.iloc[0]:
+            assert cell.strip("*") in page
+    (tmp_path / "alone").mkdir()
+    alone = made_up(seeds=(0,), conditions=tuple(GAINS)[:1])
+    write_probe_report(alone, tmp_path / "alone")
+    ((model, score),) = alone.scores(main_measures(alone.measures)[0]).items()
+    assert f"“{model}” with {100 * score.value:.1f} %" in words_of(read_folder(tmp_path / "alone").html())
+
+
+def words_of(page):
+    return unescape(re.sub("<[^>]*>", "", page)).replace("\N{NO-BREAK SPACE}", " ")
+
+
+def test_what_cannot_be_read_is_named(tmp_path):
+    with pytest.raises(InputError, match=r"holds no probes: probes\.json is missing"):
+        ProbeResults.read(tmp_path)
+    made_up(seeds=(0,), conditions=(s2.VIT,)).write(tmp_path)
+    (tmp_path / "probes.csv").write_text("model,value\nvit,0.5\n")
+    with pytest.raises(InputError, match="are damaged"):
+        ProbeResults.read(tmp_path)
+    empty = made_up(seeds=())
+    with pytest.raises(InputError, match="no model has been probed"):
+        write_probe_report(empty, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["knn_1.5", "knn_", "knn_" + "9" * 5000, "nothing"])
+def test_a_score_of_nothing_known_is_refused(tmp_path, name):
+    made_up().write(tmp_path)
+    text = (tmp_path / "probes.csv").read_text()
+    (tmp_path / "probes.csv").write_text(text.replace("knn_20", name))
+    with pytest.raises(InputError, match=r"are damaged: '.*' is no measure"):
+        ProbeResults.read(tmp_path)

@@ -1,0 +1,77 @@
+"""Do runs that train longer have a more local head? Planted links are found, and only where they were planted."""
+
+import re
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+from made_up_results import made_up
+from scipy import stats
+
+from nearsight.errors import InputError
+from nearsight.papers import find_study
+from nearsight.papers.protocol.length import RULE, length_and_distance, length_table
+from nearsight.report.claims import OURS
+from nearsight.report.studies import report_of
+from nearsight.study import Cell
+from nearsight.study.results import StudyResults
+
+
+@pytest.fixture
+def planted() -> StudyResults:
+    """With CutMix the distance falls with the epochs, without it rises a little by chance alone."""
+    drawn = np.random.default_rng(0)
+    lengths: dict[str, int] = {}
+
+    def numbers(cell: Cell) -> Mapping[str, float]:
+        has_cutmix = cell.levels["cutmix"] != "off"
+        length = lengths[cell.run] = int(drawn.integers(50, 150) + (200 * drawn.random() if has_cutmix else 0))
+        return {"min_mad": 0.35 - 0.001 * length if has_cutmix else drawn.uniform(0.29, 0.33)}
+
+    results = made_up(find_study("ablation-cifar100")(), numbers)
+    results.runs["epochs"] = results.runs["run"].map(lengths)
+    return results
+
+
+def test_a_planted_link_is_found_where_it_is(planted: StudyResults) -> None:
+    table = length_table(planted)
+    numbers = table.numbers.set_index("group")
+    for group, level in (("with CutMix", "on"), ("without CutMix", "off")):
+        part = planted.runs[(planted.runs["cutmix"] != "off") == (level == "on")]
+        assert numbers.loc[group, "correlation"] == pytest.approx(stats.spearmanr(part["epochs"], part["min_mad"])[0])
+        assert numbers.loc[group, "epochs_max"] == part["epochs"].max()
+        assert numbers.loc[group, "min_mad_min"] == pytest.approx(part["min_mad"].min())
+    assert numbers["answer"].to_dict() == {"all runs": "yes", "without CutMix": "not shown", "with CutMix": "yes"}
+    asked = {
+        j.claim.text.partition(": ")[2]: str(j.finding.verdict) for j in judge_claims(planted) if j.claim.rule == RULE
+    }
+    assert asked == {"those with CutMix?": "yes", "those without?": "not shown"}
+    shown = table.markdown()
+    assert "Early stopping ended each run, not the study" in shown
+    assert re.search(r"\| with CutMix \(12\) \| \d+ to \d+ \|", shown)
+
+
+def test_a_mark_per_run(planted: StudyResults) -> None:
+    drawing = length_and_distance(planted)
+    (panel,) = drawing.figure.axes
+    marks = {line.get_gid(): line for line in panel.lines}
+    for level, line in ((gid.removeprefix("runs-"), line) for gid, line in marks.items()):
+        part = planted.runs[planted.runs["cutmix"] == level]
+        np.testing.assert_allclose(line.get_xdata(), part["epochs"])
+        np.testing.assert_allclose(line.get_ydata(), part["min_mad"])
+    assert len(marks) == 2
+    assert "an observation" in drawing.caption
+
+
+def test_runs_that_all_train_alike_tell_nothing(planted: StudyResults) -> None:
+    planted.runs["epochs"] = 100
+    asked = [j.finding for j in judge_claims(planted) if j.claim.rule == RULE]
+    assert [str(finding.verdict) for finding in asked] == ["not tested", "not tested"]
+    planted.runs["min_mad"] = np.nan
+    with pytest.raises(InputError, match="measured heads"):
+        length_table(planted)
+
+
+def test_studies_of_few_runs_do_not_ask() -> None:
+    assert not any(claim.source == OURS for claim in report_of("protocol-cifar10").claims)
+    assert sum(claim.rule == RULE for claim in report_of("ablation-cifar10").claims) == 2
