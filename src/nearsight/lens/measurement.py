@@ -12,7 +12,7 @@ from nearsight.lens.inputs import Batch
 from nearsight.lens.stream import Tile
 from nearsight.lens.survey import Site, Survey
 from nearsight.lens.table import Array, HeadTable
-from nearsight.metrics.precision import to_float64
+from nearsight.metrics.attention import to_float64
 
 MEASUREMENTS: "dict[str, type[Measurement]]" = {}
 """What `measure(what=…)` takes."""

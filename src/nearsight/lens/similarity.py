@@ -17,8 +17,8 @@ from nearsight.errors import InputError, check_at_least
 from nearsight.lens.running import Running, batches, never_compiled, not_finite, running, surveyed, without_gradients
 from nearsight.lens.table import Array
 from nearsight.lens.tokens import TokenMap, block_of, map_tokens, watching_outputs
-from nearsight.metrics.hsic import centred, linear_gram, own_unbiased_hsic, unbiased_hsic
-from nearsight.metrics.precision import to_float64
+from nearsight.metrics.attention import to_float64
+from nearsight.metrics.features import centred, linear_gram, own_unbiased_hsic, unbiased_hsic
 
 _FEWEST = 4
 """Images of a batch: with fewer the unbiased estimator does not exist."""
