@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from nearsight.locat import Grid, blocked
-from nearsight.locat.attend import attend
-from nearsight.locat.bias import Kernel
-from nearsight.locat.blocked import gaussian_attention
+from nearsight.locat import Grid
+from nearsight.locat import attend as attending
+from nearsight.locat.attend import attend, blocked_attention
+from nearsight.locat.gaussian import Kernel
 
 KERNELS: tuple[Kernel, ...] = ("gaussian", "laplace", "inverse")
 GRID = Grid(3, 5, 2)
@@ -68,7 +68,7 @@ def by_loops(
 def test_outputs_and_gradients_are_those_of_loops(kernel: Kernel, tile_bytes: int, largest: float) -> None:
     tensors = inputs()
     expected = by_loops(*tensors, scale=0.7, kernel=kernel, largest=largest)
-    output = gaussian_attention(
+    output = blocked_attention(
         *tensors, GRID, scale=0.7, kernel=kernel, largest_half_square=largest, tile_bytes=tile_bytes
     )
     torch.testing.assert_close(output, expected, rtol=1e-12, atol=1e-12)
@@ -83,7 +83,7 @@ def test_outputs_and_gradients_are_those_of_loops(kernel: Kernel, tile_bytes: in
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_gradcheck(kernel: Kernel, tile_bytes: int) -> None:
     grid = Grid(2, 2, 1)
-    function = partial(gaussian_attention, grid=grid, scale=0.5, kernel=kernel, tile_bytes=tile_bytes)
+    function = partial(blocked_attention, grid=grid, scale=0.5, kernel=kernel, tile_bytes=tile_bytes)
     assert torch.autograd.gradcheck(function, inputs(grid, head_dim=2))
 
 
@@ -100,7 +100,7 @@ def test_masks(kind: str, tile_bytes: int) -> None:
     if kind == "bool":
         mask |= torch.eye(num, dtype=torch.bool)
     expected = by_loops(*tensors, scale=0.7, kernel="gaussian", mask=mask)
-    output = gaussian_attention(*tensors, GRID, scale=0.7, mask=mask, tile_bytes=tile_bytes)
+    output = blocked_attention(*tensors, GRID, scale=0.7, mask=mask, tile_bytes=tile_bytes)
     torch.testing.assert_close(output, expected, rtol=1e-12, atol=1e-12)
     if mask.requires_grad:
         upstream = torch.randn(output.shape, dtype=torch.float64)
@@ -115,7 +115,7 @@ def test_lower_precision(dtype: torch.dtype, tolerance: float) -> None:
     widths = [tensor.float() for tensor in tensors[3:]]
     expected = by_loops(*precise, scale=0.5, kernel="gaussian")
     for tile_bytes in (2**20, 1200):
-        output = gaussian_attention(*tensors[:3], *widths, GRID, scale=0.5, tile_bytes=tile_bytes)
+        output = blocked_attention(*tensors[:3], *widths, GRID, scale=0.5, tile_bytes=tile_bytes)
         assert output.dtype == dtype
         torch.testing.assert_close(output.double(), expected, rtol=tolerance, atol=tolerance)
 
@@ -136,26 +136,26 @@ def test_one_tile_of_the_bias_at_a_time() -> None:
             return result
 
     with Sizes():
-        output = gaussian_attention(*tensors, grid, scale=0.5, tile_bytes=whole * 4 // 20)
+        output = blocked_attention(*tensors, grid, scale=0.5, tile_bytes=whole * 4 // 20)
         output.sum().backward()
     assert largest <= whole / 19
 
 
 def test_tiles_of_a_cpu_are_small_where_no_gradient_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     tensors, seen = inputs(), []
-    attention = blocked._attention
+    attention = attending._attention
 
     def counted(query: Tensor, *others: Any) -> Tensor:
         seen.append(query.shape[2])
         return attention(query, *others)
 
-    monkeypatch.setattr(blocked, "_attention", counted)
-    monkeypatch.setattr(blocked, "CACHED_TILE_BYTES", 1)
-    monkeypatch.setattr(blocked, "FEWEST_QUERIES", 5)
-    expected = gaussian_attention(*tensors, GRID, scale=0.7)
+    monkeypatch.setattr(attending, "_attention", counted)
+    monkeypatch.setattr(attending, "CACHED_TILE_BYTES", 1)
+    monkeypatch.setattr(attending, "FEWEST_QUERIES", 5)
+    expected = blocked_attention(*tensors, GRID, scale=0.7)
     assert seen == [GRID.num_tokens]
     with torch.no_grad():
-        output = gaussian_attention(*tensors, GRID, scale=0.7)
+        output = blocked_attention(*tensors, GRID, scale=0.7)
     assert set(seen[1:-1]) == {5}
     assert sum(seen[1:]) == GRID.num_tokens
     torch.testing.assert_close(output, expected.detach())
@@ -163,7 +163,7 @@ def test_tiles_of_a_cpu_are_small_where_no_gradient_is_asked_for(monkeypatch: py
 
 def test_tiles_compile_as_one_graph() -> None:
     tensors = inputs()
-    function = partial(gaussian_attention, grid=GRID, scale=0.7, tile_bytes=2000)
+    function = partial(blocked_attention, grid=GRID, scale=0.7, tile_bytes=2000)
     compiled = torch.compile(function, backend="aot_eager", fullgraph=True)
     output, expected = compiled(*tensors), function(*tensors)
     torch.testing.assert_close(output, expected)
@@ -174,7 +174,7 @@ def test_tiles_compile_as_one_graph() -> None:
 
 def test_under_vmap() -> None:
     tensors = [torch.stack([tensor.detach(), 2 * tensor.detach()]) for tensor in inputs()]
-    function = partial(gaussian_attention, grid=GRID, scale=0.7, tile_bytes=2000)
+    function = partial(blocked_attention, grid=GRID, scale=0.7, tile_bytes=2000)
     stacked = torch.vmap(function)(*tensors)
     for k in range(2):
         torch.testing.assert_close(stacked[k], function(*(tensor[k] for tensor in tensors)))
@@ -184,7 +184,7 @@ def test_dropout_is_that_of_attention_weights() -> None:
     tensors = [tensor.detach() for tensor in inputs()]
     tensors[2] = torch.ones_like(tensors[2])
     for tile_bytes in (2**20, 1200):
-        output = gaussian_attention(*tensors, GRID, scale=0.7, dropout_p=0.5, tile_bytes=tile_bytes)
+        output = blocked_attention(*tensors, GRID, scale=0.7, dropout_p=0.5, tile_bytes=tile_bytes)
         assert not torch.allclose(output, torch.ones_like(output))
         assert output.mean() == pytest.approx(1, abs=0.2)
 
@@ -201,4 +201,4 @@ def test_whoever_looks_at_functions_sees_one() -> None:
     with Looking():
         output = attend(*tensors, GRID, scale=0.7)
     assert seen.count(attend) == 1
-    torch.testing.assert_close(output, gaussian_attention(*tensors, GRID, scale=0.7))
+    torch.testing.assert_close(output, blocked_attention(*tensors, GRID, scale=0.7))

@@ -29,7 +29,7 @@ from nearsight.bench.sizes import check_sizes, grid_of
 from nearsight.errors import InputError, check_at_least
 from nearsight.locat import Grid, add_locat
 from nearsight.locat.attend import attend
-from nearsight.locat.bias import bias_between_tokens
+from nearsight.locat.gaussian import bias_between_tokens
 from nearsight.models import create_model
 
 _NUM_TURNS = 5

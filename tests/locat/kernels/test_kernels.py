@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nearsight import triton_language
-from nearsight.locat.grid import Grid
+from nearsight.locat.gaussian import Grid
 from nearsight.locat.kernels import attention, gaussian_attention, is_supported
 from nearsight.locat.kernels.attention import Geometry, Inputs, Tiling
 

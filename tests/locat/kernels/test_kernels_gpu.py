@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from nearsight.locat.grid import Grid
+from nearsight.locat.gaussian import Grid
 from nearsight.locat.kernels import attention, gaussian_attention
 from nearsight.locat.kernels.attention import Inputs
 

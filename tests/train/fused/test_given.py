@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from nearsight.locat.grid import Grid
+from nearsight.locat.gaussian import Grid
 from nearsight.train.fused.folding import fold
 from nearsight.train.fused.given import fold_given, unfold_given
 from nearsight.train.fused.local_bias import LocalBias

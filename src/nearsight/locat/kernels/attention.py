@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from nearsight.locat.grid import Grid
+from nearsight.locat.gaussian import Grid
 from nearsight.locat.kernels.passes import backward_key_kernel, backward_query_kernel, forward_kernel
 from nearsight.triton_language import INTERPRETED, runs_on
 

@@ -3,9 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from nearsight.locat.bias import Kernel
-from nearsight.locat.gaussian import GaussianHeads
-from nearsight.locat.grid import Grid
+from nearsight.locat.gaussian import GaussianHeads, Grid, Kernel
 
 
 @dataclass(frozen=True)

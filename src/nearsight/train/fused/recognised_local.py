@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from nearsight.locat.attention import attend_locally
-from nearsight.locat.gaussian import GaussianHeads
-from nearsight.locat.grid import Grid
+from nearsight.locat.gaussian import GaussianHeads, Grid
 from nearsight.train.fused.attention_launch import is_supported
 from nearsight.train.fused.branches import Branch, Weights
 from nearsight.train.fused.local_bias import LocalBias
