@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 from nearsight.configuration import ADDED, check_choices, decode, encode, settle_numbers
 from nearsight.errors import InputError, check_at_least, check_side, unknown_name
-from nearsight.models.compact import COMPACT_MODELS, Initialization
-from nearsight.models.resnet import RESNET_MODELS
+from nearsight.models.compact import COMPACT_MODELS, RESNET_MODELS, Initialization
 from nearsight.models.shuffledtiles import shuffle_tiles
 from nearsight.tensorfile import load_tensors, save_tensors
 

@@ -15,7 +15,7 @@ from timm.models.swin_transformer import SwinTransformer
 from torch import nn
 
 from nearsight.errors import InputError
-from nearsight.models.sources.base import one_line
+from nearsight.models.sourced import one_line
 from nearsight.probe.features import FeatureSpec, reading
 from nearsight.probe.frozen import FrozenModel
 

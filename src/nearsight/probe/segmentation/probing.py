@@ -23,7 +23,7 @@ from torch import Tensor
 from nearsight.data import measuring_subset
 from nearsight.data.segmentation import SegmentationSet
 from nearsight.errors import InputError, check_at_least
-from nearsight.models.sources.base import one_line
+from nearsight.models.sourced import one_line
 from nearsight.probe.features import FeatureSpec, reading
 from nearsight.probe.frozen import FrozenModel
 from nearsight.probe.segmentation.config import SegmentConfig

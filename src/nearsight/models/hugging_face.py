@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from nearsight.errors import InputError
-from nearsight.models.sources.base import (
+from nearsight.models.sourced import (
     ImageSizeError,
     check_layers,
     check_weights,
