@@ -6,7 +6,7 @@ import pytest
 
 from nearsight.cli import main
 from nearsight.errors import InputError
-from nearsight.kinds import MEASURED, PROBES, RUN, STUDY, check_kind
+from nearsight.files import MEASURED, PROBES, RUN, STUDY, check_kind
 
 COMMANDS = {
     RUN: ["train", "compact-shapes", "--data.num-train", "100", "--protocol.max-epochs", "1"],

@@ -20,8 +20,7 @@ from nearsight.commands.progress import MeasuringProgress
 from nearsight.commands.subjects import Request, Subject, folders_of, open_subjects, short_name
 from nearsight.commands.what import about_what, check_what, in_the_table
 from nearsight.errors import InputError, check_at_least, unknown_name
-from nearsight.files import check_output_folder
-from nearsight.kinds import MEASURED, check_kind
+from nearsight.files import MEASURED, check_kind, check_output_folder
 from nearsight.lens import HeadTable, Shards, measure, patch_grid, position_gram
 from nearsight.lens.running import remembering_surveys
 from nearsight.study.executors.ray_cluster import check_device, import_ray

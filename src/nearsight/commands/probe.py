@@ -4,8 +4,7 @@ import importlib
 from collections.abc import Sequence
 
 from nearsight.errors import unknown_name
-from nearsight_command import told_usage
-from nearsight_command.usages import PROBES
+from nearsight_command import PROBES, told_usage
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -15,8 +15,7 @@ from nearsight.commands.probing_origins import Origin, Origins, find_origins
 from nearsight.commands.probing_reused import PROVENANCE
 from nearsight.commands.signals import stoppable
 from nearsight.errors import InputError
-from nearsight.files import check_output_folder, write_json
-from nearsight.kinds import PROBES, check_kind
+from nearsight.files import PROBES, check_kind, check_output_folder, write_json
 from nearsight.probe.frozen import FrozenModel
 from nearsight.probe.stored import StoredProbe
 from nearsight.train import RunFolder, Stop

@@ -17,8 +17,7 @@ from nearsight.commands.frozen import open_frozen
 from nearsight.commands.options import Common
 from nearsight.commands.subjects import short_name
 from nearsight.errors import InputError, check_at_least, check_number
-from nearsight.files import check_output_folder, output_folder, write_json
-from nearsight.kinds import check_kind
+from nearsight.files import check_kind, check_output_folder, output_folder, write_json
 from nearsight.probe import FeatureReader, FeatureSpec, reading, weights_hash
 from nearsight.probe.frozen import FrozenModel
 from nearsight.train.provenance import provenance

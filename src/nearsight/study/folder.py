@@ -18,8 +18,16 @@ import pandas as pd
 
 from nearsight.configuration import decode
 from nearsight.errors import InputError
-from nearsight.files import check_file, check_output_folder, output_folder, remove_remains, write_json, write_text
-from nearsight.kinds import STUDY, check_kind
+from nearsight.files import (
+    STUDY,
+    check_file,
+    check_kind,
+    check_output_folder,
+    output_folder,
+    remove_remains,
+    write_json,
+    write_text,
+)
 from nearsight.study.design import Study
 from nearsight.study.elapsed import elapsed_seconds
 from nearsight.study.lock import Holder, Locks

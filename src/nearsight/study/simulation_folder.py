@@ -15,8 +15,7 @@ from typing import Any
 import pandas as pd
 
 from nearsight.errors import InputError
-from nearsight.files import check_output_folder, read_object, write_json, write_text
-from nearsight.kinds import STUDY, check_kind
+from nearsight.files import STUDY, check_kind, check_output_folder, read_object, write_json, write_text
 from nearsight.study.results import missing_parts
 from nearsight.study.simulation import RUNS, SCHEMA, Simulation, SimulationCell, flat
 from nearsight.study.simulation_tables import read_tables

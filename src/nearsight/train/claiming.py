@@ -7,8 +7,7 @@ from typing import Any
 
 from nearsight.data import Dataset
 from nearsight.errors import InputError
-from nearsight.files import check_output_folder, output_folder, read_object, write_json
-from nearsight.kinds import RUN, check_kind
+from nearsight.files import RUN, check_kind, check_output_folder, output_folder, read_object, write_json
 
 CONFIG = RUN
 OWN_IMAGES = "image-folder"
