@@ -15,7 +15,7 @@ from nearsight.lens.capture import AttentionTap, Call
 from nearsight.lens.geometry import Declared
 from nearsight.lens.inputs import Batch
 from nearsight.lens.measurement import MEASUREMENTS, WHAT, Measurement, stack_layers
-from nearsight.lens.running import never_compiled, not_finite, running, surveyed, without_gradients
+from nearsight.lens.running import never_compiled, not_finite, other_attentions, running, surveyed, without_gradients
 from nearsight.lens.stream import in_full_precision, reduce_attention, tiles
 from nearsight.lens.survey import RowSums, Survey
 from nearsight.lens.table import Array, HeadTable, layer_positions
@@ -155,10 +155,7 @@ class Look:
                 looking.enter_context(measurement.watching())
             batch.run(model)
         if missing := found.sites.keys() - self._reduced.keys():
-            raise InputError(
-                f"{type(model).__name__} computes other attentions for these images than for the first "
-                f"({next(iter(missing)).layer_name} is missing): its layers depend on what it sees"
-            )
+            raise other_attentions(model, next(iter(missing)).layer_name)
         self._extra = [measurement.results() for measurement in further]
 
     def _reduce(self, call: Call, candidates: Sequence[Callable[[], Attention]]) -> None:

@@ -15,14 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from nearsight.errors import InputError
-from nearsight.models.sourced import (
-    ImageSizeError,
-    check_layers,
-    check_weights,
-    one_line,
-    preparation,
-    quiet,
-)
+from nearsight.models.sourced import ImageSizeError, check_layers, check_weights, one_line, preparation, quiet
 
 _TOWERS = ("vision_model", "vision_tower")
 """Where models of images and text keep the part that sees."""
@@ -95,11 +88,7 @@ def _check_size(transformers: Any, folder: Path | None, name: str) -> None:
 def _load(transformers: Any, place: Path | str) -> Any:
     try:
         model, info = transformers.AutoModel.from_pretrained(
-            str(place),
-            use_safetensors=True,
-            trust_remote_code=False,
-            dtype=torch.float32,
-            output_loading_info=True,
+            str(place), use_safetensors=True, trust_remote_code=False, dtype=torch.float32, output_loading_info=True
         )
     except Exception as error:  # OSError for the network and missing files, ValueError for unknown kinds, and others
         raise InputError(f"hf:{place} could not be loaded: {one_line(error)}") from error

@@ -96,17 +96,9 @@ def gaussian_attention(
 
 @torch.library.custom_op("nearsight::gaussian_attention", mutates_args=())
 def _attend(
-    query_BHNd: Tensor,
-    key_BHNd: Tensor,
-    value_BHNd: Tensor,
-    precision_BHP2: Tensor,
-    strength_BHP: Tensor,
-    rows: int,
-    cols: int,
-    num_prefix: int,
-    scale: float,
-    largest_half_square: float,
-) -> tuple[Tensor, Tensor]:
+    query_BHNd: Tensor, key_BHNd: Tensor, value_BHNd: Tensor, precision_BHP2: Tensor, strength_BHP: Tensor,
+    rows: int, cols: int, num_prefix: int, scale: float, largest_half_square: float,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     return forward(
         Inputs(query_BHNd, key_BHNd, value_BHNd, precision_BHP2, strength_BHP),
         Geometry(rows, cols, num_prefix, scale, largest_half_square),
@@ -115,20 +107,10 @@ def _attend(
 
 @torch.library.custom_op("nearsight::gaussian_attention_backward", mutates_args=())
 def _attend_back(
-    query_BHNd: Tensor,
-    key_BHNd: Tensor,
-    value_BHNd: Tensor,
-    precision_BHP2: Tensor,
-    strength_BHP: Tensor,
-    rows: int,
-    cols: int,
-    num_prefix: int,
-    scale: float,
-    largest_half_square: float,
-    out_BHNd: Tensor,
-    log_sum_BHN: Tensor,
-    out_grad_BHNd: Tensor,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    query_BHNd: Tensor, key_BHNd: Tensor, value_BHNd: Tensor, precision_BHP2: Tensor, strength_BHP: Tensor,
+    rows: int, cols: int, num_prefix: int, scale: float, largest_half_square: float,
+    out_BHNd: Tensor, log_sum_BHN: Tensor, out_grad_BHNd: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     query, key, value, precision, strength = backward(
         Inputs(query_BHNd, key_BHNd, value_BHNd, precision_BHP2, strength_BHP),
         Geometry(rows, cols, num_prefix, scale, largest_half_square),
