@@ -20,7 +20,7 @@ from nearsight.augment import (
 )
 from nearsight.augment.stacking import stack_key
 from nearsight.errors import InputError
-from nearsight.train.protocol import PROTOCOLS
+from nearsight.train.config import PROTOCOLS
 
 SETTINGS = (
     *(AutoAugment(), AutoAugment(policy="imagenet"), AutoAugment(policy="svhn", p=0.5)),

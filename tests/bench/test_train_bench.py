@@ -17,8 +17,7 @@ from nearsight.errors import InputError
 from nearsight.models import ModelConfig
 from nearsight.train import DataConfig, Protocol, RunConfig, modern
 from nearsight.train.engine import Stack
-from nearsight.train.optimizer import decays
-from nearsight.train.schedule import learning_rates
+from nearsight.train.optimizer import decays, learning_rates
 
 CPU = torch.device("cpu")
 TINY = ModelConfig(depth=1, width=16, num_heads=2, mlp_width=32, patch_size=8)

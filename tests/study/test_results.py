@@ -18,7 +18,7 @@ from nearsight.study.elapsed import elapsed_seconds
 from nearsight.study.results import HEAD_COLUMNS, HISTORY_COLUMNS, run_columns
 from nearsight.study.run_tables import read_row
 from nearsight.train import RunFolder
-from nearsight.train.checksums import changing
+from nearsight.train.integrity import changing
 
 FRAMES = ("runs", "heads", "layers", "history", "course")
 

@@ -25,8 +25,8 @@ from nearsight.study.reusing import reusable_runs, reuse_runs
 from nearsight.study.run_tables import read_run
 from nearsight.study.tabled_runs import tabled_runs
 from nearsight.train import RunFolder, load_data
-from nearsight.train.checksums import PROVENANCE
-from nearsight.train.teacher import Teacher
+from nearsight.train.integrity import PROVENANCE
+from nearsight.train.step import Teacher
 
 RESULTS = Path(__file__).parents[2] / "results"
 ABLATION = RESULTS / "ablation-cifar100"

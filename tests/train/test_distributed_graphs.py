@@ -13,8 +13,7 @@ from nearsight.data import load_dataset
 from nearsight.models import ModelConfig
 from nearsight.train import DataConfig, RunConfig, modern
 from nearsight.train.engine import Stack
-from nearsight.train.processes import Processes
-from nearsight.train.share import Share
+from nearsight.train.processes import Processes, Share
 
 BATCH = 32
 

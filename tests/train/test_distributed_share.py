@@ -11,9 +11,8 @@ from nearsight.augment.compiled import CompiledPipeline
 from nearsight.errors import InputError
 from nearsight.randomness import Draws
 from nearsight.train import RunConfig, baseline
-from nearsight.train.processes import Processes, together
-from nearsight.train.schedule import learning_rates
-from nearsight.train.share import Share
+from nearsight.train.optimizer import learning_rates
+from nearsight.train.processes import Processes, Share, together
 
 CPU = torch.device("cpu")
 BATCH, PROCESSES, STEPS = 11, 3, 2

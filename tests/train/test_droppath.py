@@ -13,10 +13,9 @@ from nearsight.errors import InputError
 from nearsight.models import ModelConfig
 from nearsight.randomness import Draws
 from nearsight.train import DataConfig, Protocol, RunConfig, baseline
-from nearsight.train.droppath import DropPath, PathDropping
 from nearsight.train.engine import Stack
-from nearsight.train.stacked import stack_weights, stacked_forward, weightless
-from nearsight.train.vmapped import vmapped_forward
+from nearsight.train.stacked import stack_weights, stacked_forward, vmapped_forward, weightless
+from nearsight.train.step import DropPath, PathDropping
 
 CPU = torch.device("cpu")
 

@@ -7,14 +7,14 @@ import pytest
 import torch
 
 import nearsight
-from nearsight.train.provenance import COMMIT, provenance
+from nearsight.train.integrity import COMMIT, provenance
 
 
 @pytest.mark.parametrize(("told", "expected"), [("0123abc", "0123abc"), ("", None)])
 def test_without_a_checkout_the_environment_speaks(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, told: str, expected: str | None
 ) -> None:
-    monkeypatch.setattr("nearsight.train.provenance.__file__", str(tmp_path / "provenance.py"))
+    monkeypatch.setattr("nearsight.train.integrity.__file__", str(tmp_path / "provenance.py"))
     monkeypatch.setenv(COMMIT, told)
     assert provenance(torch.device("cpu"))["commit"] == expected
 

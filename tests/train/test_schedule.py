@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from nearsight.train import Protocol
-from nearsight.train.schedule import learning_rates
+from nearsight.train.optimizer import learning_rates
 
 
 def all_rates(protocol: Protocol, steps: int) -> list[float]:

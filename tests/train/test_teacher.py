@@ -12,10 +12,10 @@ from nearsight.data import Dataset, load_dataset
 from nearsight.errors import InputError
 from nearsight.models import ModelConfig, load_model, save_model
 from nearsight.models.sources import SourcedModel
-from nearsight.train import DataConfig, RunConfig, RunFolder, baseline, teacher, train_run
+from nearsight.train import DataConfig, RunConfig, RunFolder, baseline, step, train_run
 from nearsight.train.dino import CropsConfig, DinoConfig, DinoFolder
 from nearsight.train.engine import Stack, initial_model
-from nearsight.train.teacher import Teacher
+from nearsight.train.step import Teacher
 
 CPU = torch.device("cpu")
 
@@ -87,7 +87,7 @@ def test_it_sees_images_as_it_was_taught_to(monkeypatch: pytest.MonkeyPatch, dat
 
     settings = {"mean": (0.1, 0.2, 0.3), "std": (0.5, 0.6, 0.7), "input_size": (3, 32, 32)}
     sourced = SourcedModel(label="x", model=Watching(), data_config=settings)
-    monkeypatch.setattr(teacher, "load_source", lambda name, pretrained: sourced)
+    monkeypatch.setattr(step, "load_source", lambda name, pretrained: sourced)
     loaded = Teacher.load("some_vit", dataset, CPU)
     grey = torch.rand(2, 5, 3, 32, 32)
     mean, std = (torch.tensor(values).view(3, 1, 1) for values in (dataset.mean, dataset.std))
@@ -125,7 +125,7 @@ def test_models_without_classes_are_no_teachers(
     with pytest.raises(InputError, match="was pretrained without labels and has no classes"):
         Stack.start([config(teacher=str(tmp_path / "dino"))], dataset, CPU)
     sourced = SourcedModel(label="x", model=backbone, data_config={"mean": (0.5,) * 3, "std": (0.5,) * 3})
-    monkeypatch.setattr(teacher, "load_source", lambda name, pretrained: sourced)
+    monkeypatch.setattr(step, "load_source", lambda name, pretrained: sourced)
     with pytest.raises(InputError, match="teacher some_vit has no classifier"):
         Teacher.load("some_vit", dataset, CPU)
 

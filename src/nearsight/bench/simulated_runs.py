@@ -9,7 +9,7 @@ import torch
 
 from nearsight.files import as_json
 from nearsight.train import HEADS_COLUMNS, LAYERS_COLUMNS, Listener, RunConfig, RunFolder
-from nearsight.train.provenance import provenance
+from nearsight.train.integrity import provenance
 
 NUM_EPOCHS = 130
 NUM_MEASURED = 5000

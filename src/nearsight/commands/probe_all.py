@@ -20,7 +20,7 @@ from nearsight.kinds import PROBES, check_kind
 from nearsight.probe.frozen import FrozenModel
 from nearsight.probe.stored import StoredProbe
 from nearsight.train import RunFolder, Stop
-from nearsight.train.provenance import joined
+from nearsight.train.integrity import joined
 
 if TYPE_CHECKING:
     from nearsight.report.probes import ProbedModel, ProbeResults

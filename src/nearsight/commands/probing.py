@@ -21,7 +21,7 @@ from nearsight.files import check_output_folder, output_folder, write_json
 from nearsight.kinds import check_kind
 from nearsight.probe import FeatureReader, FeatureSpec, reading, weights_hash
 from nearsight.probe.frozen import FrozenModel
-from nearsight.train.provenance import provenance
+from nearsight.train.integrity import provenance
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -37,7 +37,7 @@ from nearsight.probe.segmentation.probing import probe_segmentation
 from nearsight.probe.sizes import size_step
 from nearsight.probe.stored import ProbeKey, ProbeStore, StoredProbe
 from nearsight.train import Stop
-from nearsight.train.provenance import provenance
+from nearsight.train.integrity import provenance
 
 ProbeName = Literal["knn", "linear", "retrieve", "segment"]
 OF_CLASSES: tuple[ProbeName, ...] = ("knn", "linear")

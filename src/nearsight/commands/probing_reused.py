@@ -11,8 +11,8 @@ from nearsight.errors import InputError
 from nearsight.files import read_object
 from nearsight.probe.segmentation.folder import SegmentFolder
 from nearsight.probe.stored import ProbeKey, ProbeStore, StoredProbe
-from nearsight.train.checksums import PROVENANCE as CERTIFICATE
-from nearsight.train.checksums import check_sums, check_there, copy_complete
+from nearsight.train.integrity import PROVENANCE as CERTIFICATE
+from nearsight.train.integrity import check_sums, check_there, copy_complete
 
 RESULTS = "results"
 PROVENANCE = "provenance"

@@ -27,7 +27,7 @@ from nearsight.study.repair import result_problem
 from nearsight.study.results import SCHEMA, StudyResults, read_description, read_rows, run_folder
 from nearsight.study.settings import flat_settings
 from nearsight.train import RunConfig, RunFolder, RunName
-from nearsight.train.provenance import CERTIFIED, TAKEN_FROM, joined
+from nearsight.train.integrity import CERTIFIED, TAKEN_FROM, joined
 
 State = Literal["done", "running", "started", "missing", "damaged"]
 

@@ -11,7 +11,7 @@ from nearsight.study.folder import StudyFolder
 from nearsight.study.lock import Locks
 from nearsight.study.tabled_runs import tabled_runs
 from nearsight.train import RunFolder, RunName
-from nearsight.train.checksums import copy_complete
+from nearsight.train.integrity import copy_complete
 
 
 class ReusableRun(Protocol):

@@ -21,10 +21,8 @@ from nearsight.study.results import COURSE, StudyResults, read_description
 from nearsight.study.run_tables import EPOCH_COLUMNS, OF_LATER_VERSIONS, RESULT_COLUMNS, named_as_told
 from nearsight.study.simulation_folder import is_simulation
 from nearsight.train import HEADS_COLUMNS, LAYERS_COLUMNS, RunConfig, RunFolder, RunName
-from nearsight.train.checksums import CHECKSUMS, PROVENANCE
-from nearsight.train.claiming import CONFIG
 from nearsight.train.heads import is_due
-from nearsight.train.provenance import CERTIFIED, TAKEN_FROM
+from nearsight.train.integrity import CERTIFIED, CHECKSUMS, CONFIG, PROVENANCE, TAKEN_FROM
 
 _OF_PROVENANCE = ("images_per_second", "wall_seconds")
 """Columns of runs.csv that a run says in its provenance.json, the others in its result.json."""

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 import nearsight  # noqa: F401  # for the names of its models
 from nearsight.randomness import Draws
-from nearsight.train.droppath import PathDropping
 from nearsight.train.fused.pending import fusing
 from nearsight.train.stacked import stack_weights, stacked_forward, weightless
+from nearsight.train.step import PathDropping
 
 SMALL = {"img_size": 8, "embed_dim": 16, "depth": 1, "num_heads": 2, "num_classes": 5}
 MODELS: dict[str, tuple[str, dict[str, Any], str]] = {

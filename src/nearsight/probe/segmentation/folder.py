@@ -14,8 +14,7 @@ from nearsight.probe.frozen import FrozenModel
 from nearsight.probe.segmentation.config import SegmentConfig
 from nearsight.probe.segmentation.result import SegmentResult
 from nearsight.probe.segmentation.training import LossRow
-from nearsight.train.checksums import PROVENANCE, certify, check_sums
-from nearsight.train.claiming import CONFIG, check_owner, claim
+from nearsight.train.integrity import CONFIG, PROVENANCE, certify, check_owner, check_sums, claim
 
 SCHEMA = 1
 _LASTING = (CONFIG, "history.csv", "per_class.csv", "head.safetensors", "result.json")

@@ -35,7 +35,7 @@ from nearsight.probe.segmentation.training import Features, HeadTraining, LossRo
 from nearsight.probe.sizes import FAILURES, check_side, size_step, take_other_sizes
 from nearsight.tensorfile import save_tensors
 from nearsight.train import Stop, StoppedError
-from nearsight.train.provenance import provenance
+from nearsight.train.integrity import provenance
 
 NUM_SHOWN = 6
 """Predictions that are drawn."""

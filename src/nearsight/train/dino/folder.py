@@ -22,10 +22,10 @@ from nearsight.data import Dataset
 from nearsight.errors import InputError
 from nearsight.files import write_text
 from nearsight.tensorfile import load_tensors, save_tensors
-from nearsight.train.claiming import CONFIG, check_owner, check_still_there, claim
 from nearsight.train.config import SCHEMA
 from nearsight.train.dino.config import DinoConfig
 from nearsight.train.folder import RunFolder
+from nearsight.train.integrity import CONFIG, check_owner, check_still_there, claim
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,8 +22,8 @@ from nearsight.errors import InputError
 from nearsight.randomness import Draws
 from nearsight.train.dino.config import DinoConfig
 from nearsight.train.dino.head import DinoHead
-from nearsight.train.droppath import PathDropping
 from nearsight.train.stacked import Weights, bring_constants, stacked_forward, verify_stacking, weightless
+from nearsight.train.step import PathDropping
 
 _POSITIONS = "pos_embed"
 

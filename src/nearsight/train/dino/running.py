@@ -13,15 +13,12 @@ from nearsight.data import Dataset, load_dataset
 from nearsight.errors import InputError, check_at_least
 from nearsight.files import write_json
 from nearsight.models import save_model
-from nearsight.train.claiming import check_finished
 from nearsight.train.dino.config import DinoConfig
 from nearsight.train.dino.folder import DinoFolder, DinoRow
 from nearsight.train.dino.training import DinoTraining
-from nearsight.train.diverging import divergence, way_out_of_divergence
-from nearsight.train.failing import TrainingError
+from nearsight.train.integrity import check_finished, provenance
 from nearsight.train.processes import Processes
-from nearsight.train.provenance import provenance
-from nearsight.train.stopping import Stop, StoppedError
+from nearsight.train.stopping import Stop, StoppedError, TrainingError, divergence, way_out_of_divergence
 
 COLLAPSED_BELOW = 0.01
 """Nats that the teacher's output tells about the image, below which it says the same of all: whether it names one

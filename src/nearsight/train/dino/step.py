@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from nearsight.data import DeviceImages
-from nearsight.train.capture import Advance, captured
 from nearsight.train.dino.config import DinoProtocol
 from nearsight.train.dino.loss import dino_loss, entropy, next_centre, teacher_distributions
 from nearsight.train.dino.networks import NetworkCode
@@ -21,6 +20,7 @@ from nearsight.train.dino.views import MultiCrop
 from nearsight.train.dino.weights import Pair
 from nearsight.train.processes import Processes
 from nearsight.train.stacked import Weights
+from nearsight.train.step import Advance, captured
 
 
 class Step:

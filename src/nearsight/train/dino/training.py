@@ -16,7 +16,6 @@ from torch import Tensor
 from nearsight.augment.compiled import CompiledPipeline
 from nearsight.data import Dataset, DeviceImages, epoch_batches
 from nearsight.errors import InputError
-from nearsight.train.capture import Advance
 from nearsight.train.dino.config import DinoConfig
 from nearsight.train.dino.loss import entropy
 from nearsight.train.dino.networks import DinoNetwork, NetworkCode, build_network
@@ -25,6 +24,7 @@ from nearsight.train.dino.step import Step
 from nearsight.train.dino.views import MultiCrop
 from nearsight.train.dino.weights import Pair
 from nearsight.train.processes import Processes
+from nearsight.train.step import Advance
 
 _PROTOTYPES = "head.prototypes"
 
