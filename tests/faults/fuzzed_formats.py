@@ -65,7 +65,7 @@ from nearsight.study.tabled_runs import tabled_runs
 from nearsight.tensorfile import load_tensors, save_tensors
 from nearsight.train import HEADS_COLUMNS, HistoryRow, RunConfig, RunFolder, modern, write_heads
 from nearsight.train.dino import DinoConfig
-from nearsight.train.dino.folder import DinoFolder
+from nearsight.train.dino.running import DinoFolder
 from nearsight.train.integrity import CHECKSUMS
 
 Read = Callable[[Path], object]

@@ -8,9 +8,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from nearsight.train.dino.config import CropsConfig, DinoProtocol
-from nearsight.train.dino.head import DinoHead
-from nearsight.train.dino.loss import dino_loss, entropy, next_centre, teacher_distributions
-from nearsight.train.dino.schedules import Schedules, cosine
+from nearsight.train.dino.networks import DinoHead
+from nearsight.train.dino.training import Schedules, cosine, dino_loss, entropy, next_centre, teacher_distributions
 
 
 @pytest.mark.parametrize("num_views", [2, 5])

@@ -11,7 +11,7 @@ from nearsight.report.study.rules import Finding, judge_every_seed
 from nearsight.report.study.table import rounded, share
 from nearsight.study.simulation_folder import SimulationResults
 from nearsight.study.statistics import MeanInterval, mean_interval
-from nearsight.train.structure.phases import NEAR
+from nearsight.train.structure.descent import NEAR
 
 LEARNED = 0.9
 """Share of its largest value at which v counts as learned."""

@@ -25,7 +25,7 @@ from nearsight.report.structure.numbers import conditions_of, curves_of, median_
 from nearsight.report.study.drawing import Drawing
 from nearsight.report.study.notes import add_footnote, seeds_in_words
 from nearsight.study.simulation_folder import SimulationResults
-from nearsight.train.structure.phases import MOVED, NEAR
+from nearsight.train.structure.descent import MOVED, NEAR
 
 
 @dataclass(frozen=True, kw_only=True)

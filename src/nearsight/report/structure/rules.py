@@ -12,7 +12,7 @@ from nearsight.report.structure.numbers import share_in_words, share_interval
 from nearsight.report.study.rules import Finding, Verdict
 from nearsight.report.study.table import percent, rounded, share, with_interval
 from nearsight.study.statistics import MeanInterval, mean_interval
-from nearsight.train.structure.phases import NEAR
+from nearsight.train.structure.descent import NEAR
 
 ALMOST_ALL = 0.9
 """Of the seeds: "with high probability"."""

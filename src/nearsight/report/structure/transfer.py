@@ -10,7 +10,7 @@ from nearsight.report.structure.numbers import conditions_of, patches_of
 from nearsight.report.study.notes import seeds_in_words
 from nearsight.study.simulation_folder import SimulationResults
 from nearsight.study.statistics import MeanInterval, mean_interval
-from nearsight.train.structure.phases import NEAR
+from nearsight.train.structure.descent import NEAR
 
 SCRATCH, KEPT, KEPT_LONG = "scratch", "kept", "kept long"
 SCRATCH_NOISY, KEPT_NOISY = "scratch noisy", "kept noisy"
