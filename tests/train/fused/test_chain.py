@@ -11,8 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nearsight.locat.grid import Grid
-from nearsight.train.fused.branches import AttentionBranch, Branch, MlpBranch, Weights, sum_of_products
-from nearsight.train.fused.chain import run_chain
+from nearsight.train.fused.branches import AttentionBranch, Branch, MlpBranch, Weights, run_chain, sum_of_products
 from nearsight.train.fused.local_bias import LocalBias
 from nearsight.train.fused.local_branch import LocalAttentionBranch
 from nearsight.train.fused.positional_branch import PositionalBranch

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from nearsight.train.fused.gelu import gelu_backward, gelu_forward
+from nearsight.train.fused.rows import gelu_backward, gelu_forward
 
 SIZES = [
     *((1, 1, 16), (2, 70, 48), (1, 64, 32)),

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from nearsight.locat.grid import Grid
-from nearsight.train.fused.folding import fold
-from nearsight.train.fused.given import fold_given, unfold_given
+from nearsight.train.fused.folding import fold, fold_given, unfold_given
 from nearsight.train.fused.local_bias import LocalBias
 
 CASES = [(1, 2, 8, 16, 2, True), (2, 3, 24, 72, 2, True), (3, 2, 5, 16, 1, False), (1, 1, 16, 130, 0, True)]

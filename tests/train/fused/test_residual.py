@@ -7,9 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nearsight.train.fused.residual import add_branch, norm_back, normalize_stream, start_back
-from nearsight.train.fused.sums import sum_rows
-from nearsight.train.fused.tiles import is_supported_width
+from nearsight.train.fused.rows import add_branch, is_supported_width, norm_back, normalize_stream, start_back, sum_rows
 
 SIZES = [
     *((1, 1, 16), (2, 70, 48), (1, 64, 32)),

@@ -15,15 +15,17 @@ Shape suffixes: R images, N queries, M keys, H heads, d head size. Names in capi
 import torch
 from torch import Tensor
 
-from nearsight.train.fused.attention_launch import Shape, launch, tiling_of
 from nearsight.train.fused.attention_parts import (
+    Shape,
     add_bias,
     image_and_head,
+    launch,
     load,
     load_all,
     load_numbers,
     shares_of,
     store,
+    tiling_of,
     weighed,
     weights_of,
     without_empty_slots,
