@@ -12,8 +12,8 @@ import pytest
 import nearsight_command
 from nearsight import cli
 from nearsight.commands.bench import BENCHES
-from nearsight.recipes import RUNS
-from nearsight.recipes.dino import PRETRAININGS
+from nearsight.train.dino.recipes import PRETRAININGS
+from nearsight.train.recipes import RUNS
 from nearsight.version import __version__
 from nearsight_command import usages
 

@@ -15,8 +15,8 @@ from nearsight.kinds import check_kind
 from nearsight.lens import patch_grid
 from nearsight.metrics import uniform_attention_distance
 from nearsight.models import load_model
-from nearsight.recipes import demo_runs
 from nearsight.train import Stop, train_run
+from nearsight.train.recipes import demo_runs
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,9 +9,9 @@ from pathlib import Path
 from nearsight.commands.dino_progress import DinoProgress
 from nearsight.commands.options import Common, parse
 from nearsight.commands.signals import stoppable
-from nearsight.recipes.dino import PRETRAININGS
 from nearsight.train import Stop
 from nearsight.train.dino import DinoConfig, pretrain
+from nearsight.train.dino.recipes import PRETRAININGS
 from nearsight.train.processes import TIMEOUT, Processes, together
 
 

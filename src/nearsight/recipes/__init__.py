@@ -1,7 +1,6 @@
 """The papers' experiments as small functions. Importing this package registers them."""
 
 from nearsight.recipes import (
-    compact,
     emergence,
     locat,
     mixing,
@@ -10,23 +9,19 @@ from nearsight.recipes import (
     size,
     structure,
     unreported,
-    vit,
 )
-from nearsight.recipes.demo import demo_runs
 from nearsight.recipes.registry import (
-    RUNS,
     SIMULATIONS,
     STUDIES,
-    find_run,
     find_study,
     find_study_or_simulation,
 )
+from nearsight.train.recipes import RUNS, demo_runs, find_run
 
 __all__ = [
     "RUNS",
     "SIMULATIONS",
     "STUDIES",
-    "compact",
     "demo_runs",
     "emergence",
     "find_run",
@@ -39,5 +34,4 @@ __all__ = [
     "size",
     "structure",
     "unreported",
-    "vit",
 ]

@@ -3,11 +3,10 @@
 import dataclasses
 
 from nearsight.augment import CutMix
-from nearsight.recipes.compact import compact_cifar100
-from nearsight.recipes.fixed import trained_for
 from nearsight.recipes.registry import recipe
 from nearsight.recipes.unreported import ablation_fitted_cifar100
 from nearsight.study import Study
+from nearsight.train.recipes import compact_cifar100, trained_for
 
 _EPOCHS = 100
 # About as long as early stopping lets Modern train under the settings that fit the paper best.

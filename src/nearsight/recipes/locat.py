@@ -9,11 +9,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from nearsight.augment import CutMix, RandomCrop
-from nearsight.recipes.compact import compact_cifar100, compact_tiny_imagenet
-from nearsight.recipes.fixed import trained_for
 from nearsight.recipes.registry import recipe
 from nearsight.study import OFF, Study
 from nearsight.train import RunConfig, locat
+from nearsight.train.recipes import compact_cifar100, compact_tiny_imagenet, trained_for
 
 _EPOCHS = 100
 _TINY_EPOCHS = 40  # of twice as many images

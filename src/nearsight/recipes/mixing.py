@@ -10,10 +10,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from nearsight.augment import CutFill, CutMix, CutOut, Mixup, RandomErasing, TileShuffle
-from nearsight.recipes.compact import compact_cifar100
-from nearsight.recipes.fixed import trained_for
 from nearsight.recipes.registry import recipe
 from nearsight.study import OFF, Study
+from nearsight.train.recipes import compact_cifar100, trained_for
 
 _EPOCHS, _LONG_EPOCHS = 60, 200
 _EPOCHS_BETWEEN = 10

@@ -9,11 +9,10 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from nearsight.recipes.compact import compact_cifar10, compact_cifar100
-from nearsight.recipes.fixed import trained_for
 from nearsight.recipes.registry import recipe
 from nearsight.study import OFF, Study
 from nearsight.train import DataConfig, RunConfig, modern
+from nearsight.train.recipes import compact_cifar10, compact_cifar100, trained_for
 
 _PERMUTED_EPOCHS = 12
 _POSITIONAL_EPOCHS = 60

@@ -9,10 +9,10 @@ one of these: the runs are to take minutes on a GPU.
 import dataclasses
 
 from nearsight.augment import Augmentation, AutoAugment, ColorJitter, CutMix
-from nearsight.recipes.compact import compact_cifar10, compact_cifar100, compact_tiny_imagenet
-from nearsight.recipes.registry import RunRecipe, recipe
+from nearsight.recipes.registry import recipe
 from nearsight.study import OFF, Study
 from nearsight.train import RunConfig
+from nearsight.train.recipes import RunRecipe, compact_cifar10, compact_cifar100, compact_tiny_imagenet
 
 
 @recipe("ablation-cifar100")

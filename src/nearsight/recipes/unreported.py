@@ -6,12 +6,11 @@ from typing import Any
 
 from nearsight.augment import AutoAugment, CutMix
 from nearsight.errors import InputError, unknown_name
-from nearsight.recipes.compact import compact_cifar100
-from nearsight.recipes.fixed import trained_for
 from nearsight.recipes.protocols import ablation, ablation_cifar100
 from nearsight.recipes.registry import recipe
 from nearsight.study import OFF, Study
 from nearsight.study.factors import Levels
+from nearsight.train.recipes import compact_cifar100, trained_for
 
 _EPOCHS = 60
 # The first level of each is the conventional guess that all other studies start from.
