@@ -1,18 +1,25 @@
-"""Runs on images of one's own, whose name does not say which they are: a folder is that of one run on one set."""
+"""Whose a folder is, and where its code comes from.
+
+The name of one's own images does not say which they are: a folder is that of one run on one set.
+"""
 
 import dataclasses
 import json
+import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
+import nearsight
 from nearsight.errors import InputError
 from nearsight.models import ModelConfig
 from nearsight.study import Study, run_study
 from nearsight.train import DataConfig, HistoryRow, Listener, RunConfig, Stop, StoppedError, baseline, train_run
 from nearsight.train.dino import CropsConfig, DinoConfig, ImagesConfig, pretrain
+from nearsight.train.integrity import COMMIT, provenance
 
 MODEL = ModelConfig(depth=1, width=16, num_heads=2, mlp_width=16, patch_size=8)
 RUN = RunConfig(
@@ -101,3 +108,22 @@ def test_pretraining_is_not_taken_for_that_of_other_images(tmp_path: Path) -> No
     pretrain(config, tmp_path / "run", data_dir=pets)
     with pytest.raises(InputError, match=OTHERS):
         pretrain(config, tmp_path / "run", data_dir=vehicles)
+
+
+@pytest.mark.parametrize(("told", "expected"), [("0123abc", "0123abc"), ("", None)])
+def test_without_a_checkout_the_environment_speaks(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, told: str, expected: str | None
+) -> None:
+    monkeypatch.setattr("nearsight.train.integrity.__file__", str(tmp_path / "provenance.py"))
+    monkeypatch.setenv(COMMIT, told)
+    assert provenance(torch.device("cpu"))["commit"] == expected
+
+
+def test_a_checkout_speaks_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    command = ["git", "-C", str(Path(nearsight.__file__).parent), "rev-parse", "HEAD"]
+    try:
+        head = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        pytest.skip("not in a checkout")
+    monkeypatch.setenv(COMMIT, "another")
+    assert str(provenance(torch.device("cpu"))["commit"]).removesuffix("+changes") == head
