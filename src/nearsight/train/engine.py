@@ -10,7 +10,7 @@ import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 import torch.nn.functional as F
@@ -266,20 +266,16 @@ class Stack:
     def select(self, keep: Sequence[int]) -> "Stack":
         """The stack of the cells at these positions; the others' memory is given up."""
         index = torch.tensor(keep, device=self.device)
-        return Stack(
-            tuple(self.configs[k] for k in keep),
-            self.skeleton,
-            self.optimizer.select(index),
-            {name: statistic[index] for name, statistic in self.statistics.items()},
-            [self.epochs_done[k] for k in keep],
-            self.pipeline.select(index),
-            self.smoothing_K[index],
-            self.images,
-            self.training_N,
-            self.validation_N,
-            None if self.dropping is None else self.dropping.select(index),
-            self.teacher,
-            self.processes,
+        return replace(
+            self,
+            configs=tuple(self.configs[k] for k in keep),
+            optimizer=self.optimizer.select(index),
+            statistics={name: statistic[index] for name, statistic in self.statistics.items()},
+            epochs_done=[self.epochs_done[k] for k in keep],
+            pipeline=self.pipeline.select(index),
+            smoothing_K=self.smoothing_K[index],
+            dropping=None if self.dropping is None else self.dropping.select(index),
+            _programs=None,
         )
 
     def run_epoch(self, on_step: Callable[[int], None] = lambda step: None) -> list[EpochResult]:

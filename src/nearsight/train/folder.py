@@ -93,26 +93,8 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-
-    @property
-    def checkpoint(self) -> Path:
-        return self.path / "checkpoint.safetensors"
-
-    @property
-    def model(self) -> Path:
-        return self.path / "model.safetensors"
-
-    @property
-    def heads(self) -> Path:
-        return self.path / "heads.csv"
-
-    @property
-    def layers(self) -> Path:
-        return self.path / "layers.csv"
-
-    @property
-    def events(self) -> Path:
-        return self.path / "events.jsonl"
+        self.checkpoint, self.model = path / "checkpoint.safetensors", path / "model.safetensors"
+        self.heads, self.layers, self.events = path / "heads.csv", path / "layers.csv", path / "events.jsonl"
 
     @property
     def is_complete(self) -> bool:
@@ -210,9 +192,7 @@ class RunFolder:
         return Progress(history=rows, heads=frame), tensors
 
     def write_history(self, rows: Sequence[HistoryRow]) -> None:
-        columns = [field.name for field in fields(HistoryRow)]
-        frame = pd.DataFrame([asdict(row) for row in rows], columns=columns)
-        write_text(self.path / "history.csv", frame.to_csv(index=False))
+        write_rows(self.path / "history.csv", HistoryRow, rows)
 
     def write_heads_so_far(self, rows: pd.DataFrame) -> None:
         """heads.csv of a run that is not over."""
@@ -230,6 +210,12 @@ class RunFolder:
         """Append to events.jsonl."""
         stamp = datetime.now().astimezone().isoformat(timespec="milliseconds")
         append_line(self.events, json.dumps({"time": stamp, "event": event, **details}))
+
+
+def write_rows(path: Path, kind: type[Any], rows: Sequence[Any]) -> None:
+    """A table of dataclasses of this kind, a column per field."""
+    frame = pd.DataFrame([asdict(row) for row in rows], columns=[field.name for field in fields(kind)])
+    write_text(path, frame.to_csv(index=False))
 
 
 def write_heads(path: Path, frame: pd.DataFrame, epoch: int, *, others: pd.DataFrame | None = None) -> None:

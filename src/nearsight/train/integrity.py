@@ -82,12 +82,9 @@ def claim(folder: Path, described: dict[str, Any], dataset: Dataset | None = Non
     _check_images(folder, dataset)
     output_folder(folder)
     if not (folder / CONFIG).exists():
-        write_json(folder / CONFIG, described | _told_of_images(dataset))
-
-
-def _told_of_images(dataset: Dataset | None) -> dict[str, str]:
-    """What is to stand in config.json beside the settings, so that `_check_images` can tell one's own images apart."""
-    return {_FINGERPRINT: dataset.fingerprint} if dataset is not None and dataset.name == OWN_IMAGES else {}
+        if dataset is not None and dataset.name == OWN_IMAGES:
+            described = described | {_FINGERPRINT: dataset.fingerprint}
+        write_json(folder / CONFIG, described)
 
 
 def _check_images(folder: Path, dataset: Dataset | None) -> None:

@@ -158,24 +158,11 @@ class AdamW:
         num_cells, num_parameters = self.weights_KP.shape
         beta1, beta2 = self.betas
         _adamw_kernel[(-(-num_parameters // _BLOCK), num_cells)](
-            self.weights_KP,
-            gradient_KP.contiguous(),
-            self.first_KP,
-            self.second_KP,
-            self.decays_P,
-            lr_K * self.weight_decay_K,
-            self.decay_all_K,
-            gradient_scale_K,
-            step_K,
-            root_K,
-            num_parameters,
-            1 - beta1,
-            beta2,
-            1 - beta2,
-            _EPS,
-            BLOCK=_BLOCK,
-            num_warps=8,
-        )
+            self.weights_KP, gradient_KP.contiguous(), self.first_KP, self.second_KP, self.decays_P,
+            lr_K * self.weight_decay_K, self.decay_all_K, gradient_scale_K, step_K, root_K, num_parameters,
+            1 - beta1, beta2, 1 - beta2, _EPS,
+            BLOCK=_BLOCK, num_warps=8,
+        )  # fmt: skip
 
     @torch.no_grad()
     def select(self, keep: Tensor) -> "AdamW":
@@ -205,23 +192,10 @@ class AdamW:
 
 @kernel
 def _adamw_kernel(
-    weights,
-    gradient,
-    first,
-    second,
-    decays,
-    shrinkage,
-    shrinks_all,
-    gradient_scale,
-    step,
-    root,
-    num_parameters,
-    share1,
-    beta2,
-    share2,
-    eps,
+    weights, gradient, first, second, decays, shrinkage, shrinks_all, gradient_scale, step, root, num_parameters,
+    share1, beta2, share2, eps,
     BLOCK: tl.constexpr,
-):
+):  # fmt: skip
     cell = tl.program_id(1).to(tl.int64)
     place_P = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     used_P = place_P < num_parameters

@@ -52,7 +52,8 @@ def captured(program: Advance, state: Sequence[Tensor], device: torch.device) ->
             for _ in range(_NUM_WARM_UPS):
                 program()
                 # Each time: there may be only one piece of work, and none to go on to.
-                _put_back(state, before)
+                for tensor, value in zip(state, before, strict=True):
+                    tensor.copy_(value)
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         # Where processes talk, a thread of their library watches over it, and must not be taken for part of this.
@@ -61,11 +62,6 @@ def captured(program: Advance, state: Sequence[Tensor], device: torch.device) ->
             program()
         replay: Advance = graph.replay
         return replay
-
-
-def _put_back(state: Sequence[Tensor], before: Sequence[Tensor]) -> None:
-    for tensor, value in zip(state, before, strict=True):
-        tensor.copy_(value)
 
 
 class DropPath(nn.Module):

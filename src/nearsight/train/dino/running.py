@@ -16,23 +16,22 @@ provenance.json          code, libraries, machine, time; written last: a folder 
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import pandas as pd
 import torch
 from torch import Tensor
 
 from nearsight.configuration import decode
 from nearsight.data import Dataset, load_dataset
 from nearsight.errors import InputError, check_at_least
-from nearsight.files import write_json, write_text
+from nearsight.files import write_json
 from nearsight.models import save_model
 from nearsight.tensorfile import load_tensors, save_tensors
 from nearsight.train.config import SCHEMA
 from nearsight.train.dino.config import DinoConfig
 from nearsight.train.dino.training import DinoTraining
-from nearsight.train.folder import RunFolder
+from nearsight.train.folder import RunFolder, write_rows
 from nearsight.train.integrity import CONFIG, check_finished, check_owner, check_still_there, claim, provenance
 from nearsight.train.processes import Processes
 from nearsight.train.stopping import Stop, StoppedError, TrainingError, divergence, way_out_of_divergence
@@ -109,9 +108,7 @@ class DinoFolder:
         return tuple(decode(DinoRow, row, where) for row in stored["history"]), tensors
 
     def write_history(self, rows: Sequence[DinoRow]) -> None:
-        columns = [field.name for field in fields(DinoRow)]
-        frame = pd.DataFrame([asdict(row) for row in rows], columns=columns)
-        write_text(self.path / "history.csv", frame.to_csv(index=False))
+        write_rows(self.path / "history.csv", DinoRow, rows)
 
 
 class DinoListener:

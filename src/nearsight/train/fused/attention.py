@@ -76,22 +76,11 @@ def _launch(run: object, inputs: list[Tensor], bias_K3Hd: Tensor, results: list[
 
 @kernel
 def _forward_kernel(
-    qkv,
-    bias,
-    out,
-    scale,
-    num_images_per_cell,
-    TOKENS: tl.constexpr,
-    HEADS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    WIDTH_BLOCK: tl.constexpr,
-    MAIN: tl.constexpr,
-    TAIL: tl.constexpr,
-    QUERIES: tl.constexpr,
-    LOOPED: tl.constexpr,
-    HEADS_PER_PROGRAM: tl.constexpr,
+    qkv, bias, out, scale, num_images_per_cell,
+    TOKENS: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr, WIDTH_BLOCK: tl.constexpr, MAIN: tl.constexpr,
+    TAIL: tl.constexpr, QUERIES: tl.constexpr, LOOPED: tl.constexpr, HEADS_PER_PROGRAM: tl.constexpr,
     PRECISION: tl.constexpr,
-):
+):  # fmt: skip
     ROW: tl.constexpr = HEADS * WIDTH
     image, first_head = image_and_head(HEADS, HEADS_PER_PROGRAM)
     for i in range(HEADS_PER_PROGRAM):
@@ -128,23 +117,11 @@ def _attend(
 
 @kernel
 def _backward_kernel(
-    qkv,
-    out_grad,
-    bias,
-    qkv_grad,
-    scale,
-    num_images_per_cell,
-    TOKENS: tl.constexpr,
-    HEADS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    WIDTH_BLOCK: tl.constexpr,
-    MAIN: tl.constexpr,
-    TAIL: tl.constexpr,
-    QUERIES: tl.constexpr,
-    LOOPED: tl.constexpr,
-    HEADS_PER_PROGRAM: tl.constexpr,
+    qkv, out_grad, bias, qkv_grad, scale, num_images_per_cell,
+    TOKENS: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr, WIDTH_BLOCK: tl.constexpr, MAIN: tl.constexpr,
+    TAIL: tl.constexpr, QUERIES: tl.constexpr, LOOPED: tl.constexpr, HEADS_PER_PROGRAM: tl.constexpr,
     PRECISION: tl.constexpr,
-):
+):  # fmt: skip
     ROW: tl.constexpr = HEADS * WIDTH
     image, first_head = image_and_head(HEADS, HEADS_PER_PROGRAM)
     for i in range(HEADS_PER_PROGRAM):

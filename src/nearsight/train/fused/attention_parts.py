@@ -108,26 +108,13 @@ def launch(
         inputs, written = [x.float() for x in inputs], [x.float() for x in results]
     with torch.cuda.device_of(inputs[0]):
         run[(shape.num_images * shape.num_heads // tiling.heads,)](
-            *inputs,
-            bias_K,
-            *written,
-            *(float(number) for number in numbers),
-            shape.num_images // len(bias_K),
-            TOKENS=shape.num_tokens,
-            HEADS=shape.num_heads,
-            WIDTH=shape.head_size,
-            WIDTH_BLOCK=_side_of_tile(shape.head_size),
-            MAIN=tiling.main,
-            TAIL=_LEAST_SIDE,
-            QUERIES=tiling.queries,
+            *inputs, bias_K, *written, *(float(number) for number in numbers), shape.num_images // len(bias_K),
+            TOKENS=shape.num_tokens, HEADS=shape.num_heads, WIDTH=shape.head_size,
+            WIDTH_BLOCK=_side_of_tile(shape.head_size), MAIN=tiling.main, TAIL=_LEAST_SIDE, QUERIES=tiling.queries,
             LOOPED=shape.num_tokens if tiling.queries <= 2 * _LEAST_SIDE else min(shape.num_tokens, tiling.main),
-            HEADS_PER_PROGRAM=tiling.heads,
-            PRECISION="ieee" if INTERPRETED else "tf32x3",
-            **constants,
-            num_warps=tiling.warps,
-            num_stages=tiling.stages,
-            maxnreg=tiling.registers,
-        )
+            HEADS_PER_PROGRAM=tiling.heads, PRECISION="ieee" if INTERPRETED else "tf32x3", **constants,
+            num_warps=tiling.warps, num_stages=tiling.stages, maxnreg=tiling.registers,
+        )  # fmt: skip
     for result, new in zip(results, written, strict=True):
         if new is not result:
             result.copy_(new)

@@ -38,19 +38,10 @@ def fold(
     folded_Koi = torch.empty(num_cells, width_out + num_more, width, dtype=dtype, device=weight_Koi.device)
     shifted_Ko = torch.empty(num_cells, width_out + num_more, device=weight_Koi.device)
     _fold_kernel[(-(-width_out // 16), num_cells)](
-        weight_Koi,
-        bias_Ko,
-        scale_Ki,
-        shift_Ki,
-        folded_Koi,
-        shifted_Ko,
+        weight_Koi, bias_Ko, scale_Ki, shift_Ki, folded_Koi, shifted_Ko,
         *_cell_strides(weight_Koi, bias_Ko, scale_Ki, shift_Ki),
-        IN=width,
-        OUT=width_out,
-        ROWS=width_out + num_more,
-        BLOCK=_power(width),
-        num_warps=4,
-    )
+        IN=width, OUT=width_out, ROWS=width_out + num_more, BLOCK=_power(width), num_warps=4,
+    )  # fmt: skip
     return folded_Koi, shifted_Ko
 
 
@@ -63,20 +54,10 @@ def unfold_gradients(
     shift_gradient_Ki = torch.empty_like(scale_gradient_Ki)
     block = 16
     _unfold_kernel[(-(-width // block), num_cells)](
-        gradient_Koi,
-        sum_Ko,
-        weight_Koi,
-        scale_Ki,
-        shift_Ki,
-        scale_gradient_Ki,
-        shift_gradient_Ki,
+        gradient_Koi, sum_Ko, weight_Koi, scale_Ki, shift_Ki, scale_gradient_Ki, shift_gradient_Ki,
         *_cell_strides(gradient_Koi, sum_Ko, weight_Koi, scale_Ki, shift_Ki),
-        IN=width,
-        OUT=width_out,
-        BLOCK=block,
-        STEP=64,
-        num_warps=4,
-    )
+        IN=width, OUT=width_out, BLOCK=block, STEP=64, num_warps=4,
+    )  # fmt: skip
     return gradient_Koi, scale_gradient_Ki, shift_gradient_Ki
 
 
@@ -95,16 +76,9 @@ def fold_given(
     """Fill the further rows; the others are as `fold` leaves them."""
     blocks, num_heads, constants = _cut(folded_KPi, first_Koi, heads_KE, local)
     _fold_given_kernel[(blocks, num_heads, len(first_Koi))](
-        first_Koi,
-        scale_Ki,
-        heads_KE,
-        folded_KPi,
-        shifted_KP,
-        first_Koi.stride(0),
-        scale_Ki.stride(0),
-        **constants,
-        num_warps=4,
-    )
+        first_Koi, scale_Ki, heads_KE, folded_KPi, shifted_KP, first_Koi.stride(0), scale_Ki.stride(0),
+        **constants, num_warps=4,
+    )  # fmt: skip
 
 
 def unfold_given(
@@ -120,18 +94,10 @@ def unfold_given(
     blocks, num_heads, constants = _cut(gradient_KPi, first_Koi, heads_KE, local)
     parts = torch.empty(len(first_Koi), num_heads, blocks, heads_KE.shape[1], device=first_Koi.device)
     _unfold_given_kernel[(blocks, num_heads, len(first_Koi))](
-        gradient_KPi,
-        sum_KP,
-        shifted_KP,
-        first_Koi,
-        scale_Ki,
-        heads_KE,
-        parts,
-        first_Koi.stride(0),
+        gradient_KPi, sum_KP, shifted_KP, first_Koi, scale_Ki, heads_KE, parts, first_Koi.stride(0),
         scale_Ki.stride(0),
-        **constants,
-        num_warps=4,
-    )
+        **constants, num_warps=4,
+    )  # fmt: skip
     return parts.sum((1, 2))
 
 
@@ -159,21 +125,9 @@ def _cut(rows_KPi: Tensor, first_Koi: Tensor, heads_KE: Tensor, local: LocalBias
 
 @kernel
 def _fold_kernel(
-    weight,
-    bias,
-    scale,
-    shift,
-    folded,
-    shifted,
-    weight_k,
-    bias_k,
-    scale_k,
-    shift_k,
-    IN: tl.constexpr,
-    OUT: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    weight, bias, scale, shift, folded, shifted, weight_k, bias_k, scale_k, shift_k,
+    IN: tl.constexpr, OUT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     cell = tl.program_id(1).to(tl.int64)
     row_o = tl.program_id(0) * 16 + tl.arange(0, 16)
     channel_i = tl.arange(0, BLOCK)
@@ -193,23 +147,10 @@ def _fold_kernel(
 
 @kernel
 def _unfold_kernel(
-    gradient,
-    sums,
-    weight,
-    scale,
-    shift,
-    scale_gradient,
-    shift_gradient,
-    gradient_k,
-    sums_k,
-    weight_k,
-    scale_k,
+    gradient, sums, weight, scale, shift, scale_gradient, shift_gradient, gradient_k, sums_k, weight_k, scale_k,
     shift_k,
-    IN: tl.constexpr,
-    OUT: tl.constexpr,
-    BLOCK: tl.constexpr,
-    STEP: tl.constexpr,
-):
+    IN: tl.constexpr, OUT: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr,
+):  # fmt: skip
     cell = tl.program_id(1).to(tl.int64)
     channel_i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     used_i = channel_i < IN
@@ -234,23 +175,10 @@ def _unfold_kernel(
 
 @kernel
 def _fold_given_kernel(
-    weight,
-    scale,
-    heads,
-    folded,
-    shifted,
-    weight_k,
-    scale_k,
-    IN: tl.constexpr,
-    OUT: tl.constexpr,
-    ROWS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    WIDTH_BLOCK: tl.constexpr,
-    ROOM: tl.constexpr,
-    GIVEN: tl.constexpr,
-    AXES: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
+    weight, scale, heads, folded, shifted, weight_k, scale_k,
+    IN: tl.constexpr, OUT: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, WIDTH_BLOCK: tl.constexpr,
+    ROOM: tl.constexpr, GIVEN: tl.constexpr, AXES: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
     head = tl.program_id(1)
     cell = tl.program_id(2).to(tl.int64)
     channel_i = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
@@ -274,25 +202,10 @@ def _fold_given_kernel(
 
 @kernel
 def _unfold_given_kernel(
-    gradient,
-    sums,
-    shifted,
-    weight,
-    scale,
-    heads,
-    parts,
-    weight_k,
-    scale_k,
-    IN: tl.constexpr,
-    OUT: tl.constexpr,
-    ROWS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    WIDTH_BLOCK: tl.constexpr,
-    ROOM: tl.constexpr,
-    GIVEN: tl.constexpr,
-    AXES: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
+    gradient, sums, shifted, weight, scale, heads, parts, weight_k, scale_k,
+    IN: tl.constexpr, OUT: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, WIDTH_BLOCK: tl.constexpr,
+    ROOM: tl.constexpr, GIVEN: tl.constexpr, AXES: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
     WEIGHTS: tl.constexpr = GIVEN * (WIDTH + 1)
     head = tl.program_id(1)
     cell = tl.program_id(2).to(tl.int64)

@@ -102,33 +102,12 @@ def _launch(
 
 @kernel
 def _forward_kernel(
-    packed,
-    bias,
-    out,
-    scale,
-    most,
-    shift,
-    eps,
-    furthest,
-    num_images_per_cell,
-    TOKENS: tl.constexpr,
-    HEADS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    WIDTH_BLOCK: tl.constexpr,
-    MAIN: tl.constexpr,
-    TAIL: tl.constexpr,
-    QUERIES: tl.constexpr,
-    LOOPED: tl.constexpr,
-    HEADS_PER_PROGRAM: tl.constexpr,
-    PRECISION: tl.constexpr,
-    ROOM: tl.constexpr,
-    PATCHES: tl.constexpr,
-    COLS: tl.constexpr,
-    KERNEL: tl.constexpr,
-    AXES: tl.constexpr,
-    LEARNED: tl.constexpr,
-    CLAMPED: tl.constexpr,
-):
+    packed, bias, out, scale, most, shift, eps, furthest, num_images_per_cell,
+    TOKENS: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr, WIDTH_BLOCK: tl.constexpr, MAIN: tl.constexpr,
+    TAIL: tl.constexpr, QUERIES: tl.constexpr, LOOPED: tl.constexpr, HEADS_PER_PROGRAM: tl.constexpr,
+    PRECISION: tl.constexpr, ROOM: tl.constexpr, PATCHES: tl.constexpr, COLS: tl.constexpr, KERNEL: tl.constexpr,
+    AXES: tl.constexpr, LEARNED: tl.constexpr, CLAMPED: tl.constexpr,
+):  # fmt: skip
     ROW: tl.constexpr = HEADS * WIDTH
     PACKED: tl.constexpr = 3 * ROW + HEADS * ROOM
     FIRST: tl.constexpr = TOKENS - PATCHES
@@ -178,34 +157,12 @@ def _attend(
 
 @kernel
 def _backward_kernel(
-    packed,
-    out_grad,
-    bias,
-    packed_grad,
-    scale,
-    most,
-    shift,
-    eps,
-    furthest,
-    num_images_per_cell,
-    TOKENS: tl.constexpr,
-    HEADS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    WIDTH_BLOCK: tl.constexpr,
-    MAIN: tl.constexpr,
-    TAIL: tl.constexpr,
-    QUERIES: tl.constexpr,
-    LOOPED: tl.constexpr,
-    HEADS_PER_PROGRAM: tl.constexpr,
-    PRECISION: tl.constexpr,
-    ROOM: tl.constexpr,
-    PATCHES: tl.constexpr,
-    COLS: tl.constexpr,
-    KERNEL: tl.constexpr,
-    AXES: tl.constexpr,
-    LEARNED: tl.constexpr,
-    CLAMPED: tl.constexpr,
-):
+    packed, out_grad, bias, packed_grad, scale, most, shift, eps, furthest, num_images_per_cell,
+    TOKENS: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr, WIDTH_BLOCK: tl.constexpr, MAIN: tl.constexpr,
+    TAIL: tl.constexpr, QUERIES: tl.constexpr, LOOPED: tl.constexpr, HEADS_PER_PROGRAM: tl.constexpr,
+    PRECISION: tl.constexpr, ROOM: tl.constexpr, PATCHES: tl.constexpr, COLS: tl.constexpr, KERNEL: tl.constexpr,
+    AXES: tl.constexpr, LEARNED: tl.constexpr, CLAMPED: tl.constexpr,
+):  # fmt: skip
     ROW: tl.constexpr = HEADS * WIDTH
     PACKED: tl.constexpr = 3 * ROW + HEADS * ROOM
     FIRST: tl.constexpr = TOKENS - PATCHES

@@ -112,19 +112,10 @@ def _stream(
 ) -> None:
     num_cells, num_rows, width = rows_KRC.shape
     _stream_kernel[(-(-num_rows // _ROWS_FORWARD), num_cells)](
-        rows_KRC,
-        branch_KRC,
-        bias_KC,
-        out_KRC,
-        *(normal or (None, None)),
-        num_rows,
-        0 if bias_KC is None else bias_KC.stride(0),
-        eps,
-        WIDTH=width,
-        CHUNK=_chunk_of(width),
-        ROWS=_ROWS_FORWARD,
-        num_warps=4,
-    )
+        rows_KRC, branch_KRC, bias_KC, out_KRC, *(normal or (None, None)), num_rows,
+        0 if bias_KC is None else bias_KC.stride(0), eps,
+        WIDTH=width, CHUNK=_chunk_of(width), ROWS=_ROWS_FORWARD, num_warps=4,
+    )  # fmt: skip
 
 
 def _stream_back(rows_KRC: Tensor, branch_KRC: Tensor | None, normal: Normal | None, dtype: torch.dtype) -> Gradient:
@@ -135,36 +126,17 @@ def _stream_back(rows_KRC: Tensor, branch_KRC: Tensor | None, normal: Normal | N
     rounded_KRC = torch.empty_like(rows_KRC, dtype=dtype)
     sums_KTC = torch.empty(num_cells, num_tiles, width, device=rows_KRC.device)
     _stream_back_kernel[(num_tiles, num_cells)](
-        rows_KRC,
-        branch_KRC,
-        *(normal or (None, None)),
-        out_KRC,
-        rounded_KRC,
-        sums_KTC,
-        num_rows,
-        WIDTH=width,
-        CHUNK=_chunk_of(width),
-        ROWS=_ROWS_BACKWARD,
-        num_warps=4,
-    )
+        rows_KRC, branch_KRC, *(normal or (None, None)), out_KRC, rounded_KRC, sums_KTC, num_rows,
+        WIDTH=width, CHUNK=_chunk_of(width), ROWS=_ROWS_BACKWARD, num_warps=4,
+    )  # fmt: skip
     return Gradient(out_KRC, rounded_KRC, sums_KTC)
 
 
 @kernel
 def _stream_kernel(
-    rows,
-    branch,
-    bias,
-    out,
-    normal,
-    rstd,
-    num_rows,
-    bias_k,
-    eps,
-    WIDTH: tl.constexpr,
-    CHUNK: tl.constexpr,
-    ROWS: tl.constexpr,
-):
+    rows, branch, bias, out, normal, rstd, num_rows, bias_k, eps,
+    WIDTH: tl.constexpr, CHUNK: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
     cell = tl.program_id(1).to(tl.int64)
     row_R = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     used_R = row_R < num_rows
@@ -199,18 +171,9 @@ def _stream_kernel(
 
 @kernel
 def _stream_back_kernel(
-    rows,
-    branch,
-    normal,
-    rstd,
-    out,
-    rounded,
-    sums,
-    num_rows,
-    WIDTH: tl.constexpr,
-    CHUNK: tl.constexpr,
-    ROWS: tl.constexpr,
-):
+    rows, branch, normal, rstd, out, rounded, sums, num_rows,
+    WIDTH: tl.constexpr, CHUNK: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
     tile = tl.program_id(0)
     cell = tl.program_id(1).to(tl.int64)
     row_R = tile * ROWS + tl.arange(0, ROWS)
@@ -257,17 +220,9 @@ def gelu_backward(gradient_KRM: Tensor, hidden_KRM: Tensor, bias_KM: Tensor) -> 
     num_tiles, columns = -(-num_rows // _ROWS), _chunk_of(width)
     sums_KTM = torch.empty(num_cells, num_tiles, width, device=hidden_KRM.device)
     _gelu_back_kernel[(num_tiles, width // columns, num_cells)](
-        gradient_KRM,
-        hidden_KRM,
-        bias_KM,
-        out_KRM,
-        sums_KTM,
-        num_rows,
-        WIDTH=width,
-        COLUMNS=columns,
-        ROWS=_ROWS,
-        num_warps=4,
-    )
+        gradient_KRM, hidden_KRM, bias_KM, out_KRM, sums_KTM, num_rows,
+        WIDTH=width, COLUMNS=columns, ROWS=_ROWS, num_warps=4,
+    )  # fmt: skip
     return out_KRM, sums_KTM
 
 
@@ -332,15 +287,9 @@ def sum_rows(rows_KRC: Tensor) -> Tensor:
 
 @kernel
 def _sum_kernel(
-    rows,
-    sums,
-    num_rows,
-    ROW: tl.constexpr,
-    WIDTH: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    ROWS: tl.constexpr,
-    TILES: tl.constexpr,
-):
+    rows, sums, num_rows,
+    ROW: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr, TILES: tl.constexpr,
+):  # fmt: skip
     part = tl.program_id(0)
     cell = tl.program_id(2).to(tl.int64)
     column_C = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
