@@ -18,7 +18,7 @@ from nearsight.augment import (
     RandomCrop,
     ResizedCrop,
 )
-from nearsight.augment.stacking import stack_key
+from nearsight.augment.pipeline import stack_key
 from nearsight.errors import InputError
 from nearsight.train.protocol import PROTOCOLS
 

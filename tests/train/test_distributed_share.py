@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from nearsight.augment import AUGMENTATIONS, Augmentation, CutMix, HorizontalFlip, Mixup, MixupOrCutMix, Pipeline
-from nearsight.augment.compiled import CompiledPipeline
+from nearsight.augment.pipeline import CompiledPipeline
 from nearsight.errors import InputError
 from nearsight.randomness import Draws
 from nearsight.train import RunConfig, baseline

@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import ClassVar, Self
+from typing import ClassVar, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -149,6 +149,23 @@ class Augmentation:
             smallest[field.name] = min(values)
         constants = {name: table.to(device) for name, table in cls.constants(choices).items()}
         return Cells(numbers, largest, smallest, choices, constants)
+
+
+A = TypeVar("A", bound=Augmentation)
+
+AUGMENTATIONS: dict[str, type[Augmentation]] = {}
+"""Name → class of every augmentation, in the usual order: by stage, and within one as they were registered."""
+
+
+def register_augmentation(kind: type[A]) -> type[A]:
+    """Class decorator that makes an augmentation known by its name: to recipes, studies and the command line."""
+    if kind.name in AUGMENTATIONS:
+        raise ValueError(f"there is an augmentation {kind.name!r} already: {AUGMENTATIONS[kind.name].__qualname__}")
+    AUGMENTATIONS[kind.name] = kind
+    usual = sorted(AUGMENTATIONS.values(), key=lambda each: each.stage)
+    AUGMENTATIONS.clear()
+    AUGMENTATIONS.update((each.name, each) for each in usual)
+    return kind
 
 
 def chosen(cells: Cells, coin: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nearsight.augment.threads import one_thread
+from nearsight.augment.pipeline import one_thread
 from nearsight.errors import InputError, check_at_least
 from nearsight.probe.selection import GROUP, improved, largest, merged
 

@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from nearsight.augment.stacking import stack_key
+from nearsight.augment.pipeline import stack_key
 from nearsight.configuration import check_choices, decode, encode, identifying, settle_numbers
 from nearsight.errors import InputError, check_at_least, check_fraction, check_numbers
 from nearsight.files import canonical_hash

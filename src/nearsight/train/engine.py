@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from nearsight.augment import Pipeline
-from nearsight.augment.compiled import CompiledPipeline
+from nearsight.augment.pipeline import CompiledPipeline
 from nearsight.data import Dataset, DeviceImages, epoch_batches, stratified_split
 from nearsight.errors import InputError
 from nearsight.train.capture import Advance

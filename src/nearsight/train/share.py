@@ -14,7 +14,7 @@ from torch import Tensor
 
 from nearsight.augment import Augmentation, Pipeline
 from nearsight.augment.base import Batch, Cells, Stage
-from nearsight.augment.partners import permutation_of
+from nearsight.augment.mixing import permutation_of
 from nearsight.augment.streams import Drawn
 from nearsight.errors import InputError
 from nearsight.randomness import Draws, uniform

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nearsight.augment import Pipeline, smooth_targets
-from nearsight.augment.compiled import CompiledPipeline
+from nearsight.augment.pipeline import CompiledPipeline
 from nearsight.data import DeviceImages
 from nearsight.randomness import Draws
 from nearsight.train.capture import Advance, captured

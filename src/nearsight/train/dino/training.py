@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from nearsight.augment.compiled import CompiledPipeline
+from nearsight.augment.pipeline import CompiledPipeline
 from nearsight.data import Dataset, DeviceImages, epoch_batches
 from nearsight.errors import InputError
 from nearsight.train.capture import Advance

@@ -7,7 +7,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from nearsight.augment.threads import threads_for
+from nearsight.augment.pipeline import threads_for
 from nearsight.data.structured_samples import FreshSamples, SampleSource, StoredSamples
 from nearsight.errors import InputError
 from nearsight.randomness import different_seeds

@@ -1,18 +1,62 @@
-"""Random resized crop: a rectangle of random size and shape, stretched to the size the model wants."""
+"""What moves the picture.
+
+RandomCrop        a crop of the zero-padded image, at the image's own size
+ResizedCrop       a rectangle of random size and shape, stretched to the size the model wants
+HorizontalFlip    left and right change places
+"""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from nearsight.augment.base import Augmentation, Batch, Cells, Stage, chosen, require_grey_levels
-from nearsight.augment.erasing import check_ranges
-from nearsight.augment.rectangles import NUM_RECTANGLE_DRAWS, offset, random_sides
+from nearsight.augment.base import Augmentation, Batch, Cells, Stage, chosen, register_augmentation, require_grey_levels
+from nearsight.augment.boxes import NUM_RECTANGLE_DRAWS, check_ranges, offset, random_sides
 from nearsight.augment.streams import Drawn
 from nearsight.errors import check_at_least
 
 
+@register_augmentation
+@dataclass(frozen=True, kw_only=True)
+class RandomCrop(Augmentation):
+    """Pads with black on all sides and cuts the original size out again (torchvision's `RandomCrop(size, padding)`)."""
+
+    name = "crop"
+    stage = Stage.GEOMETRY
+
+    padding: int = 4
+    """Black pixels added on each side; the picture moves by up to this many."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_at_least("crop.padding", self.padding, 0)
+
+    @classmethod
+    def sample_draws(cls, cells: Cells, image_shape: torch.Size) -> dict[str, int]:
+        return {"crop": 3}
+
+    @classmethod
+    def apply(cls, batch: Batch, cells: Cells, drawn: Drawn) -> Batch:
+        images = batch.images_KBCHW
+        channels, height, width = images.shape[-3:]
+        draw_KB3 = drawn.sample["crop"]
+        padding_K11 = cells["padding"][:, None, None]
+        shift_KB2 = (draw_KB3[..., 1:] * (2 * padding_K11 + 1)).to(torch.int64) - padding_K11
+        shift_KB2 = shift_KB2 * chosen(cells, draw_KB3[..., :1])
+        row_KBH = torch.arange(height, device=images.device) + shift_KB2[..., :1]
+        column_KBW = torch.arange(width, device=images.device) + shift_KB2[..., 1:]
+        inside_KBHW = _within(row_KBH, height).unsqueeze(-1) & _within(column_KBW, width).unsqueeze(-2)
+        source_KBHW = row_KBH.clamp(0, height - 1).unsqueeze(-1) * width + column_KBW.clamp(0, width - 1).unsqueeze(-2)
+        index = source_KBHW.flatten(-2).unsqueeze(-2).expand(*images.shape[:2], channels, -1)
+        moved = images.flatten(-2).gather(-1, index).view_as(images)
+        return batch.replace(images=moved.mul_(inside_KBHW.unsqueeze(-3)))
+
+
+def _within(position: torch.Tensor, size: int) -> torch.Tensor:
+    return (position >= 0) & (position < size)
+
+
+@register_augmentation
 @dataclass(frozen=True, kw_only=True)
 class ResizedCrop(Augmentation):
     """`torchvision.transforms.v2.RandomResizedCrop` on tensors: bilinear, antialiased, rounded to grey levels.
@@ -20,9 +64,9 @@ class ResizedCrop(Augmentation):
     A sample that is not cropped is resized as a whole, so `p` and cells without it work at any output size.
     """
 
-    name: ClassVar[str] = "resizedcrop"
-    stage: ClassVar[Stage] = Stage.GEOMETRY
-    shared: ClassVar[tuple[str, ...]] = ("size",)
+    name = "resizedcrop"
+    stage = Stage.GEOMETRY
+    shared = ("size",)
 
     size: int = 0
     """Side of the result in pixels; 0 keeps the size of the images. The same in all cells of a stack."""
@@ -104,3 +148,21 @@ def resize_weights(start_KB: Tensor, length_KB: Tensor, size_in: int, size_out: 
     distance = (pixel_i + 0.5 - centre_o1).abs() / scale.clamp(min=1)
     weight = torch.where(inside, (1 - distance).clamp(min=0), 0.0)
     return weight / weight.sum(-1, keepdim=True)
+
+
+@register_augmentation
+@dataclass(frozen=True, kw_only=True)
+class HorizontalFlip(Augmentation):
+    """Mirrors left and right (torchvision's `RandomHorizontalFlip`)."""
+
+    name = "flip"
+    stage = Stage.GEOMETRY
+
+    p: float = 0.5
+    """Probability that a sample is mirrored."""
+
+    @classmethod
+    def apply(cls, batch: Batch, cells: Cells, drawn: Drawn) -> Batch:
+        images = batch.images_KBCHW
+        flipped_KB111 = chosen(cells, drawn.sample["flip"])[..., None, None]
+        return batch.replace(images=torch.where(flipped_KB111, images.flip(-1), images))
