@@ -23,7 +23,7 @@ from nearsight.cli import main
 from nearsight.commands.opening import open_run
 from nearsight.configuration import encode
 from nearsight.data import make_shapes
-from nearsight.data.pickled import read_pickled_arrays
+from nearsight.data.cifar import read_pickled_arrays
 from nearsight.errors import InputError
 from nearsight.lens import HeadTable
 from nearsight.models import create_model, load_model
@@ -54,7 +54,7 @@ RUNS_CODE = {
     ),
 }
 ALLOWED = {
-    ("data/pickled.py", "pickle.Unpickler"),  # which finds five names and no others
+    ("data/cifar.py", "pickle.Unpickler"),  # which finds five names and no others
 }
 
 

@@ -9,8 +9,7 @@ from torchvision.datasets.folder import pil_loader
 from torchvision.transforms import v2
 
 from nearsight.data import folder_images
-from nearsight.data.decoding import decode
-from nearsight.data.opening import UnreadableError, open_rgb
+from nearsight.data.decoding import UnreadableError, decode, open_rgb
 from nearsight.errors import InputError
 
 RAMP = np.arange(256, dtype=np.uint8).reshape(16, 16)

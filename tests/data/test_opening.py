@@ -17,8 +17,7 @@ import pytest
 from PIL import Image
 
 from nearsight.data import folder_images
-from nearsight.data.decoding import decode
-from nearsight.data.opening import FORMATS, MOST_PIXELS, UnreadableError, _Room, open_rgb, opened_image
+from nearsight.data.decoding import FORMATS, MOST_PIXELS, UnreadableError, _Room, decode, open_rgb, opened_image
 from nearsight.data.segmentation.masks import LabelTable, MaskedImages
 from nearsight.errors import InputError
 

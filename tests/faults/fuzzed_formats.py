@@ -30,14 +30,14 @@ from small_files import (
 )
 from tiny_study import tiny_study
 
-from nearsight.data.archives import unpack_archive
 from nearsight.data.cache import open_cached
+from nearsight.data.check import check_segmentation
+from nearsight.data.fetch import unpack_archive
 from nearsight.data.image_folder import open_tree
 from nearsight.data.loading import find_source
 from nearsight.data.parquet import open_parquet
-from nearsight.data.registry import DATASETS
-from nearsight.data.segmentation import check_segmentation, load_segmentation
-from nearsight.data.source import Source
+from nearsight.data.registry import DATASETS, Source
+from nearsight.data.segmentation import load_segmentation
 from nearsight.lens import HeadTable, attention_maps, open_maps
 from nearsight.lens.shards import Shards
 from nearsight.metrics.moments import Moments

@@ -15,9 +15,9 @@ from timm.data import DEFAULT_CROP_PCT, create_transform
 from torch import Tensor
 
 from nearsight.data import DATASETS, data_folder, load_dataset, make_shapes, measuring_subset
+from nearsight.data.decoding import UnreadableError, opened_rgb
 from nearsight.data.image_folder import TEST_NAMES, listed_images, readable_images
 from nearsight.data.loading import find_source
-from nearsight.data.opening import UnreadableError, opened_rgb
 from nearsight.errors import InputError, unknown_name
 from nearsight.train.heads import MeasuringImages
 
