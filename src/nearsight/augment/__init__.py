@@ -15,7 +15,7 @@ from nearsight.augment.occlusion import CutOut, RandomErasing, TileShuffle
 from nearsight.augment.pipeline import CompiledPipeline, Pipeline, grey_levels, normalize, smooth_targets
 
 for _module in pkgutil.iter_modules(__path__):
-    importlib.import_module(f"{__name__}.{_module.name}")  # which registers what it defines
+    importlib.import_module(f"nearsight.augment.{_module.name}")  # which registers what it defines
 
 __all__ = [
     "AUGMENTATIONS",

@@ -20,7 +20,7 @@ from nearsight.data.segmentation.masks import (
 )
 
 for _module in pkgutil.iter_modules(__path__):
-    importlib.import_module(f"{__name__}.{_module.name}")  # which registers what it finds
+    importlib.import_module(f"nearsight.data.segmentation.{_module.name}")  # which registers what it finds
 
 __all__ = [
     "IGNORED",
