@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from nearsight.bench import train as bench
-from nearsight.bench.clock import StepClock
-from nearsight.bench.flops import flops_per_image, peak_flops
+from nearsight.bench.costs import StepClock, flops_per_image, peak_flops
 from nearsight.bench.ordinary import OrdinaryLoop
 from nearsight.commands import bench as command
 from nearsight.data import Dataset, ImageSet

@@ -44,10 +44,10 @@ from nearsight.metrics.moments import Moments
 from nearsight.models import create_model, load_model, load_source
 from nearsight.models.checkpoints import load_checkpoint
 from nearsight.probe import FeatureKey, FeatureSpec, Preparation, Score, cached_features, reading
+from nearsight.probe.scores import ProbeKey, ProbeStore
 from nearsight.probe.segmentation.config import SegmentConfig
-from nearsight.probe.segmentation.folder import SegmentFolder
-from nearsight.probe.segmentation.training import HeadTraining
-from nearsight.probe.stored import ProbeKey, ProbeStore
+from nearsight.probe.segmentation.head import HeadTraining
+from nearsight.probe.segmentation.result import SegmentFolder
 from nearsight.report import describe
 from nearsight.report import tables as report_tables
 from nearsight.report.explorer import Explorer

@@ -10,7 +10,7 @@ from nearsight.errors import InputError
 from nearsight.metrics import confusion_matrix, mean_iou
 from nearsight.models import create_model
 from nearsight.probe import FeatureSpec, knn_accuracy, knn_right, read_features
-from nearsight.probe.bootstrap import accuracy_score, image_counts, miou_score
+from nearsight.probe.scores import accuracy_score, image_counts, miou_score
 
 
 def test_the_interval_of_a_knn_accuracy_is_the_binomials():
@@ -54,7 +54,7 @@ def test_the_interval_of_an_miou_is_that_of_resampling_image_by_image():
 def test_more_images_than_are_drawn_at_once(monkeypatch):
     right = torch.arange(1000) % 3 == 0
     whole = accuracy_score(right, num_resamples=50)
-    monkeypatch.setattr("nearsight.probe.bootstrap._DRAWN_AT_ONCE", 3000)
+    monkeypatch.setattr("nearsight.probe.scores._DRAWN_AT_ONCE", 3000)
     assert accuracy_score(right, num_resamples=50) == whole
 
 

@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 
 from nearsight.errors import InputError
 from nearsight.probe import search
-from nearsight.probe.search import ExactIndex, FaissIndex
-from nearsight.probe.selection import improved, largest
+from nearsight.probe.search import ExactIndex, FaissIndex, improved, largest
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 

@@ -15,8 +15,7 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from nearsight.bench.simulated_runs import SimulatedTraining
-from nearsight.bench.study import SimulatedExecutor, simulated_study
+from nearsight.bench.study import SimulatedExecutor, SimulatedTraining, simulated_study
 from nearsight.errors import InputError
 from nearsight.study import StudyFolder, StudyResults, run_study, run_tables
 from nearsight.study.executors import refreshing

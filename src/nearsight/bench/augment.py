@@ -26,7 +26,8 @@ from torch import Tensor
 
 from nearsight.augment import Augmentation, AutoAugment, CutMix, HorizontalFlip, Pipeline, RandomCrop
 from nearsight.augment.pipeline import threads_for
-from nearsight.bench.loader import (
+from nearsight.bench.costs import PeakMemory, check_counts
+from nearsight.bench.ordinary import (
     CIFAR100_MEAN,
     CIFAR100_STD,
     CUTMIX_P,
@@ -36,8 +37,6 @@ from nearsight.bench.loader import (
     picture_like_images,
     torchvision_loader,
 )
-from nearsight.bench.memory import PeakMemory
-from nearsight.bench.sizes import check_counts
 from nearsight.errors import InputError, check_at_least, check_positive
 from nearsight.randomness import Draws
 

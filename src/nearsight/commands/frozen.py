@@ -15,8 +15,7 @@ from nearsight.commands.opening import check_named, distinct_labels, open_run, o
 from nearsight.data import DATASETS
 from nearsight.errors import InputError
 from nearsight.models.sources import ImageSizeError
-from nearsight.probe.frozen import FrozenModel
-from nearsight.probe.preparation import Preparation
+from nearsight.probe.frozen import FrozenModel, Preparation
 from nearsight.train import RunFolder
 
 UNTRAINED = "init:"

@@ -20,7 +20,7 @@ from nearsight.commands.what import in_the_table
 from nearsight.errors import InputError, check_at_least
 from nearsight.lens import HeadTable, Shards
 from nearsight.models.sources import has_published_weights
-from nearsight.probe.identity import model_identity
+from nearsight.probe.frozen import model_identity
 from nearsight.study.executors.places import places
 
 Options = TypeVar("Options", bound=Request)

@@ -18,7 +18,7 @@ from nearsight.errors import InputError
 from nearsight.files import check_output_folder, write_json
 from nearsight.kinds import PROBES, check_kind
 from nearsight.probe.frozen import FrozenModel
-from nearsight.probe.stored import StoredProbe
+from nearsight.probe.scores import StoredProbe
 from nearsight.train import RunFolder, Stop
 from nearsight.train.provenance import joined
 

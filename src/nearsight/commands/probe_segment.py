@@ -19,12 +19,11 @@ from nearsight.configuration import field_docs
 from nearsight.data.segmentation import SEGMENTATION_SETS, SegmentationSet, load_segmentation
 from nearsight.errors import InputError
 from nearsight.files import check_output_folder, output_folder, write_text
-from nearsight.probe.frozen import FrozenModel
+from nearsight.probe.frozen import FrozenModel, size_step
 from nearsight.probe.segmentation.config import REFERENCE_SIZE, SegmentConfig, default_settings
-from nearsight.probe.segmentation.evaluation import Prediction
-from nearsight.probe.segmentation.folder import SegmentFolder, probe_record
+from nearsight.probe.segmentation.head import Prediction
 from nearsight.probe.segmentation.probing import probe_segmentation
-from nearsight.probe.sizes import size_step
+from nearsight.probe.segmentation.result import SegmentFolder, probe_record
 from nearsight.train import Stop
 
 _MOST_CLASSES_SHOWN = 30

@@ -29,13 +29,12 @@ from nearsight.data import Dataset
 from nearsight.data.segmentation import SegmentationSet, load_segmentation
 from nearsight.errors import InputError, check_at_least
 from nearsight.probe import LinearConfig, Score
-from nearsight.probe.frozen import FrozenModel
-from nearsight.probe.intermediates import Place
-from nearsight.probe.memory import DEFAULT_SIZE
+from nearsight.probe.features import Place
+from nearsight.probe.frozen import FrozenModel, size_step
+from nearsight.probe.retrieve import DEFAULT_SIZE
+from nearsight.probe.scores import ProbeKey, ProbeStore, StoredProbe
 from nearsight.probe.segmentation.config import SegmentConfig, default_settings
 from nearsight.probe.segmentation.probing import probe_segmentation
-from nearsight.probe.sizes import size_step
-from nearsight.probe.stored import ProbeKey, ProbeStore, StoredProbe
 from nearsight.train import Stop
 from nearsight.train.provenance import provenance
 

@@ -25,11 +25,10 @@ from nearsight.probe import (
     knn_right,
     linear_probe,
 )
-from nearsight.probe.crops import cropped_features
-from nearsight.probe.features import Tokens
+from nearsight.probe.features import Place, Tokens
 from nearsight.probe.frozen import FrozenModel
-from nearsight.probe.intermediates import Place
 from nearsight.probe.knn import DEFAULT_KS, DEFAULT_TEMPERATURE, check_votes
+from nearsight.probe.linear import cropped_features
 from nearsight.probe.search import check_enough
 from nearsight.train import RunFolder, load_data
 

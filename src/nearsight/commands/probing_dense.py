@@ -9,11 +9,9 @@ from nearsight.commands.progress import MeasuringProgress
 from nearsight.data.segmentation import MaskedImages, SegmentationSet
 from nearsight.errors import check_at_least, check_positive
 from nearsight.probe import FeatureSpec, Retriever, Score, build_memory, miou_score, retrieve
-from nearsight.probe.frozen import FrozenModel
-from nearsight.probe.intermediates import Place
-from nearsight.probe.memory import DEFAULT_SIZE
-from nearsight.probe.retrieve import DEFAULT_K, DEFAULT_TEMPERATURE, IndexKind, RetrievalResult
-from nearsight.probe.sizes import at_size
+from nearsight.probe.features import Place
+from nearsight.probe.frozen import FrozenModel, at_size
+from nearsight.probe.retrieve import DEFAULT_K, DEFAULT_SIZE, DEFAULT_TEMPERATURE, IndexKind, RetrievalResult
 
 
 @dataclass(frozen=True, kw_only=True)

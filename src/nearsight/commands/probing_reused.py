@@ -9,8 +9,8 @@ from pathlib import Path
 
 from nearsight.errors import InputError
 from nearsight.files import read_object
-from nearsight.probe.segmentation.folder import SegmentFolder
-from nearsight.probe.stored import ProbeKey, ProbeStore, StoredProbe
+from nearsight.probe.scores import ProbeKey, ProbeStore, StoredProbe
+from nearsight.probe.segmentation.result import SegmentFolder
 from nearsight.train.checksums import PROVENANCE as CERTIFICATE
 from nearsight.train.checksums import check_sums, check_there, copy_complete
 

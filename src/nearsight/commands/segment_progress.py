@@ -6,8 +6,8 @@ from rich.progress import TaskID
 
 from nearsight.commands.progress import SECONDS_BETWEEN_LINES, BarOrLines
 from nearsight.probe.segmentation.config import SegmentConfig
+from nearsight.probe.segmentation.head import LossRow
 from nearsight.probe.segmentation.probing import SegmentListener
-from nearsight.probe.segmentation.training import LossRow
 
 
 class SegmentProgress(BarOrLines, SegmentListener):
