@@ -30,6 +30,7 @@ class AutoAugment(Augmentation):
     name = "autoaugment"
     stage = Stage.COLOUR
     shared = ("policy",)
+    num_draws = 6
 
     policy: str = "cifar10"
     """The data set the policy was learned on: cifar10, imagenet or svhn."""
@@ -38,10 +39,6 @@ class AutoAugment(Augmentation):
         super().__post_init__()
         if self.policy not in POLICIES:
             raise unknown_name("AutoAugment policy", self.policy, POLICIES)
-
-    @classmethod
-    def sample_draws(cls, cells: Cells, image_shape: torch.Size) -> dict[str, int]:
-        return {"autoaugment": 6}
 
     @classmethod
     def constants(cls, choices: dict[str, str]) -> dict[str, Tensor]:
@@ -241,10 +238,7 @@ class TrivialAugment(Augmentation):
 
     name = "trivialaugment"
     stage = Stage.COLOUR
-
-    @classmethod
-    def sample_draws(cls, cells: Cells, image_shape: torch.Size) -> dict[str, int]:
-        return {"trivialaugment": 4}
+    num_draws = 4
 
     @classmethod
     def constants(cls, choices: dict[str, str]) -> dict[str, Tensor]:

@@ -82,6 +82,8 @@ class Augmentation:
     stage: ClassVar[Stage]
     shared: ClassVar[tuple[str, ...]] = ()
     """Fields that are the same in all cells of a stack: texts, and what decides the shape of the images."""
+    num_draws: ClassVar[int] = 1
+    """Uniform draws per sample that `apply` takes from the stream of its name; the coin for p is one of them."""
 
     p: float = 1.0
     """Probability that it is applied."""
@@ -97,11 +99,11 @@ class Augmentation:
 
     @classmethod
     def sample_draws(cls, cells: Cells, image_shape: torch.Size) -> dict[str, int]:
-        """Stream → how many uniform draws per sample `apply` uses on images [C, H, W]; by default the coin for p.
+        """Stream → how many uniform draws per sample `apply` uses on images [C, H, W].
 
         An InputError where it cannot be applied to images of that size.
         """
-        return {cls.name: 1}
+        return {cls.name: cls.num_draws}
 
     @classmethod
     def batch_draws(cls, cells: Cells) -> dict[str, int]:

@@ -36,6 +36,7 @@ class ColorJitter(Augmentation):
 
     name = "colorjitter"
     stage = Stage.COLOUR
+    num_draws = 2 + len(_KINDS)
 
     brightness: float = 0.4
     """The factor is uniform in [max(0, 1 - b), 1 + b]."""
@@ -52,10 +53,6 @@ class ColorJitter(Augmentation):
             check_at_least(f"colorjitter.{name}", getattr(self, name), 0)
         if self.hue > LARGEST_HUE:
             raise InputError(f"colorjitter.hue is {self.hue}, but at most {LARGEST_HUE} of the circle makes sense")
-
-    @classmethod
-    def sample_draws(cls, cells: Cells, image_shape: torch.Size) -> dict[str, int]:
-        return {"colorjitter": 2 + len(_KINDS)}
 
     @classmethod
     def constants(cls, choices: dict[str, str]) -> dict[str, Tensor]:
@@ -118,6 +115,7 @@ class GaussianBlur(Augmentation):
 
     name = "blur"
     stage = Stage.COLOUR
+    num_draws = 2
 
     p: float = 0.5
     """Probability that a sample is blurred."""
@@ -131,10 +129,6 @@ class GaussianBlur(Augmentation):
         check_at_least("blur.min_sigma", self.min_sigma, _NARROWEST)
         if not self.min_sigma <= self.max_sigma < math.inf:
             raise InputError(f"blur.max_sigma is {self.max_sigma}, but must be at least min_sigma, {self.min_sigma}")
-
-    @classmethod
-    def sample_draws(cls, cells: Cells, image_shape: torch.Size) -> dict[str, int]:
-        return {"blur": 2}
 
     @classmethod
     def apply(cls, batch: Batch, cells: Cells, drawn: Drawn) -> Batch:

@@ -23,6 +23,7 @@ class RandomCrop(Augmentation):
 
     name = "crop"
     stage = Stage.GEOMETRY
+    num_draws = 3
 
     padding: int = 4
     """Black pixels added on each side; the picture moves by up to this many."""
@@ -30,10 +31,6 @@ class RandomCrop(Augmentation):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_at_least("crop.padding", self.padding, 0)
-
-    @classmethod
-    def sample_draws(cls, cells: Cells, image_shape: torch.Size) -> dict[str, int]:
-        return {"crop": 3}
 
     @classmethod
     def apply(cls, batch: Batch, cells: Cells, drawn: Drawn) -> Batch:
@@ -67,6 +64,7 @@ class ResizedCrop(Augmentation):
     name = "resizedcrop"
     stage = Stage.GEOMETRY
     shared = ("size",)
+    num_draws = 3 + NUM_RECTANGLE_DRAWS
 
     size: int = 0
     """Side of the result in pixels; 0 keeps the size of the images. The same in all cells of a stack."""
@@ -87,10 +85,6 @@ class ResizedCrop(Augmentation):
     @property
     def is_idle(self) -> bool:
         return super().is_idle and self.size == 0
-
-    @classmethod
-    def sample_draws(cls, cells: Cells, image_shape: torch.Size) -> dict[str, int]:
-        return {"resizedcrop": 3 + NUM_RECTANGLE_DRAWS}
 
     @classmethod
     def output_shape(cls, cells: Cells, image_shape: torch.Size) -> torch.Size:

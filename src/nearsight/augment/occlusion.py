@@ -74,6 +74,7 @@ class CutOut(Augmentation):
 
     name = "cutout"
     stage = Stage.OCCLUSION
+    num_draws = 3
 
     size: int = 16
     """Side of the square in pixels (the paper: 16 for CIFAR-10, 8 for CIFAR-100); odd sides lose a pixel, as there."""
@@ -81,10 +82,6 @@ class CutOut(Augmentation):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_at_least("cutout.size", self.size, 1)
-
-    @classmethod
-    def sample_draws(cls, cells: Cells, image_shape: torch.Size) -> dict[str, int]:
-        return {"cutout": 3}
 
     @classmethod
     def apply(cls, batch: Batch, cells: Cells, drawn: Drawn) -> Batch:

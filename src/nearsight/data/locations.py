@@ -5,7 +5,7 @@ folders links are followed, what is hidden is left out, and nothing is skipped i
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from nearsight.errors import InputError
@@ -90,3 +90,9 @@ def read_published(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise InputError(f"{path} is damaged: {error}; get it again") from error
+
+
+def incomplete(folder: Path, missing: Sequence[str]) -> InputError:
+    """What to raise where files of a data set are not in its folder."""
+    more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+    return InputError(f"{folder} is not complete: {', '.join(missing[:3])}{more} missing; get it again")

@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from nearsight.data.dataset import check_label_range
+from nearsight.data.locations import incomplete
 from nearsight.data.registry import Chunk, DatasetSpec, Download, Source, register_dataset
 from nearsight.errors import InputError
 
@@ -59,7 +60,7 @@ def find_svhn(data_dir: Path, _image_size: int) -> Source | None:
             )
         if train.is_file() or test.is_file():
             missing = test if train.is_file() else train
-            raise InputError(f"{folder} is not complete: {missing.name} missing; get it again")
+            raise incomplete(folder, [missing.name])
     return None
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from nearsight.data.decoding import decode, is_image_name
-from nearsight.data.locations import read_published
+from nearsight.data.locations import incomplete, read_published
 from nearsight.data.registry import Chunk, DatasetSpec, Download, Source, register_dataset
 from nearsight.errors import InputError
 
@@ -64,8 +64,7 @@ def find_tiny_imagenet(data_dir: Path, _image_size: int) -> Source | None:
     folders = (*(folder / "train" / wnid / "images" for wnid in wnids), folder / "val" / "images")
     missing += [str(path.relative_to(folder)) for path in folders if not path.is_dir()]
     if missing:
-        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
-        raise InputError(f"{folder} is not complete: {', '.join(missing[:3])}{more} missing; get it again")
+        raise incomplete(folder, missing)
     return Source(
         folder=folder,
         layout="official folder",

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nearsight.data.decoding import UnreadableError, is_image_name, opened_image, opened_rgb
-from nearsight.data.locations import data_folder, read_published
+from nearsight.data.locations import data_folder, incomplete, read_published
 from nearsight.errors import InputError, unknown_name
 from nearsight.files import canonical_hash, reading
 
@@ -151,11 +151,6 @@ def folder_pairs(images: Path, masks: Path, mask_ending: str = ".png") -> Pairs:
 def missing_parts(folder: Path, parts: Sequence[str]) -> list[str]:
     """Those files and folders that are not there."""
     return [part for part in parts if not (folder / part).exists()]
-
-
-def incomplete(folder: Path, missing: Sequence[str]) -> InputError:
-    more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
-    return InputError(f"{folder} is not complete: {', '.join(missing[:3])}{more} missing; get it again")
 
 
 def _check_present(wanted: Sequence[Path], folder: Path) -> None:

@@ -2,13 +2,13 @@
 
 from pathlib import Path
 
+from nearsight.data.locations import incomplete
 from nearsight.data.segmentation.masks import (
     IGNORED,
     LabelTable,
     SegmentationSource,
     SegmentationSpec,
     folder_pairs,
-    incomplete,
     listed_pairs,
     missing_parts,
     register_segmentation,
