@@ -19,6 +19,7 @@ LEVELS = [
     {"lens"},
     {"train"},
     {"probe"},
+    {"work"},
     {"study"},
     {"recipes"},
     {"report"},

@@ -37,7 +37,7 @@ from nearsight.report.page.folders import write_folder_page
 from nearsight.report.study import write_study_report
 from nearsight.study import Study, StudyFolder, StudyListener, StudyResults, run_study
 from nearsight.study.executors import Work
-from nearsight.study.runner import Runner
+from nearsight.study.worker import Runner
 from nearsight.train import DataConfig, RunName, Stop
 
 STEPS = ("plan", "run", "resume", "show", "tables", "report", "page")

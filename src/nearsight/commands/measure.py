@@ -24,8 +24,8 @@ from nearsight.files import check_output_folder
 from nearsight.kinds import MEASURED, check_kind
 from nearsight.lens import HeadTable, Shards, measure, patch_grid, position_gram
 from nearsight.lens.running import remembering_surveys
-from nearsight.study.executors.ray_cluster import check_device, import_ray
 from nearsight.train.provenance import provenance
+from nearsight.work import check_device, import_ray
 
 if TYPE_CHECKING:
     from nearsight.commands.measured import Measured

@@ -12,8 +12,6 @@ import torch
 from torch import Tensor
 
 from nearsight.commands.dividing import images_record, part_of
-from nearsight.commands.job_processes import run_in_processes
-from nearsight.commands.job_ray import run_on_ray
 from nearsight.commands.progress import BarOrLines, MeasuringProgress
 from nearsight.commands.subjects import Request, Subject
 from nearsight.commands.what import in_the_table
@@ -21,7 +19,8 @@ from nearsight.errors import InputError, check_at_least
 from nearsight.lens import HeadTable, Shards
 from nearsight.models.sources import has_published_weights
 from nearsight.probe.identity import model_identity
-from nearsight.study.executors.places import places
+from nearsight.train import Stop, StoppedError, TrainingError
+from nearsight.work import Attempt, Driver, Outcome, Pool, Retries, Tell, places, process_pool, ray_pool
 
 Options = TypeVar("Options", bound=Request)
 Watch = Callable[[Iterator[Tensor]], Iterable[Tensor]]
@@ -92,10 +91,6 @@ def record_of(one: Prepared, what: Sequence[str]) -> dict[str, Any]:
     return as_read
 
 
-Lost = Callable[[ShardJob, str], None]
-"""Told when a shard has lost who measured it, and how."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class ShardMeasuring(Generic[Options]):
     """How shards are measured, wherever that is: it is sent to processes, so its functions are those of modules."""
@@ -123,21 +118,23 @@ class ShardMeasuring(Generic[Options]):
                 self._do(prepared[job.model], job, device, progress.counted)
 
     def in_processes(self, jobs: Sequence[ShardJob], device: torch.device, workers: int | None) -> None:
-        """Several at a time; what loses its process is measured again."""
-        self._elsewhere(jobs, lambda lost: run_in_processes(self.worker, jobs, places(device, workers), lost=lost))
+        """Several at a time, on a CPU with one thread each; what loses its process is measured again."""
+        num_threads = 1 if device.type == "cpu" else None
+        with process_pool(self.worker, places(device, workers), num_threads=num_threads, patience=5.0) as pool:
+            self._elsewhere(jobs, pool)
 
     def on_ray(self, jobs: Sequence[ShardJob], device: str, address: str) -> None:
         """Several at a time, wherever the cluster has room; what loses its worker is measured again."""
-        self._elsewhere(jobs, lambda lost: run_on_ray(self.worker, jobs, address=address, device=device, lost=lost))
+        with ray_pool(self.worker, address=address, device=device) as pool:
+            self._elsewhere(jobs, pool)
 
-    def _elsewhere(self, jobs: Sequence[ShardJob], run: Callable[[Lost], Iterator[ShardJob]]) -> None:
+    def _elsewhere(self, jobs: Sequence[ShardJob], pool: Pool[ShardJob, str]) -> None:
         num_shards = sum(shards.num_shards for shards in self.divided)
         with ShardsProgress("shards", num_shards, num_shards - len(jobs)) as progress:
-            for job in run(progress.again):
-                progress.done(job)
+            ShardDriver(pool, progress).run(jobs)
 
-    def worker(self, place: str) -> Callable[[ShardJob], None]:
-        """What a process does with its jobs: it opens a model when one asks for it, and keeps it for the next."""
+    def worker(self, place: str) -> Callable[[Attempt[ShardJob], Tell, Stop], Outcome[str]]:
+        """What a worker does with its jobs: it opens a model when one asks for it, and keeps it for the next."""
         device = torch.device(place)
 
         @lru_cache(maxsize=1)
@@ -151,7 +148,23 @@ class ShardMeasuring(Generic[Options]):
                 )
             return one
 
-        return lambda job: self._do(opened(job.model), job, device, iter)
+        def do(attempt: Attempt[ShardJob], tell: Tell, stop: Stop) -> Outcome[str]:
+            def until_stopped(batches: Iterator[Tensor]) -> Iterator[Tensor]:
+                for batch in batches:
+                    if stop.by is not None:
+                        raise StoppedError(stop.by, [0])
+                    yield batch
+
+            try:
+                for job in attempt.items:
+                    self._do(opened(job.model), job, device, until_stopped)
+            except InputError as error:
+                return Outcome(result=str(error))
+            except StoppedError as stopped:
+                return Outcome(stopped_by=stopped.by)
+            return Outcome()
+
+        return do
 
     def _do(self, one: Prepared, job: ShardJob, device: torch.device, watch: Watch) -> None:
         shards = self.divided[job.model]
@@ -165,6 +178,33 @@ def _one_model(request: Options, model: int) -> Options:
     leaves_the_choice = not Path(text).is_dir() and has_published_weights(text)
     pretrained = request.pretrained and (len(request.models) == 1 or leaves_the_choice)
     return replace(request, models=(text,), pretrained=pretrained)
+
+
+class ShardDriver(Driver[ShardJob, str]):
+    """Has shards measured by a pool of workers, one at a time. What a worker refuses is refused here, at once."""
+
+    def __init__(self, pool: Pool[ShardJob, str], progress: "ShardsProgress", retries: Retries | None = None) -> None:
+        super().__init__(pool, retries or Retries(), Stop())
+        self._progress, self._given_up = progress, list[str]()
+
+    def run(self, jobs: Sequence[ShardJob]) -> None:
+        self.drive([job] for job in jobs)
+        if self._given_up:
+            given_up = "; ".join(self._given_up)
+            raise TrainingError(f"{given_up}; what is done is kept, and the same command tries the rest again")
+
+    def ended(self, attempt: Attempt[ShardJob], outcome: Outcome[str]) -> None:
+        if outcome.result is not None:
+            raise InputError(outcome.result)
+        self._progress.done(*attempt.items)
+
+    def lost(self, attempt: Attempt[ShardJob], left: Sequence[ShardJob], problem: str, seconds: float | None) -> None:
+        (job,) = left
+        if seconds is not None:
+            self._progress.again(job, problem)
+        else:
+            lost = f"it had lost {attempt.losses + 1} processes, the last because {problem}"
+            self._given_up.append(f"{job} was given up after {lost}")
 
 
 class ShardsProgress(BarOrLines):
