@@ -59,9 +59,9 @@ from nearsight.report.page.models import common_grid
 from nearsight.report.probes import ProbedModel, ProbeResults
 from nearsight.report.probes.tables import models_table
 from nearsight.study import SimulationResults, StudyFolder, StudyResults, run_study
-from nearsight.study.elapsed import elapsed_seconds
+from nearsight.study.folder import elapsed_seconds
+from nearsight.study.reusing import tabled_runs
 from nearsight.study.run_tables import read_run
-from nearsight.study.tabled_runs import tabled_runs
 from nearsight.tensorfile import load_tensors, save_tensors
 from nearsight.train import HEADS_COLUMNS, HistoryRow, RunConfig, RunFolder, modern, write_heads
 from nearsight.train.checksums import CHECKSUMS

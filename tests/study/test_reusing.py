@@ -9,8 +9,8 @@ from tiny_study import unmeasured
 from nearsight.augment import CutMix
 from nearsight.errors import InputError
 from nearsight.study import OFF, Study, StudyFolder, run_study
-from nearsight.study.listening import StudyListener
 from nearsight.study.reusing import reusable_runs, reuse_runs
+from nearsight.study.worker import StudyListener
 from nearsight.train import RunConfig
 from nearsight.train.checksums import PROVENANCE, copy_complete
 

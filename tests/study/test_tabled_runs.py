@@ -19,11 +19,10 @@ from nearsight.commands.opening import open_run
 from nearsight.errors import InputError
 from nearsight.recipes import find_study
 from nearsight.study import StudyFolder, StudyResults, is_simulation, run_study
-from nearsight.study.elapsed import elapsed_seconds
+from nearsight.study.folder import elapsed_seconds
 from nearsight.study.results import COURSE
-from nearsight.study.reusing import reusable_runs, reuse_runs
+from nearsight.study.reusing import reusable_runs, reuse_runs, tabled_runs
 from nearsight.study.run_tables import read_run
-from nearsight.study.tabled_runs import tabled_runs
 from nearsight.train import RunFolder, load_data
 from nearsight.train.checksums import PROVENANCE
 from nearsight.train.teacher import Teacher

@@ -14,7 +14,7 @@ from nearsight.commands.progress import SECONDS_BETWEEN_LINES
 from nearsight.commands.study_progress import StudyBar
 from nearsight.commands.study_tables import finite, with_half_width
 from nearsight.study import Simulation, SimulationCell, SimulationListener, SimulationResults, run_simulation
-from nearsight.study.small import MOST_SEEDS
+from nearsight.study.design import MOST_SEEDS
 from nearsight.study.statistics import MeanInterval, mean_interval
 from nearsight.train import Stop
 

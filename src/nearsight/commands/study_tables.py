@@ -5,8 +5,8 @@ from collections import Counter
 from typing import Any
 
 from nearsight.study import CellState, StudyFolder, StudyResults
+from nearsight.study.design import MOST_SEEDS
 from nearsight.study.results import read_description
-from nearsight.study.small import MOST_SEEDS
 from nearsight.study.statistics import by_condition
 
 _RESPONSES = ("test_acc", "min_mad")

@@ -10,8 +10,7 @@ from typing import Any
 from nearsight.errors import InputError
 from nearsight.study.design import Cell
 from nearsight.study.folder import StudyFolder
-from nearsight.study.listening import StudyListener
-from nearsight.study.worker import CellsDone, Work
+from nearsight.study.worker import CellsDone, StudyListener, Work
 from nearsight.train import RunName, Stop, StoppedError, TrainingError
 from nearsight.train.planning import MOST_CELLS
 from nearsight.work import Attempt, Driver, Outcome, Pool, Retries

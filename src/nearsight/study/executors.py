@@ -12,8 +12,7 @@ from nearsight.data.locations import ENVIRONMENT_VARIABLE
 from nearsight.errors import InputError, check_at_least
 from nearsight.study.driver import RunsTable, StudyDriver
 from nearsight.study.folder import StudyFolder
-from nearsight.study.listening import StudyListener
-from nearsight.study.worker import Runner, StudyWorker, Work, training
+from nearsight.study.worker import Runner, StudyListener, StudyWorker, Work, training
 from nearsight.train import RunFolder, RunName, Stop
 from nearsight.work import (
     Retries,

@@ -15,10 +15,9 @@ from nearsight.errors import InputError
 from nearsight.files import LostError, canonical_hash
 from nearsight.study.design import Cell
 from nearsight.study.folder import StudyFolder
-from nearsight.study.listening import StudyListener
 from nearsight.study.location import StudyPublisher
 from nearsight.study.lock import Locks
-from nearsight.study.repair import make_ready, result_problem
+from nearsight.study.run_tables import make_ready, result_problem
 from nearsight.train import (
     DataConfig,
     HistoryRow,
@@ -37,6 +36,32 @@ from nearsight.work import Attempt, Outcome, Tell
 _SECONDS_TO_END = 30.0
 """A lost worker may need a moment to end where its machine lives on."""
 _SECONDS_BETWEEN_LOOKS = 0.5
+
+
+class StudyListener(Listener):
+    """Told what happens while a study runs; the default listens to nothing.
+
+    Where workers do the study, all of it is told in the process that started them, except for steps: these are too
+    many to be sent around.
+    """
+
+    def planned(self, cells: Sequence[Cell], missing: Sequence[Cell]) -> None:
+        """These are the study's cells, and those of them that are not done yet."""
+
+    def taken(self, cells: Sequence[Cell]) -> None:
+        """A runner does these next, together as far as memory allows."""
+
+    def given_back(self, cells: Sequence[Cell]) -> None:
+        """It is no longer at these: they are done, cannot be done, or wait for somebody else."""
+
+    def set_aside(self, path: Path, problem: str) -> None:
+        """Something in a run folder is damaged; it is kept beside, and done again."""
+
+    def taken_over(self, config: RunConfig) -> None:
+        """Another runner thought that this one had ended, and does this run now."""
+
+    def worker_lost(self, cells: Sequence[Cell], problem: str, seconds: float | None) -> None:
+        """The worker at these cells ended unasked. They are tried again after so many seconds; None: not again."""
 
 
 @dataclass(frozen=True, kw_only=True)

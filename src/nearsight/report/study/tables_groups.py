@@ -11,7 +11,7 @@ from nearsight.report.study.shares import SHARES, share_notes, with_shares
 from nearsight.report.study.table import MISSING, Table, mean_and_ends, probability, records, rounded, span
 from nearsight.study.results import StudyResults
 from nearsight.study.statistics import Separation, correlations, dissociations, separation
-from nearsight.study.statistics.dissociation import ACCURACY_MARGIN, LOCALITY_MARGIN, SAME_ACCURACY, SAME_LOCALITY
+from nearsight.study.statistics.intervals import ACCURACY_MARGIN, LOCALITY_MARGIN, SAME_ACCURACY, SAME_LOCALITY
 
 # Rows of a table for people; machines get all.
 MOST_ROWS = 30

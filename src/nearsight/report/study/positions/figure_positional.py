@@ -19,7 +19,7 @@ from nearsight.report.study.positions.positional import (
 )
 from nearsight.study.results import StudyResults
 from nearsight.study.statistics import mean_interval
-from nearsight.study.statistics.dissociation import ACCURACY_MARGIN
+from nearsight.study.statistics.intervals import ACCURACY_MARGIN
 
 TITLES = {
     "test_acc": "test accuracy, %",
