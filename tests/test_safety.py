@@ -20,7 +20,7 @@ import torch
 
 import nearsight
 from nearsight.cli import main
-from nearsight.commands.opening import open_run
+from nearsight.commands.subjects import open_run
 from nearsight.configuration import encode
 from nearsight.data import make_shapes
 from nearsight.data.pickled import read_pickled_arrays

@@ -15,7 +15,7 @@ from test_reusing import PART, WHOLE, Trained, in_common
 from tiny_study import tiny_study
 
 from nearsight import files
-from nearsight.commands.opening import open_run
+from nearsight.commands.subjects import open_run
 from nearsight.errors import InputError
 from nearsight.recipes import find_study
 from nearsight.study import StudyFolder, StudyResults, is_simulation, run_study

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from nearsight.commands.options import Common, parse
+from nearsight.commands.options import Common, parse, stoppable
 from nearsight.commands.progress import TrainingProgress
-from nearsight.commands.signals import stoppable
 from nearsight.files import output_folder
 from nearsight.kinds import check_kind
 from nearsight.lens import patch_grid

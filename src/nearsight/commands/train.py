@@ -13,9 +13,8 @@ import tyro
 
 from nearsight.augment import AUGMENTATIONS, Augmentation
 from nearsight.commands import dino
-from nearsight.commands.options import Common, parse
+from nearsight.commands.options import Common, parse, stoppable
 from nearsight.commands.progress import TrainingProgress, most_local_head
-from nearsight.commands.signals import stoppable
 from nearsight.configuration import field_docs
 from nearsight.errors import InputError, unknown_name
 from nearsight.models import ModelConfig

@@ -1,30 +1,51 @@
-"""`nearsight measure --shards N`: many images, or many models, in parts: by this process, by several, or job by job."""
+"""How `nearsight measure` measures models that are opened: whole, or in shards of their images, which are done by this
+process, by several, or job by job."""
 
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from nearsight.commands.dividing import images_record, part_of
+from nearsight.commands.pictures import find_batch_size, within_memory
 from nearsight.commands.progress import BarOrLines, MeasuringProgress
-from nearsight.commands.subjects import Request, Subject
-from nearsight.commands.what import in_the_table
-from nearsight.errors import InputError, check_at_least
-from nearsight.lens import HeadTable, Shards
+from nearsight.commands.subjects import Request, Subject, images_record, open_subjects, part_of
+from nearsight.errors import InputError, check_at_least, unknown_name
+from nearsight.lens import WHAT, HeadTable, Shards, measure
+from nearsight.lens.measurement import MEASUREMENTS
 from nearsight.models.sources import has_published_weights
-from nearsight.probe.identity import model_identity
 from nearsight.train import Stop, StoppedError, TrainingError
 from nearsight.work import Attempt, Driver, Outcome, Pool, Retries, Tell, places, process_pool, ray_pool
 
-Options = TypeVar("Options", bound=Request)
 Watch = Callable[[Iterator[Tensor]], Iterable[Tensor]]
 """Sees the batches of images go by."""
+
+
+def check_what(what: Sequence[str], num_models: int) -> tuple[str, ...]:
+    """The names that --what gives, separated by spaces or commas, each once."""
+    names = tuple(dict.fromkeys(name for text in what for name in text.replace(",", " ").split()))
+    for name in names:
+        if name not in WHAT:
+            raise unknown_name("measurement of --what", name, WHAT)
+    if "cka" in names and num_models > 2:
+        raise InputError(f"--what cka compares the layers of one model or of two, not of {num_models}")
+    return names
+
+
+def about_what() -> str:
+    """For the help: all there is, also what registered itself elsewhere."""
+    return "\n".join(["--what adds", *(f"  {name}: {about}" for name, about in WHAT.items())])
+
+
+def in_the_table(what: Sequence[str]) -> list[str]:
+    """Those that `nearsight.measure` takes."""
+    return [name for name in what if name in MEASUREMENTS]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,17 +58,85 @@ class Prepared:
     first_look: HeadTable
 
 
-class ShardJob(NamedTuple):
-    """One shard of one model."""
+def prepare(
+    request: Request, layers: Sequence[str], device: torch.device, *, all_decoded: bool = True
+) -> list[Prepared]:
+    """The models, opened, and one image through each: what does not work is known before the first is measured."""
+    prepared = []
+    for subject in open_subjects(request, device, all_decoded=all_decoded):
+        first_look = _first_look(subject, device)
+        chosen = _choose_layers(layers, first_look, subject.label)
+        prepared.append(Prepared(subject=subject, layers=chosen, first_look=first_look))
+    return prepared
 
-    model: int
-    """Its place among the models that are named."""
-    shard: int
-    said: str
-    """It, in words."""
 
-    def __str__(self) -> str:
-        return self.said
+def _first_look(subject: Subject, device: torch.device) -> HeadTable:
+    image = next(subject.images.batches(1))
+    return within_memory(lambda size: _look(subject, [image], size, None, (), device), 1, may_shrink=True)
+
+
+def _look(
+    subject: Subject,
+    images: Iterable[Tensor],
+    batch_size: int,
+    layers: Sequence[str] | None,
+    what: Sequence[str],
+    device: torch.device,
+) -> HeadTable:
+    """The one place where a model is measured: whatever else is to be seen of it is asked for here."""
+    return measure(
+        subject.model,
+        images,
+        batch_size=batch_size,
+        layers=layers,
+        device=device,
+        precision=subject.precision,
+        what=what,
+    )
+
+
+def _choose_layers(asked: Sequence[str], first_look: HeadTable, label: str) -> dict[str, int]:
+    """The layers to measure, by name, and their numbers among all of the model's."""
+    number_of = {name: number for number, name in enumerate(first_look.layer_names)}
+    names = [name for text in asked for name in text.replace(",", " ").split()]
+    if not names:
+        return number_of
+    chosen = {}
+    for name in names:
+        if re.fullmatch(r"-?\d+", name) and name not in number_of:
+            number = int(name)
+            if not -len(number_of) <= number < len(number_of):
+                last = len(number_of) - 1
+                raise InputError(f"--layers {number}: the layers of {label} count from 0 to {last}")
+            name = first_look.layer_names[number]
+        elif name in first_look.skipped:
+            raise InputError(f"--layers {name}: {label} has it, but it is not measured ({first_look.skipped[name]})")
+        elif name not in number_of:
+            raise unknown_name(f"layer of {label}", name, number_of)
+        chosen[name] = number_of[name]
+    return dict(sorted(chosen.items(), key=lambda item: item[1]))
+
+
+def measure_shown(one: Prepared, batch_size: str, what: Sequence[str], device: torch.device) -> HeadTable:
+    with MeasuringProgress(one.subject.label, len(one.subject.images)) as progress:
+        return _measure(one, batch_size, what, device, progress.counted)
+
+
+def _measure(one: Prepared, batch_size: str, what: Sequence[str], device: torch.device, watch: Watch) -> HeadTable:
+    subject, names = one.subject, list(one.layers)
+
+    def try_some(num_images: int) -> HeadTable:
+        return _look(subject, [next(subject.images.batches(num_images))], num_images, names, what, device)
+
+    if batch_size == "auto":
+        size = subject.batch_size or find_batch_size(try_some, subject.image_size, device)
+    else:
+        size = int(batch_size)
+    return within_memory(
+        lambda size: _look(subject, watch(subject.images.batches(size)), size, names, what, device),
+        min(size, len(subject.images)),
+        may_shrink=batch_size == "auto",
+    )
 
 
 def check_sharding(
@@ -72,12 +161,14 @@ def check_sharding(
 
 def shards_of(one: Prepared, what: Sequence[str], num_shards: int, folder: Path) -> Shards:
     """How the images of a model are divided, and where its shards are kept."""
-    record, num_images = record_of(one, what), len(one.subject.images)
+    record, num_images = _record_of(one, what), len(one.subject.images)
     return Shards(folder=folder / "shards", record=record, num_images=num_images, num_shards=num_shards)
 
 
-def record_of(one: Prepared, what: Sequence[str]) -> dict[str, Any]:
+def _record_of(one: Prepared, what: Sequence[str]) -> dict[str, Any]:
     """All that its numbers depend on but for rounding: not the device, nor how many images go through it at once."""
+    from nearsight.probe.identity import model_identity  # here, because few ask for shards
+
     heads_L = (~np.isnan(one.first_look.mad)).sum(1).tolist()
     heads_of = dict(zip(one.first_look.layer_names, heads_L, strict=True))
     record = {
@@ -91,16 +182,28 @@ def record_of(one: Prepared, what: Sequence[str]) -> dict[str, Any]:
     return as_read
 
 
-@dataclass(frozen=True, kw_only=True)
-class ShardMeasuring(Generic[Options]):
-    """How shards are measured, wherever that is: it is sent to processes, so its functions are those of modules."""
+class ShardJob(NamedTuple):
+    """One shard of one model."""
 
-    options: Options
+    model: int
+    """Its place among the models that are named."""
+    shard: int
+    said: str
+    """It, in words."""
+
+    def __str__(self) -> str:
+        return self.said
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardMeasuring:
+    """How shards are measured, wherever that is; it is sent to workers."""
+
+    request: Request
+    layers: Sequence[str]
     batch_size: str
     divided: Sequence[Shards]
     """Of each model that is named."""
-    prepare: Callable[[Options, torch.device], list[Prepared]]
-    measure: Callable[[Prepared, str, Sequence[str], torch.device, Watch], HeadTable]
 
     def missing(self, labels: Sequence[str], only: int | None) -> list[ShardJob]:
         """The shards of all models that are still to be measured, as one list; of these, the one that is asked for."""
@@ -130,8 +233,8 @@ class ShardMeasuring(Generic[Options]):
 
     def _elsewhere(self, jobs: Sequence[ShardJob], pool: Pool[ShardJob, str]) -> None:
         num_shards = sum(shards.num_shards for shards in self.divided)
-        with ShardsProgress("shards", num_shards, num_shards - len(jobs)) as progress:
-            ShardDriver(pool, progress).run(jobs)
+        with _ShardsProgress("shards", num_shards, num_shards - len(jobs)) as progress:
+            _ShardDriver(pool, progress).run(jobs)
 
     def worker(self, place: str) -> Callable[[Attempt[ShardJob], Tell, Stop], Outcome[str]]:
         """What a worker does with its jobs: it opens a model when one asks for it, and keeps it for the next."""
@@ -139,11 +242,11 @@ class ShardMeasuring(Generic[Options]):
 
         @lru_cache(maxsize=1)
         def opened(model: int) -> Prepared:
-            (one,) = self.prepare(_one_model(self.options, model), device)
+            (one,) = prepare(_one_model(self.request, model), self.layers, device, all_decoded=False)
             shards = self.divided[model]
-            if record_of(one, shards.record["what"]) != shards.record:
+            if _record_of(one, shards.record["what"]) != shards.record:
                 raise InputError(
-                    f"{self.options.models[model]} or its images are others each time they are opened, so they cannot "
+                    f"{self.request.models[model]} or its images are others each time they are opened, so they cannot "
                     "be measured by several processes; use --engine local"
                 )
             return one
@@ -169,10 +272,10 @@ class ShardMeasuring(Generic[Options]):
     def _do(self, one: Prepared, job: ShardJob, device: torch.device, watch: Watch) -> None:
         shards = self.divided[job.model]
         part = replace(one, subject=part_of(one.subject, shards.span(job.shard)))
-        shards.keep(job.shard, self.measure(part, self.batch_size, shards.record["what"], device, watch))
+        shards.keep(job.shard, _measure(part, self.batch_size, shards.record["what"], device, watch))
 
 
-def _one_model(request: Options, model: int) -> Options:
+def _one_model(request: Request, model: int) -> Request:
     """A request for one of its models alone, opened as it is among the others."""
     text = request.models[model]
     leaves_the_choice = not Path(text).is_dir() and has_published_weights(text)
@@ -180,10 +283,10 @@ def _one_model(request: Options, model: int) -> Options:
     return replace(request, models=(text,), pretrained=pretrained)
 
 
-class ShardDriver(Driver[ShardJob, str]):
+class _ShardDriver(Driver[ShardJob, str]):
     """Has shards measured by a pool of workers, one at a time. What a worker refuses is refused here, at once."""
 
-    def __init__(self, pool: Pool[ShardJob, str], progress: "ShardsProgress", retries: Retries | None = None) -> None:
+    def __init__(self, pool: Pool[ShardJob, str], progress: "_ShardsProgress", retries: Retries | None = None) -> None:
         super().__init__(pool, retries or Retries(), Stop())
         self._progress, self._given_up = progress, list[str]()
 
@@ -207,14 +310,14 @@ class ShardDriver(Driver[ShardJob, str]):
             self._given_up.append(f"{job} was given up after {lost}")
 
 
-class ShardsProgress(BarOrLines):
+class _ShardsProgress(BarOrLines):
     """Counts the shards that processes have measured."""
 
     def __init__(self, label: str, num_shards: int, num_done: int) -> None:
         super().__init__(label)
         self._num_shards, self._num_done = num_shards, num_done
 
-    def __enter__(self) -> "ShardsProgress":
+    def __enter__(self) -> Self:
         super().__enter__()
         if self._bar is not None:
             self._task = self._bar.add_task(self._label, total=self._num_shards, completed=self._num_done, status="")

@@ -1,15 +1,17 @@
-"""What the probes of classification share: the data set, and the features of its images."""
+"""`nearsight probe {knn,linear} MODEL …`: classes by the nearest training images, or by a linear classifier."""
 
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import pandas as pd
 from torch import Tensor
 
-from nearsight.commands.frozen import run_path
-from nearsight.commands.probing import ProbeRequest, describe
+from nearsight.commands.options import parse
+from nearsight.commands.probe import Outcome, ProbeRequest, describe, run_path
 from nearsight.commands.progress import MeasuringProgress
 from nearsight.data import Dataset, ImageSet, load_dataset
 from nearsight.data.segmentation import SEGMENTATION_SETS
@@ -34,6 +36,7 @@ from nearsight.probe.search import check_enough
 from nearsight.train import RunFolder, load_data
 
 EMBEDDED = "shapes"
+_USUAL = LinearConfig()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,3 +182,131 @@ def linear_found(
         crops=features.crops,
     )
     return result, accuracy_score(result.right_N)
+
+
+@dataclass(frozen=True, kw_only=True)
+class KnnOptions(KnnRequest):
+    """Classify test images by their nearest training images: cosine, votes weighted by exp(similarity / T) as in DINO.
+
+    Writes result.json, table.csv, table.md and provenance.json. Features are kept, and found again.
+    """
+
+
+def knn(arguments: Sequence[str]) -> int:
+    began = time.perf_counter()
+    options = parse(KnnOptions, arguments, prog="nearsight probe knn")
+    options.check("knn")
+    from nearsight.report.study.table import percent  # here, because it takes half a second
+
+    dataset = options.load()
+    options.check_enough(dataset)
+    frozen, out = options.opened("knn", dataset.name)
+    models = []
+    for one in frozen:
+        with probed(options, one, dataset) as features:
+            found = knn_found(options, features, dataset)
+        models.append(
+            {
+                **features.described,
+                "accuracy": {str(k): score.value for k, score in found.items()},
+                "interval": {str(k): [score.low, score.high] for k, score in found.items()},
+            }
+        )
+    numbers = pd.DataFrame(
+        [
+            {"model": model["model"], **{f"accuracy_k{k}": model["accuracy"][str(k)] for k in options.ks}}
+            for model in models
+        ]
+    )
+    shown = pd.DataFrame(
+        [
+            {"model": model["model"], **{f"k = {k}": percent(model["accuracy"][str(k)]) for k in options.ks}}
+            for model in models
+        ]
+    )
+    outcome = Outcome(
+        probe="knn",
+        title=f"k-NN accuracy on {dataset.name} in per cent",
+        data=options.described(dataset),
+        settings={"ks": list(options.ks), "temperature": options.temperature},
+        models=models,
+        numbers=numbers,
+        shown=shown,
+    )
+    outcome.tell(options, out, arguments, began)
+    return 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinearOptions(ClassRequest):
+    """Train a linear classifier on frozen features, for all learning rates and weight decays at once; the best on held
+    out training images is tested, once.
+
+    The defaults are DINO's. Writes result.json, table.csv, table.md and provenance.json.
+    """
+
+    optimizer: Literal["sgd", "adamw"] = _USUAL.optimizer
+    """sgd (with momentum 0.9) or adamw."""
+    learning_rates: tuple[float, ...] = _USUAL.learning_rates
+    """For 256 images per batch; scaled in proportion to the batch."""
+    weight_decays: tuple[float, ...] = _USUAL.weight_decays
+    """Each is tried with each learning rate."""
+    head_batch_size: int = _USUAL.batch_size
+    """Images per step of the classifier."""
+    num_epochs: int = _USUAL.num_epochs
+    """Over which the learning rate falls as a cosine."""
+    random_crops: bool = False
+    """Train on random crops and flips, as DINO does: features of the training images are then computed every epoch."""
+
+
+def linear(arguments: Sequence[str]) -> int:
+    began = time.perf_counter()
+    options = parse(LinearOptions, arguments, prog="nearsight probe linear")
+    options.check("linear")
+    from nearsight.report.study.table import percent  # here, because it takes half a second
+
+    config = LinearConfig(
+        optimizer=options.optimizer,
+        learning_rates=options.learning_rates,
+        weight_decays=options.weight_decays,
+        batch_size=options.head_batch_size,
+        num_epochs=options.num_epochs,
+        seed=options.seed,
+    )
+    dataset = options.load()
+    frozen, out = options.opened("linear", dataset.name)
+    models = []
+    for one in frozen:
+        with probed(options, one, dataset, random_crops=options.random_crops) as features:
+            result, score = linear_found(options, features, dataset, config)
+        models.append(
+            {
+                **features.described,
+                "test_accuracy": result.test_accuracy,
+                "interval": [score.low, score.high],
+                "best": asdict(result.best),
+                "heads": [asdict(head) for head in result.heads],
+            }
+        )
+    rows = [{"model": model["model"], "test_accuracy": model["test_accuracy"], **model["best"]} for model in models]
+    shown = [
+        {
+            "model": row["model"],
+            "test": percent(row["test_accuracy"]),
+            "validation": percent(row["validation_accuracy"]),
+            "learning rate": f"{row['learning_rate']:g}",
+            "weight decay": f"{row['weight_decay']:g}",
+        }
+        for row in rows
+    ]
+    outcome = Outcome(
+        probe="linear",
+        title=f"Accuracy of a linear classifier on {dataset.name} in per cent",
+        data=options.described(dataset),
+        settings={**asdict(config), "random_crops": options.random_crops},
+        models=models,
+        numbers=pd.DataFrame(rows),
+        shown=pd.DataFrame(shown),
+    )
+    outcome.tell(options, out, arguments, began)
+    return 0
