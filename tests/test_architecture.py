@@ -12,18 +12,18 @@ import nearsight
 
 ROOT = Path(nearsight.__file__).parent
 LEVELS = [
-    {"errors", "files", "owner", "kinds", "randomness", "configuration", "tensorfile", "triton_language", "version"},
+    {"errors", "files", "owner", "randomness", "configuration", "tensorfile", "triton_language", "version"},
     {"metrics", "augment"},
     {"data"},
     {"models", "locat"},
     {"lens"},
     {"train"},
     {"probe"},
+    {"work"},
     {"study"},
-    {"recipes"},
     {"report"},
     {"papers"},
-    {"bench"},
+    {"bench", "recipes"},
     {"commands", "cli"},
 ]
 LEVEL = {room: number for number, rooms in enumerate(LEVELS) for room in rooms}

@@ -20,10 +20,10 @@ import torch
 
 import nearsight
 from nearsight.cli import main
-from nearsight.commands.opening import open_run
+from nearsight.commands.subjects import open_run
 from nearsight.configuration import encode
 from nearsight.data import make_shapes
-from nearsight.data.pickled import read_pickled_arrays
+from nearsight.data.cifar import read_pickled_arrays
 from nearsight.errors import InputError
 from nearsight.lens import HeadTable
 from nearsight.models import create_model, load_model
@@ -54,7 +54,7 @@ RUNS_CODE = {
     ),
 }
 ALLOWED = {
-    ("data/pickled.py", "pickle.Unpickler"),  # which finds five names and no others
+    ("data/cifar.py", "pickle.Unpickler"),  # which finds five names and no others
 }
 
 
@@ -103,18 +103,16 @@ def test_no_option_that_lets_files_run_code() -> None:
 
 
 def test_archives_are_unpacked_in_one_place_with_a_filter() -> None:
-    unpacking = [
-        (file, call) for file, name, call in CALLS if name.endswith(("extractall", ".extract", "unpack_archive"))
-    ]
-    assert {file for file, _ in unpacking} == {"data/archives.py", "data/fetch.py"}  # which calls the former
-    in_archives = [call for file, call in unpacking if file == "data/archives.py"]
+    unpacking = [(file, call) for file, name, call in CALLS if name.endswith(("extractall", ".extract"))]
+    callers = {file for file, name, _ in CALLS if name.endswith("unpack_archive")}
+    assert {file for file, _ in unpacking} | callers == {"data/fetch.py"}
     # Of zip files links are refused, and Python's own reader cuts off what would lead outside.
-    assert sorted(str(keyword(call, "filter")) for call in in_archives) == ["None", "data"]
+    assert sorted(str(keyword(call, "filter")) for _, call in unpacking) == ["None", "data"]
 
 
 def test_pictures_are_opened_in_one_place() -> None:
     opening = {file for file, name, _ in CALLS if name == "Image.open"}
-    assert opening == {"data/opening.py", "report/study/animation.py"}  # the latter what it has drawn itself
+    assert opening == {"data/decoding.py", "report/study/animation.py"}  # the latter what it has drawn itself
 
 
 def is_ours(name: ast.expr) -> bool:
@@ -127,9 +125,9 @@ def is_ours(name: ast.expr) -> bool:
 
 def test_the_user_names_modules_in_one_place() -> None:
     importing = [(file, call.args[0]) for file, name, call in CALLS if name.split(".")[-1] == "import_module"]
-    requiring = [(file, call.args[0]) for file, name, call in CALLS if name == "require"]  # data/extras.py imports it
+    requiring = [(file, call.args[0]) for file, name, call in CALLS if name == "require"]  # data/parquet.py imports it
     by_variable = {file for file, name in (*importing, *requiring) if not is_ours(name)}
-    assert by_variable == {"data/extras.py", "models/sources/factories.py"}
+    assert by_variable == {"data/parquet.py", "models/sources/factories.py"}
 
 
 WRITES_ITSELF = {

@@ -39,6 +39,11 @@ _SECONDS_UNTIL_FORGOTTEN = 24 * 3600.0
 """After which unfinished files go of which nobody here can tell whether their writer has ended."""
 _REMAINS = re.compile(r"\..*\.(?P<mark>[0-9a-f]{8}-\d+-\d+)-[0-9a-f]{8}\.tmp.*")
 
+RUN, STUDY, PROBES, MEASURED = "config.json", "study.json", "probes.csv", "heads.csv"
+_WORDS = {STUDY: "a study", PROBES: "what nearsight probe all left", RUN: "a run", MEASURED: "a measured model"}
+"""What a folder holds, told by one file of each kind: files of two kinds have the same names, and would be mixed up.
+The first that is there says it: runs and studies have a heads.csv, too."""
+
 _tidied: set[Path] = set()
 """Folders that this process has looked through for remains."""
 _guards: dict[Path, Callable[[], None]] = {}
@@ -272,3 +277,15 @@ def output_folder(path: Path) -> Path:
     with _naming(path):
         path.mkdir(parents=True, exist_ok=True)
     return path
+
+
+def mark_of(folder: Path) -> str | None:
+    """The file that says what a folder holds; None where it holds none of these."""
+    return next((mark for mark in _WORDS if (folder / mark).exists()), None)
+
+
+def check_kind(folder: Path, own: str | None) -> None:
+    """Refuse a folder that holds something of another kind than the one that is to be written there (None: of any)."""
+    found = mark_of(folder)
+    if found not in (None, own):
+        raise InputError(f"{folder} holds {_WORDS[found]}, whose files would be lost; choose another --out")

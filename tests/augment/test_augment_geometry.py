@@ -5,7 +5,7 @@ import torch
 import torchvision.transforms.v2.functional as reference
 
 from nearsight.augment import HorizontalFlip, RandomCrop, ResizedCrop, TileShuffle
-from nearsight.augment.resizedcrop import resize_weights
+from nearsight.augment.geometry import resize_weights
 from nearsight.errors import InputError
 
 NO_TARGETS = torch.ones(1, 1, 1)

@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from nearsight.augment import CutFill, CutMix, Mixup, MixupOrCutMix, Pipeline, smooth_targets
-from nearsight.augment.beta import symmetric_beta
 from nearsight.augment.boxes import Box, box_of_area, snapped
-from nearsight.augment.cutmix import soft_mask
-from nearsight.augment.noise import standard_normal
+from nearsight.augment.mixing import soft_mask
+from nearsight.augment.streams import standard_normal, symmetric_beta
 from nearsight.configuration import identifying
 from nearsight.errors import InputError
 from nearsight.randomness import Draws

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torchvision.transforms.v2 import AutoAugment
 
-from nearsight.augment import tables
 from nearsight.augment.operations import Operation, apply_operations, everything_and_select, only_what_is_needed
+from nearsight.augment.pixels import solarize_add_table
 
 BLACK = torch.zeros(3, dtype=torch.uint8)
 NAMES = {
@@ -167,6 +167,6 @@ def test_grey_images(make_images, operation):
 
 def test_solarize_add_as_written_out():
     amount = torch.tensor([0.0, 37.0, 110.0, 128.0])
-    table = tables.solarize_add_table(amount)[:, 0]
+    table = solarize_add_table(amount)[:, 0]
     expected = [[min(255, i + int(a)) if i < 128 else i for i in range(256)] for a in amount.tolist()]
     assert table.tolist() == expected

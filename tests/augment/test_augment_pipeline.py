@@ -1,6 +1,9 @@
-"""The pipeline: cells side by side, order, normalisation, and what a captured or compiled step needs."""
+"""The pipeline: cells side by side, order, normalisation, what a captured or compiled step needs; which lists can be
+stacked, against stacking them; one call of the generator against `Draws` stream by stream."""
 
+import dataclasses
 import inspect
+import itertools
 
 import pytest
 import torch
@@ -27,9 +30,13 @@ from nearsight.augment import (
     TileShuffle,
     TimmRandAugment,
     normalize,
+    register_augmentation,
 )
+from nearsight.augment.pipeline import stack_key
+from nearsight.augment.streams import Drawn, parts_of
 from nearsight.errors import InputError
 from nearsight.randomness import Draws
+from nearsight.train.config import PROTOCOLS
 
 MEAN = (0.5071, 0.4865, 0.4409)
 STD = (0.2673, 0.2564, 0.2762)
@@ -51,8 +58,14 @@ def plain(images: torch.Tensor) -> torch.Tensor:
 
 def test_registry():
     assert all(kind.name == name for name, kind in AUGMENTATIONS.items())
-    assert {"crop", "flip", "autoaugment", "colorjitter", "cutmix"} <= set(AUGMENTATIONS)
+    assert list(AUGMENTATIONS) == [
+        *("crop", "resizedcrop", "flip", "autoaugment", "randaugment", "timm_randaugment", "trivialaugment"),
+        *("colorjitter", "grey", "blur", "solarize", "tileshuffle", "cutout", "erasing"),
+        *("cutmix", "cutfill", "mixup", "mixup_or_cutmix"),
+    ], "the order of options, and of augmentations that are given as options"
     assert set(AUGMENTATIONS.values()) == set(Augmentation.__subclasses__())
+    with pytest.raises(ValueError, match="there is an augmentation 'flip' already: HorizontalFlip"):
+        register_augmentation(HorizontalFlip)
 
 
 @pytest.mark.parametrize("name", AUGMENTATIONS)
@@ -267,3 +280,105 @@ def test_any_shape(num_cells, num, height, width, padding, magnitude):
     assert grey.min() > -0.01
     assert grey.max() < 255.01
     assert torch.allclose(targets.sum(-1), torch.ones(num_cells, num), atol=1e-6)
+
+
+SETTINGS = (
+    *(AutoAugment(), AutoAugment(policy="imagenet"), AutoAugment(policy="svhn", p=0.5)),
+    *(ResizedCrop(), ResizedCrop(size=16), ResizedCrop(size=24, min_area=0.5)),
+    *(RandomCrop(), HorizontalFlip(), RandAugment(num_ops=3), CutMix(p=0.5), Mixup()),
+)
+
+
+def stack(*lists):
+    return Pipeline.stack(lists, num_classes=2, mean=(0.5,), std=(0.2,), device=torch.device("cpu"))
+
+
+@st.composite
+def lists(draw):
+    picked = draw(st.lists(st.sampled_from(SETTINGS), max_size=4, unique_by=lambda augmentation: augmentation.name))
+    return tuple(draw(st.permutations(picked)))
+
+
+def test_lists_with_one_key_can_be_stacked():
+    """Every order of some of five: all that have a key together, for two by two they might."""
+    five = (RandomCrop(), HorizontalFlip(), AutoAugment(policy="svhn"), CutMix(), Mixup())
+    alike = {}
+    for order in itertools.chain(*(itertools.permutations(five, num) for num in range(6))):
+        alike.setdefault(stack_key(order), []).append(order)
+    assert sum(map(len, alike.values())) == 326
+    assert max(map(len, alike.values())) == 16
+    for group in alike.values():
+        stack(*group)
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(lists(), lists())
+def test_lists_that_cannot_be_stacked_have_other_keys(first, second):
+    try:
+        stack(first, second)
+    except InputError:
+        assert stack_key(first) != stack_key(second)
+
+
+def test_usual_lists_are_all_alike():
+    """In the order of the registry and with default settings of what is shared, whatever is in them."""
+    everything = [kind() for kind in AUGMENTATIONS.values()]
+    usual = [protocol().augment for protocol in PROTOCOLS.values()]
+    usual += [[], everything, everything[::2], [RandAugment(num_ops=3), CutMix(p=0.1)], [AutoAugment(p=0.3)]]
+    assert len({stack_key(each) for each in usual}) == 1
+    stack(*usual)
+
+
+@pytest.mark.parametrize("name", AUGMENTATIONS)
+def test_what_is_shared_is_refused_where_it_differs(name):
+    kind = AUGMENTATIONS[name]
+    others = {"policy": "svhn", "size": 8}
+    for field in kind.shared:
+        a, b = kind(), kind(**{field: others[field]})
+        assert stack_key([a]) != stack_key([b])
+        with pytest.raises(InputError, match=rf"{name}\.{field} differs between cells of one stack"):
+            stack([a], [b])
+
+
+def test_other_orders_have_other_keys():
+    trio = (RandomCrop(), HorizontalFlip(), CutMix())
+    assert len({stack_key(order) for order in itertools.permutations(trio)}) == 6
+
+
+def test_equal_to_draws(make_draws):
+    draws = make_draws(3, 11, seed=2**33 + 1)
+    sample_nums = {"a": 1, "b": 4, "c": 5, "d": 23}
+    batch_nums = {"a.batch": 6, "e": 2}
+    drawn = Drawn.of(draws, sample_nums, batch_nums)
+    assert list(drawn.sample) == list(sample_nums)
+    assert list(drawn.batch) == list(batch_nums)
+    for name, num in sample_nums.items():
+        assert torch.equal(drawn.sample[name], draws.per_sample(name, num)), name
+    for name, num in batch_nums.items():
+        assert torch.equal(drawn.batch[name], draws.per_batch(name, num)), name
+
+
+def test_no_streams(make_draws):
+    assert Drawn.of(make_draws(2, 3), {}, {}) == Drawn({}, {})
+
+
+def test_cells_in_different_epochs(make_draws):
+    draws = dataclasses.replace(make_draws(3, 5), epoch=torch.tensor([4, 0, 9]))
+    drawn = Drawn.of(draws, {"a": 5}, {"b": 3})
+    assert torch.equal(drawn.sample["a"], draws.per_sample("a", 5))
+    assert torch.equal(drawn.batch["b"], draws.per_batch("b", 3))
+    for cell, epoch in enumerate((4, 0, 9)):
+        alone = dataclasses.replace(make_draws(3, 5), epoch=torch.tensor(epoch))
+        assert torch.equal(drawn.sample["a"][cell], alone.per_sample("a", 5)[cell])
+
+
+def test_parts_are_where_a_cell_alone_has_them(make_draws):
+    """As many draws as each cell needs, cut into equal parts, whatever the others need."""
+    nums, num_parts = [2, 0, 5, 3], 3
+    draws = make_draws(len(nums), 7)
+    parts = parts_of(draws.per_sample("a", num_parts * max(nums)), torch.tensor(nums), max(nums), num_parts)
+    for cell, num in enumerate(nums):
+        alone = draws.per_sample("a", num_parts * num)[cell].tensor_split(num_parts, dim=-1)
+        for part, expected in zip(parts, alone, strict=True):
+            assert part.shape == (len(nums), 7, max(nums))
+            assert torch.equal(part[cell, :, :num], expected)

@@ -8,9 +8,8 @@ import torch
 from torchvision.transforms import v2
 
 from nearsight.augment import AutoAugment, ColorJitter, RandAugment, TimmRandAugment, TrivialAugment
-from nearsight.augment.magnitudes import STANDARD, WIDE, magnitude_tables, magnitudes
 from nearsight.augment.operations import Operation
-from nearsight.augment.policies import POLICIES
+from nearsight.augment.policies import POLICIES, STANDARD, WIDE, magnitude_tables, magnitudes
 from nearsight.errors import InputError
 
 NUM_DRAWS = 150_000

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from nearsight.bench import augment, loader
+from nearsight.bench import augment, ordinary
 from nearsight.commands import bench as command
 from nearsight.errors import InputError
 
@@ -56,10 +56,10 @@ def test_a_moment_is_long_enough_for_a_step():
 
 def test_both_sides_see_the_same_work():
     """One step of each: normalised float images of the same scale, and targets that sum to 1."""
-    images = loader.picture_like_images(64)
+    images = ordinary.picture_like_images(64)
     labels = torch.arange(64) % 10
     for kind in ("PIL", "tensors"):
-        batches = loader.torchvision_loader(
+        batches = ordinary.torchvision_loader(
             images, labels, kind, batch_size=16, num_classes=10, mean=(0.5,) * 3, std=(0.25,) * 3, num_workers=0
         )
         batch, targets = next(iter(batches))
@@ -70,7 +70,7 @@ def test_both_sides_see_the_same_work():
 
 
 def test_pictures_are_not_noise():
-    images = loader.picture_like_images(20).float()
+    images = ordinary.picture_like_images(20).float()
     neighbour = (images[..., 1:] - images[..., :-1]).abs().mean()
     assert neighbour < 0.4 * images.std()
 

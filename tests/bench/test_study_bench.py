@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from nearsight.bench import study as bench
-from nearsight.bench.simulated_runs import NUM_EPOCHS, SimulatedTraining
-from nearsight.bench.study import STEPS, StudyRow, bench_study, simulated_study, table
+from nearsight.bench.study import NUM_EPOCHS, STEPS, SimulatedTraining, StudyRow, bench_study, simulated_study, table
 from nearsight.commands import bench as command
 from nearsight.errors import InputError
 from nearsight.study import StudyResults

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from nearsight.bench import train as bench
-from nearsight.bench.clock import StepClock
-from nearsight.bench.flops import flops_per_image, peak_flops
+from nearsight.bench.costs import StepClock, flops_per_image, peak_flops
 from nearsight.bench.ordinary import OrdinaryLoop
 from nearsight.commands import bench as command
 from nearsight.data import Dataset, ImageSet
@@ -17,8 +16,7 @@ from nearsight.errors import InputError
 from nearsight.models import ModelConfig
 from nearsight.train import DataConfig, Protocol, RunConfig, modern
 from nearsight.train.engine import Stack
-from nearsight.train.optimizer import decays
-from nearsight.train.schedule import learning_rates
+from nearsight.train.optimizer import decays, learning_rates
 
 CPU = torch.device("cpu")
 TINY = ModelConfig(depth=1, width=16, num_heads=2, mlp_width=32, patch_size=8)

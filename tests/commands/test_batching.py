@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from nearsight.commands.batching import MOST, MOST_ON_A_CPU, batch_size_for, find_batch_size, within_memory
+from nearsight.commands.pictures import MOST, MOST_ON_A_CPU, batch_size_for, find_batch_size, within_memory
 from nearsight.errors import InputError
 
 MIB = 2**20

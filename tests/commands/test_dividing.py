@@ -9,9 +9,8 @@ import torch
 from PIL import Image
 from torch import nn
 
-from nearsight.commands.dividing import images_record, part_of
 from nearsight.commands.pictures import Images, PreparedImages, RunImages, find_pictures
-from nearsight.commands.subjects import Subject
+from nearsight.commands.subjects import Subject, images_record, part_of
 from nearsight.data import load_dataset
 
 CONFIG = {"input_size": (3, 16, 16), "mean": (0.5, 0.5, 0.5), "std": (0.2, 0.2, 0.2), "interpolation": "bilinear"}

@@ -8,9 +8,8 @@ import pytest
 from PIL import Image
 from small_files import pixels, write_cifar10_binary, write_cifar100_binary, write_cifar100_python
 
-from nearsight.data.cifar import find_cifar10, find_cifar100
-from nearsight.data.pickled import read_pickled_arrays
-from nearsight.data.source import Reader
+from nearsight.data.cifar import find_cifar10, find_cifar100, read_pickled_arrays
+from nearsight.data.registry import Reader
 from nearsight.errors import InputError
 
 

@@ -17,8 +17,8 @@ import pytest
 from small_files import write_cifar100_python, write_parquet, write_svhn
 
 from nearsight.data import fetch, fetch_dataset, load_dataset
-from nearsight.data.archives import unpack_archive
-from nearsight.data.downloads import Download
+from nearsight.data.fetch import unpack_archive
+from nearsight.data.registry import Download
 from nearsight.errors import InputError
 
 

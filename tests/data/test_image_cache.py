@@ -18,7 +18,7 @@ from nearsight.data.cache import cache_file, open_cached, source_digest, verify_
 from nearsight.data.cifar import find_cifar100
 from nearsight.data.dataset import content_fingerprint
 from nearsight.data.image_folder import open_tree
-from nearsight.data.source import Chunk, Source
+from nearsight.data.registry import Chunk, Source
 from nearsight.errors import InputError
 
 

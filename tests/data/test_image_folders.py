@@ -10,7 +10,7 @@ from small_files import write_picture, write_tiny_imagenet, write_tree
 from nearsight.data import folder_images, stratified_split
 from nearsight.data.decoding import decode
 from nearsight.data.image_folder import open_tree
-from nearsight.data.source import Reader
+from nearsight.data.registry import Reader
 from nearsight.data.tiny_imagenet import find_tiny_imagenet
 from nearsight.errors import InputError
 

@@ -14,8 +14,47 @@ from small_files import (
     write_tree,
 )
 
-from nearsight.data import DATASETS, Dataset, ImageSet, data_folder, load_dataset
+from nearsight.data import (
+    DATASETS,
+    Dataset,
+    DatasetSpec,
+    ImageSet,
+    data_folder,
+    list_datasets,
+    load_dataset,
+    register_dataset,
+)
+from nearsight.data.segmentation import SEGMENTATION_SETS, register_segmentation
 from nearsight.errors import InputError
+
+
+def test_registries() -> None:
+    assert list(DATASETS) == [
+        *("shapes", "cifar10", "cifar100", "tiny-imagenet", "svhn"),
+        *("imagenette", "mini-imagenet", "imagenet", "image-folder"),
+    ], "the order in which they are listed"
+    assert list(SEGMENTATION_SETS) == ["ade20k", "pascal-context", "coco-stuff", "voc2012", "camvid", "voc-small"]
+    with pytest.raises(ValueError, match="there is a data set 'svhn' already"):
+        register_dataset("svhn", DATASETS["svhn"])
+    with pytest.raises(ValueError, match="there is a data set 'camvid' already"):
+        register_segmentation("camvid", SEGMENTATION_SETS["camvid"])
+
+
+def test_a_set_that_somebody_else_draws(tmp_path: Path) -> None:
+    def draw(num_images: int, *, image_size: int, split: str) -> ImageSet:
+        images_NCHW = torch.full((num_images, 3, image_size, image_size), len(split), dtype=torch.uint8)
+        return ImageSet(images_NCHW, torch.arange(num_images) % 2)
+
+    grey = {"about": "grey", "find": None, "image_size": 8, "mean": (0.5,) * 3, "std": (0.1,) * 3}
+    with pytest.raises(ValueError, match="'grey' is neither found nor drawn"):
+        register_dataset("grey", DatasetSpec(**grey))
+    register_dataset("grey", DatasetSpec(**grey, draw=draw, classes=("a", "b"), num_train=6, num_test=4))
+    dataset, listed = load_dataset("grey"), list_datasets(tmp_path)
+    del DATASETS["grey"]
+    assert (dataset.classes, len(dataset.train), len(dataset.test)) == (("a", "b"), 6, 4)
+    assert (dataset.train.images_NCHW == 5).all()
+    assert (dataset.test.images_NCHW == 4).all()
+    assert next(each.state for each in listed if each.name == "grey") == "built in"
 
 
 def test_the_embedded_set_needs_nothing() -> None:

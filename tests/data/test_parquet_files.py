@@ -8,8 +8,8 @@ import pytest
 from small_files import png, write_parquet, write_picture
 
 from nearsight.data import list_datasets, load_dataset, parquet
+from nearsight.data.decoding import is_image_name
 from nearsight.data.image_folder import open_tree
-from nearsight.data.opening import is_image_name
 from nearsight.data.parquet import open_parquet
 from nearsight.errors import InputError
 

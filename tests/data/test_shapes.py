@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from nearsight.data import DATASETS, load_dataset, make_shapes
 from nearsight.data.dataset import ImageSet
-from nearsight.data.shapes import CLASSES
-from nearsight.data.shapes_objects import OBJECTS
+from nearsight.data.shapes import CLASSES, OBJECTS
 from nearsight.errors import InputError
 
 

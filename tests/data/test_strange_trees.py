@@ -11,8 +11,8 @@ from torchvision.datasets.folder import make_dataset
 
 from nearsight.data import folder_images, list_datasets, load_dataset
 from nearsight.data.cache import source_digest
+from nearsight.data.decoding import EXTENSIONS
 from nearsight.data.image_folder import listed_images, open_tree
-from nearsight.data.opening import EXTENSIONS
 from nearsight.data.segmentation import load_segmentation
 from nearsight.errors import InputError
 

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from small_files import mat_file, write_svhn
 
-from nearsight.data.matfile import read_mat_arrays
-from nearsight.data.svhn import find_svhn
+from nearsight.data.svhn import find_svhn, read_mat_arrays
 from nearsight.errors import InputError
 
 

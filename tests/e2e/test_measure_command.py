@@ -17,7 +17,7 @@ from torch import Tensor
 
 import nearsight
 from nearsight.cli import main
-from nearsight.commands import measure as command
+from nearsight.commands import measuring as command
 from nearsight.lens import HeadTable
 from nearsight.models import load_source
 from nearsight.report import read_heads

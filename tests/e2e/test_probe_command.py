@@ -11,8 +11,8 @@ import torch
 from PIL import Image
 
 from nearsight.cli import main
-from nearsight.commands.frozen import open_frozen
-from nearsight.commands.probing_origins import find_origins
+from nearsight.commands.probe import open_frozen
+from nearsight.commands.probe_all import find_origins
 from nearsight.files import canonical_hash
 from nearsight.models import ModelConfig, save_model
 from nearsight.train import DataConfig, RunConfig, RunFolder
@@ -172,7 +172,7 @@ def test_options_of_votes_are_looked_at_before_any_model(capsys, monkeypatch):
     def nothing(*_, **__):
         raise AssertionError("a model is opened")
 
-    monkeypatch.setattr("nearsight.commands.probing.open_frozen", nothing)
+    monkeypatch.setattr("nearsight.commands.probe.open_frozen", nothing)
     for options, message in (
         (["--ks"], "k-NN needs at least one k"),
         (["--ks", "5", "0"], "k is 0"),

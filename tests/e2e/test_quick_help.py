@@ -12,10 +12,9 @@ import pytest
 import nearsight_command
 from nearsight import cli
 from nearsight.commands.bench import BENCHES
-from nearsight.recipes import RUNS
-from nearsight.recipes.dino import PRETRAININGS
+from nearsight.train.dino.recipes import PRETRAININGS
+from nearsight.train.recipes import RUNS
 from nearsight.version import __version__
-from nearsight_command import usages
 
 HEAVY = {"nearsight", "torch", "torchvision", "timm", "numpy", "pandas", "scipy", "matplotlib", "tyro"}
 ENTRY = """
@@ -66,8 +65,8 @@ LIGHT = [
         (["-h"], 0, nearsight_command.help_text()),
         ([], 2, nearsight_command.help_text()),
         (["--version"], 0, __version__),
-        *(([command, "--help"], 0, usage) for command, usage in usages.USAGES.items()),
-        (["study"], 2, usages.USAGES["study"]),
+        *(([command, "--help"], 0, usage) for command, usage in nearsight_command.USAGES.items()),
+        (["study"], 2, nearsight_command.USAGES["study"]),
     ],
 )
 def test_help_and_version_load_nothing_heavy(arguments: list[str], code: int, said: str) -> None:
@@ -86,19 +85,19 @@ def test_questions_and_mistakes_load_nothing_that_computes_or_draws() -> None:
 
 
 def test_what_is_told_of_recipes_and_benchmarks_is_their_own_text() -> None:
-    for told, there in ((usages.RECIPES, {**RUNS, **PRETRAININGS}), (usages.BENCHES, BENCHES)):
+    for told, there in ((nearsight_command.RECIPES, {**RUNS, **PRETRAININGS}), (nearsight_command.BENCHES, BENCHES)):
         assert told == {name: (one.__doc__ or "").splitlines()[0] for name, one in there.items()}
         assert list(told) == list(there)
 
 
-@pytest.mark.parametrize("command", usages.USAGES)
+@pytest.mark.parametrize("command", nearsight_command.USAGES)
 def test_commands_print_the_same_usage_themselves(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     module = importlib.import_module(f"nearsight.commands.{command}")
     for arguments, code in (([], 2), (["-h"], 0), (["--help"], 0)):
         assert module.main(arguments) == code
         printed = capsys.readouterr()
-        assert printed.out == f"{usages.USAGES[command]}\n"
-        missing = f"nearsight: no {usages.MISSING[command]} is named; see nearsight {command} --help\n"
+        assert printed.out == f"{nearsight_command.USAGES[command]}\n"
+        missing = f"nearsight: no {nearsight_command.MISSING[command]} is named; see nearsight {command} --help\n"
         assert printed.err == ("" if arguments else missing)
 
 
@@ -148,7 +147,7 @@ def test_quick_helps_on_outputs_that_cannot_take_them() -> None:
     done = subprocess.run(
         command, capture_output=True, text=True, check=True, env={**os.environ, "PYTHONIOENCODING": "ascii"}
     )
-    assert done.stdout == usages.USAGES["train"].replace("…", "?") + "\n"
+    assert done.stdout == nearsight_command.USAGES["train"].replace("…", "?") + "\n"
     with open("/dev/full", "w", encoding="utf-8") as file:
         done = subprocess.run(command, stdout=file, stderr=subprocess.PIPE, text=True, check=False)
     assert done.returncode == 1

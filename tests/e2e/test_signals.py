@@ -15,7 +15,7 @@ import pandas as pd
 import pytest
 
 from nearsight.cli import main
-from nearsight.commands.signals import stoppable
+from nearsight.commands.options import stoppable
 from nearsight.train import RunFolder, Stop
 
 SMALL = [

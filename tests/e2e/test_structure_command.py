@@ -13,7 +13,7 @@ import torch
 
 from nearsight.cli import main
 from nearsight.papers import SIMULATIONS, STUDIES
-from nearsight.study.small import MOST_SEEDS
+from nearsight.study.design import MOST_SEEDS
 
 SMALL = ("--scale", "small", "--device", "cpu")
 

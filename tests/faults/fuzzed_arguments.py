@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 from nearsight.cli import main
-from nearsight_command.usages import BENCHES, PROBES, RECIPES
+from nearsight_command import BENCHES, PROBES, RECIPES
 
 SECONDS = 4.0
 """For a call; one that goes on is at work, and is interrupted as by Ctrl-C."""

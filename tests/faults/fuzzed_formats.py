@@ -30,24 +30,24 @@ from small_files import (
 )
 from tiny_study import tiny_study
 
-from nearsight.data.archives import unpack_archive
 from nearsight.data.cache import open_cached
+from nearsight.data.check import check_segmentation
+from nearsight.data.fetch import unpack_archive
 from nearsight.data.image_folder import open_tree
 from nearsight.data.loading import find_source
 from nearsight.data.parquet import open_parquet
-from nearsight.data.registry import DATASETS
-from nearsight.data.segmentation import check_segmentation, load_segmentation
-from nearsight.data.source import Source
+from nearsight.data.registry import DATASETS, Source
+from nearsight.data.segmentation import load_segmentation
 from nearsight.lens import HeadTable, attention_maps, open_maps
 from nearsight.lens.shards import Shards
 from nearsight.metrics.moments import Moments
 from nearsight.models import create_model, load_model, load_source
 from nearsight.models.checkpoints import load_checkpoint
 from nearsight.probe import FeatureKey, FeatureSpec, Preparation, Score, cached_features, reading
+from nearsight.probe.scores import ProbeKey, ProbeStore
 from nearsight.probe.segmentation.config import SegmentConfig
-from nearsight.probe.segmentation.folder import SegmentFolder
-from nearsight.probe.segmentation.training import HeadTraining
-from nearsight.probe.stored import ProbeKey, ProbeStore
+from nearsight.probe.segmentation.head import HeadTraining
+from nearsight.probe.segmentation.result import SegmentFolder
 from nearsight.report import describe
 from nearsight.report.explorer import Explorer
 from nearsight.report.inputs import ModelHeads, read_heads, read_history
@@ -59,14 +59,14 @@ from nearsight.report.page.models import common_grid
 from nearsight.report.probe_tables import models_table
 from nearsight.report.probes import ProbedModel, ProbeResults
 from nearsight.study import SimulationResults, StudyFolder, StudyResults, run_study
-from nearsight.study.elapsed import elapsed_seconds
+from nearsight.study.folder import elapsed_seconds
+from nearsight.study.reusing import tabled_runs
 from nearsight.study.run_tables import read_run
-from nearsight.study.tabled_runs import tabled_runs
 from nearsight.tensorfile import load_tensors, save_tensors
 from nearsight.train import HEADS_COLUMNS, HistoryRow, RunConfig, RunFolder, modern, write_heads
-from nearsight.train.checksums import CHECKSUMS
 from nearsight.train.dino import DinoConfig
-from nearsight.train.dino.folder import DinoFolder
+from nearsight.train.dino.running import DinoFolder
+from nearsight.train.integrity import CHECKSUMS
 
 Read = Callable[[Path], object]
 

@@ -18,12 +18,12 @@ from nearsight.errors import InputError
 from nearsight.files import LostError, write_json
 from nearsight.lens import HeadTable
 from nearsight.models import load_model
-from nearsight.probe.segmentation.folder import SegmentFolder
+from nearsight.probe.segmentation.result import SegmentFolder
 from nearsight.study import StudyFolder, StudyListener, run_study
 from nearsight.study.results import read_run
 from nearsight.tensorfile import load_tensors
 from nearsight.train import RunFolder, train_run
-from nearsight.train.checksums import CHECKSUMS, changing, check_sums
+from nearsight.train.integrity import CHECKSUMS, changing, check_sums
 
 FILES = (
     *("config.json", "history.csv", "heads.csv", "layers.csv", "result.json", "provenance.json", CHECKSUMS),

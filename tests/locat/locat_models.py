@@ -1,11 +1,16 @@
 """Small models of every family that LocAt can be added to, with heads that are far from their start."""
 
+from pathlib import Path
 from typing import Any
 
 import timm
 import torch
+import torch.distributed as dist
 from locat_paper import Paper
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from nearsight import add_locat
 
 VIT = {"patch_size": 8, "embed_dim": 48, "depth": 2, "num_heads": 3, "img_size": 40, "num_classes": 7}
 SWIN = {
@@ -62,3 +67,20 @@ def papers(model: Any, images: Tensor, initial: tuple[int, int] | None = None, *
             rows_cols = tuple(side // patch for side, patch in zip(images.shape[-2:], (8, 8), strict=True))
             found[name] = Paper(rows_cols, initial or (5, 5), model.num_prefix_tokens, **variant)
     return found
+
+
+def local_vit() -> Any:
+    model = add_locat(plain_model("vit"))
+    excite(model)
+    return model.train()
+
+
+def write_gradients(rank: int, batch: Tensor, folder: Path) -> None:
+    """Training in two processes: each takes every other image, and writes what both agree on. Here and not in a test,
+    because a new process has to be able to import it."""
+    dist.init_process_group("gloo", init_method=f"file://{folder / 'meeting'}", rank=rank, world_size=2)
+    model = local_vit()
+    parallel = DistributedDataParallel(model)
+    parallel(batch[rank::2]).square().sum().backward()
+    torch.save({name: parameter.grad for name, parameter in model.named_parameters()}, folder / f"{rank}.pt")
+    dist.destroy_process_group()

@@ -12,8 +12,7 @@ import pytest
 import timm
 import torch
 import torch.multiprocessing as mp
-from locat_models import FAMILIES, excite, plain_model
-from locat_parallel import local_vit, write_gradients
+from locat_models import FAMILIES, excite, local_vit, plain_model, write_gradients
 from safetensors.torch import load, save
 from timm.models.eva import Eva
 from torch import Tensor, nn

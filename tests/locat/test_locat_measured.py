@@ -65,7 +65,7 @@ def test_tiles_are_seen_as_one_attention(monkeypatch: pytest.MonkeyPatch) -> Non
     model, batch = add_locat(plain_model("vit")), torch.randn(2, 3, 40, 40)
     excite(model)
     at_once = measure(model, batch)
-    monkeypatch.setattr("nearsight.locat.blocked.TILE_BYTES", 2000)
+    monkeypatch.setattr("nearsight.locat.attend.TILE_BYTES", 2000)
     in_tiles = measure(model, batch)
     assert in_tiles.layer_names == at_once.layer_names
     np.testing.assert_allclose(in_tiles.mad, at_once.mad, rtol=1e-5)

@@ -20,8 +20,14 @@ from nearsight.metrics import attention_distance, attention_entropy
 from nearsight.models import ModelConfig, create_model, load_model, save_model
 from nearsight.train import DataConfig, RunConfig, baseline, measure_stack
 from nearsight.train.engine import Stack, initial_model
-from nearsight.train.stacked import runs_as_one_batch, stack_weights, stacked_forward, verify_stacking, weightless
-from nearsight.train.vmapped import vmapped_forward
+from nearsight.train.stacked import (
+    runs_as_one_batch,
+    stack_weights,
+    stacked_forward,
+    verify_stacking,
+    vmapped_forward,
+    weightless,
+)
 
 CPU = torch.device("cpu")
 SMALL = ModelConfig(name="compact_vit_positional", depth=2, width=24, num_heads=3, mlp_width=32, patch_size=8)

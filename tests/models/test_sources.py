@@ -310,7 +310,7 @@ def test_who_leaves_the_choice_of_weights(text: str, choice: bool) -> None:
 def test_what_is_resized_to_is_what_was_asked_for() -> None:
     """timm rounds down after dividing by a fraction, which must not lose a pixel."""
     for size, resize in ((17, 25), (224, 256), (518, 592), (384, 384), (336, 441)):
-        from nearsight.models.sources.base import preparation
+        from nearsight.models.sourced import preparation
 
         transforms = create_transform(**preparation((size, size), resize_to=resize), is_training=False).transforms
         assert re.search(rf"size={resize}\b", str(transforms[0]))
@@ -318,7 +318,7 @@ def test_what_is_resized_to_is_what_was_asked_for() -> None:
 
 
 def test_normalisation() -> None:
-    from nearsight.models.sources.base import preparation
+    from nearsight.models.sourced import preparation
 
     prepare = create_transform(**preparation((8, 8), mean=(0.1, 0.2, 0.3), std=(0.5, 0.6, 0.7)), is_training=False)
     image = picture(8, 8)

@@ -9,8 +9,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from nearsight.study import Cell, Study
+from nearsight.study.design import flat_settings, shared_settings
 from nearsight.study.results import StudyResults, run_columns
-from nearsight.study.settings import flat_settings, shared_settings
 
 Numbers = Mapping[str, float]
 """min_mad, early_mad and test_acc of a run; what is not given has a usual value."""

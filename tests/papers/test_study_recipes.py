@@ -10,9 +10,9 @@ import pytest
 from nearsight.errors import InputError
 from nearsight.papers import STUDIES, find_study
 from nearsight.papers.protocol import emergence, mixing, size, unreported
-from nearsight.recipes import find_run
 from nearsight.study import Cell
 from nearsight.train import modern
+from nearsight.train.recipes import find_run
 
 RESULTS = Path(__file__).parents[2] / "results"
 NUM_TRAIN = {"cifar10": 50_000, "cifar100": 50_000, "tiny-imagenet": 100_000, "svhn": 73_257}

@@ -10,10 +10,8 @@ from nearsight.errors import InputError
 from nearsight.locat import add_locat
 from nearsight.models import create_model
 from nearsight.probe import FeatureSpec, PatchMemory, Preparation, Retriever, build_memory, reading, retrieve
-from nearsight.probe.frozen import FrozenModel
-from nearsight.probe.memory import image_quotas, pooled_labels
-from nearsight.probe.retrieve import stretched
-from nearsight.probe.sizes import at_size
+from nearsight.probe.frozen import FrozenModel, at_size
+from nearsight.probe.retrieve import image_quotas, pooled_labels, stretched
 
 IGNORED = 255
 PREPARATION = Preparation(size=(32, 32), mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25))

@@ -14,13 +14,11 @@ from nearsight.data.segmentation import SegmentationSet, load_segmentation
 from nearsight.errors import InputError
 from nearsight.metrics import confusion_matrix, mean_iou
 from nearsight.models import create_model
-from nearsight.probe.frozen import FrozenModel
-from nearsight.probe.preparation import Preparation
+from nearsight.probe.frozen import FrozenModel, Preparation
 from nearsight.probe.segmentation.config import SegmentConfig
-from nearsight.probe.segmentation.evaluation import Prediction
-from nearsight.probe.segmentation.folder import SegmentFolder
+from nearsight.probe.segmentation.head import LossRow, Prediction
 from nearsight.probe.segmentation.probing import ProbeStoppedError, SegmentListener, probe_segmentation
-from nearsight.probe.segmentation.training import LossRow
+from nearsight.probe.segmentation.result import SegmentFolder
 from nearsight.train import Stop
 
 PREPARATION = Preparation(size=(32, 32), mean=(0.3,) * 3, std=(0.3,) * 3)
@@ -152,7 +150,7 @@ def test_images_of_a_batch_may_be_taken_a_few_at_a_time(
 ) -> None:
     results = []
     for name, most in (("together", 2**27), ("apart", 1)):
-        monkeypatch.setattr("nearsight.probe.segmentation.training.LOGITS_AT_ONCE", most)
+        monkeypatch.setattr("nearsight.probe.segmentation.head.LOGITS_AT_ONCE", most)
         folder = probe_segmentation(frozen(), dataset, config(iterations=5), tmp_path / name)
         results.append(pd.read_csv(folder.path / "history.csv")["loss"].to_numpy())
     assert results[0] == pytest.approx(results[1], rel=1e-4)

@@ -9,11 +9,11 @@ import pytest
 
 from nearsight.cli import main
 from nearsight.errors import InputError
-from nearsight.recipes import find_run
 from nearsight.report.page.folders import read_folder, read_folders
 from nearsight.report.page.measured_folder import read_measured, write_measured
 from nearsight.study import SimulationResults
 from nearsight.train.dino import DinoConfig
+from nearsight.train.recipes import find_run
 
 RESULTS = Path(__file__).parents[2] / "results"
 

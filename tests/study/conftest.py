@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from study_records import as_results
 from tiny_study import tiny_study
 
-from nearsight.augment.threads import one_thread
+from nearsight.augment.pipeline import one_thread
 from nearsight.study import run_study
 
 

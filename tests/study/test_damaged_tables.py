@@ -14,7 +14,7 @@ from nearsight.errors import InputError
 from nearsight.study import is_simulation, run_study
 from nearsight.study.results import COURSE
 from nearsight.study.reusing import reusable_runs
-from nearsight.train.checksums import PROVENANCE
+from nearsight.train.integrity import PROVENANCE
 
 RESULTS = Path(__file__).parents[2] / "results"
 TINY = [cell.run for cell in tiny_study().cells]

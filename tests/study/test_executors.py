@@ -16,16 +16,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from study_records import Recorder, events, table
-from tiny_study import tiny_study, unmeasured
+from tiny_study import tiny_study
 
 from nearsight.cli import main
 from nearsight.study import OFF, Cell, Study, StudyFolder, run_study
-from nearsight.study.executors import ProcessesExecutor, Retries, Work, preparing
-from nearsight.study.executors.backlog import Attempt, Backlog, divide
-from nearsight.study.executors.driver import Driver, Ended, Heard, Lost
-from nearsight.study.executors.worker import Assignment, Outcome
+from nearsight.study import worker as preparing
+from nearsight.study.driver import StudyDriver, divide
+from nearsight.study.executors import ProcessesExecutor, Retries, Work
 from nearsight.study.lock import Locks
+from nearsight.study.worker import CellsDone
 from nearsight.train import DataConfig, HistoryRow, RunConfig, RunFolder, Stop, TrainingError
+from nearsight.work.pool import Attempt, Ended, Event, Heard, Lost, Outcome
 
 QUICKLY = Retries(first_wait=0.05, longest_wait=0.1)
 
@@ -62,58 +63,31 @@ def test_a_worker_process_gives_the_tables_of_this_one_though_it_is_killed(folde
     assert list((folder / "locks").iterdir()) == []
 
 
-def test_cells_that_cost_every_worker_are_given_up() -> None:
-    """Halved from the second loss on, with longer and longer waits; an epoch in between starts the count anew."""
-    cells = unmeasured(seeds=1, epochs=2).cells
-    retries = Retries(most=3, first_wait=1.0, longest_wait=3.0)
-    backlog = Backlog([cells], retries)
-    whole = backlog.take(0.0)
-    assert whole is not None
-    assert backlog.lost(whole, whole.cells, progressed=True, now=10.0) == 1.0
-    assert backlog.take(10.9) is None
-    again = backlog.take(11.0)
-    assert again is not None
-    assert (again.cells, again.losses, again.gone) == (cells, 1, (whole.token,))
-    assert backlog.lost(again, again.cells, progressed=False, now=11.0) == 2.0
-    halves = [backlog.take(13.0), backlog.take(13.0)]
-    assert [half.cells if half else () for half in halves] == [cells[:2], cells[2:]]
-    assert halves[0] is not None
-    assert backlog.lost(halves[0], cells[1:2], progressed=False, now=13.0) == 3.0
-    last = backlog.take(16.0)
-    assert last is not None
-    assert (last.cells, last.losses) == (cells[1:2], 3)
-    assert last.gone == (whole.token, again.token, halves[0].token)
-    assert backlog.lost(last, last.cells, progressed=False, now=16.0) is None
-    assert backlog.lost(dataclasses.replace(last, losses=3), last.cells, progressed=True, now=16.0) == 1.0
-    assert len({attempt.token for attempt in (whole, again, *halves, last) if isinstance(attempt, Attempt)}) == 5
-
-
 class Poisoned:
-    """Workers that do an assignment at once, by copying; but one cell ends whoever is at it."""
+    """Workers that do an attempt at once, by copying; but one cell ends whoever is at it."""
 
     num_wanted = num_free = 2
 
-    def __init__(self, finished: Path, poison: str) -> None:
-        self.finished, self.poison = finished, poison
-        self.given: list[Assignment] = []
-        self.waiting: list[Assignment] = []
+    def __init__(self, finished: Path, folder: Path, poison: str) -> None:
+        self.finished, self.folder, self.poison = finished, folder, poison
+        self.given: list[Attempt[Cell]] = []
+        self.waiting: list[Attempt[Cell]] = []
 
-    def give(self, assignment: Assignment) -> None:
-        self.given.append(assignment)
-        self.waiting.append(assignment)
+    def give(self, attempt: Attempt[Cell]) -> None:
+        self.given.append(attempt)
+        self.waiting.append(attempt)
 
-    def listen(self, seconds: float) -> list[Heard | Ended | Lost]:
-        told: list[Heard | Ended | Lost] = []
-        for assignment in self.waiting:
-            if self.poison in [cell.run for cell in assignment.cells]:
-                told.append(Lost(assignment.token, "of poison"))
+    def listen(self, seconds: float) -> list[Event[CellsDone]]:
+        told: list[Event[CellsDone]] = []
+        for attempt in self.waiting:
+            if self.poison in [cell.run for cell in attempt.items]:
+                told.append(Lost(attempt.token, "of poison"))
                 continue
-            for cell in assignment.cells:
-                target = assignment.folder / "runs" / cell.run
+            for cell in attempt.items:
+                target = self.folder / "runs" / cell.run
                 shutil.copytree(self.finished / "runs" / cell.run, target)
-                told.append(Heard(assignment.token, ("finished", (cell.config, RunFolder(target)))))
-            outcome = Outcome(failed={}, num_taken=len(assignment.cells), stopped_by=None)
-            told.append(Ended(assignment.token, outcome))
+                told.append(Heard(attempt.token, ("finished", (cell.config, RunFolder(target)))))
+            told.append(Ended(attempt.token, Outcome(result=CellsDone(failed={}, num_taken=len(attempt.items)))))
         self.waiting = []
         time.sleep(0.001)
         return told
@@ -126,20 +100,20 @@ def test_a_cell_that_costs_every_worker_is_named_and_the_others_are_done(finishe
     study, listener = tiny_study(), Recorder()
     StudyFolder(tmp_path).claim(study)
     poison = study.cells[2]
-    workers = Poisoned(finished, poison.run)
+    workers = Poisoned(finished, tmp_path, poison.run)
     work = Work(
         folder=tmp_path, groups=(study.cells[:4], study.cells[4:]), cells_per_stack=8, data_dir=None, checkpoint_every=1
     )
-    failed = Driver(work, workers, Retries(most=3, first_wait=0.0), listener, Stop()).run()
+    failed = StudyDriver(work, workers, Retries(most=3, first_wait=0.0), listener, Stop()).run()
     assert sorted(listener.done) == sorted(cell.run for cell in study.cells if cell is not poison)
     assert list(failed) == [poison.run]
     assert isinstance(failed[poison.run], TrainingError)
     assert str(failed[poison.run]) == (
         "4 workers were lost at +CutMix, seed 0, the last one because of poison; the same command tries again"
     )
-    sizes = [len(each.cells) for each in workers.given if poison in each.cells]
+    sizes = [len(each.items) for each in workers.given if poison in each.items]
     assert sizes == [4, 4, 2, 1]
-    assert [len(each.gone) for each in workers.given if poison in each.cells] == [0, 1, 2, 3]
+    assert [len(each.gone) for each in workers.given if poison in each.items] == [0, 1, 2, 3]
     assert listener.lost == [("of poison", 0.0)] * 3 + [("of poison", None)]
 
 

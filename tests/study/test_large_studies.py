@@ -15,11 +15,9 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from nearsight.bench.simulated_runs import SimulatedTraining
-from nearsight.bench.study import SimulatedExecutor, simulated_study
+from nearsight.bench.study import SimulatedExecutor, SimulatedTraining, simulated_study
 from nearsight.errors import InputError
-from nearsight.study import StudyFolder, StudyResults, run_study, run_tables
-from nearsight.study.executors import refreshing
+from nearsight.study import StudyFolder, StudyResults, driver, run_study, run_tables
 from nearsight.study.run_tables import read_columns
 from nearsight.study.statistics import permutation, separation
 
@@ -187,8 +185,8 @@ def test_the_table_of_runs_takes_a_small_part_of_the_time(monkeypatch: pytest.Mo
             written.append(now[0])
             now[0] += 2.0
 
-    monkeypatch.setattr(refreshing.time, "monotonic", lambda: now[0])
-    table = refreshing.RunsTable(Folder(tmp_path))
+    monkeypatch.setattr(driver.time, "monotonic", lambda: now[0])
+    table = driver.RunsTable(Folder(tmp_path))
     told = []
     for _ in range(400):
         told.append(table.refresh())

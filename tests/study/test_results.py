@@ -14,11 +14,11 @@ from tiny_study import tiny_study, unmeasured
 from nearsight.errors import InputError
 from nearsight.files import write_json
 from nearsight.study import StudyFolder, StudyResults, run_study
-from nearsight.study.elapsed import elapsed_seconds
+from nearsight.study.folder import elapsed_seconds
 from nearsight.study.results import HEAD_COLUMNS, HISTORY_COLUMNS, run_columns
 from nearsight.study.run_tables import read_row
 from nearsight.train import RunFolder
-from nearsight.train.checksums import changing
+from nearsight.train.integrity import changing
 
 FRAMES = ("runs", "heads", "layers", "history", "course")
 

@@ -9,10 +9,10 @@ from tiny_study import unmeasured
 from nearsight.augment import CutMix
 from nearsight.errors import InputError
 from nearsight.study import OFF, Study, StudyFolder, run_study
-from nearsight.study.listening import StudyListener
 from nearsight.study.reusing import reusable_runs, reuse_runs
+from nearsight.study.worker import StudyListener
 from nearsight.train import RunConfig
-from nearsight.train.checksums import PROVENANCE, copy_complete
+from nearsight.train.integrity import PROVENANCE, copy_complete
 
 WHOLE = unmeasured(seeds=1, epochs=1)
 # Two of the other's conditions, and one that it does not have: another probability.
@@ -102,7 +102,7 @@ def test_what_makes_a_folder_complete_is_copied_last(tmp_path: Path, monkeypatch
             raise KeyboardInterrupt
         to.write_bytes(path.read_bytes())
 
-    monkeypatch.setattr("nearsight.train.checksums.shutil.copyfile", cut_off)
+    monkeypatch.setattr("nearsight.train.integrity.shutil.copyfile", cut_off)
     with pytest.raises(KeyboardInterrupt):
         copy_complete(source, target, without=("left.safetensors",))
     assert {path.name for path in target.iterdir() if not path.name.startswith(".")} == {"a.csv", "z.csv"}

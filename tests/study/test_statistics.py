@@ -23,8 +23,8 @@ from nearsight.study.statistics import (
     separation,
     sorted_heads,
 )
-from nearsight.study.statistics.dissociation import ALIKE, SAME_ACCURACY, SAME_LOCALITY, TOGETHER, UNSURE
 from nearsight.study.statistics.effects import UNBALANCED
+from nearsight.study.statistics.intervals import ALIKE, SAME_ACCURACY, SAME_LOCALITY, TOGETHER, UNSURE
 
 OFF_ON = ("off", "on")
 

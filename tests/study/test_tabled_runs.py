@@ -15,18 +15,17 @@ from test_reusing import PART, WHOLE, Trained, in_common
 from tiny_study import tiny_study
 
 from nearsight import files
-from nearsight.commands.opening import open_run
+from nearsight.commands.subjects import open_run
 from nearsight.errors import InputError
 from nearsight.papers import find_study
 from nearsight.study import StudyFolder, StudyResults, is_simulation, run_study
-from nearsight.study.elapsed import elapsed_seconds
+from nearsight.study.folder import elapsed_seconds
 from nearsight.study.results import COURSE
-from nearsight.study.reusing import reusable_runs, reuse_runs
+from nearsight.study.reusing import reusable_runs, reuse_runs, tabled_runs
 from nearsight.study.run_tables import read_run
-from nearsight.study.tabled_runs import tabled_runs
 from nearsight.train import RunFolder, load_data
-from nearsight.train.checksums import PROVENANCE
-from nearsight.train.teacher import Teacher
+from nearsight.train.integrity import PROVENANCE
+from nearsight.train.step import Teacher
 
 RESULTS = Path(__file__).parents[2] / "results"
 ABLATION = RESULTS / "ablation-cifar100"

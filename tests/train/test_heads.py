@@ -1,4 +1,7 @@
-"""Heads during training: a stack measured at once gives what `measure` gives, and no run is changed by it."""
+"""Heads during training: a stack measured at once gives what `measure` gives, and no run is changed by it.
+
+Runs of models that have no heads to measure end like others, and say so.
+"""
 
 import dataclasses
 import json
@@ -17,15 +20,32 @@ from nearsight.cli import main
 from nearsight.data import Dataset, load_dataset
 from nearsight.models import ModelConfig
 from nearsight.report.runs import model_heads
-from nearsight.train import DataConfig, HistoryRow, Listener, RunConfig, RunFolder, baseline, measure_stack, train_run
+from nearsight.study import Study, StudyResults, run_study
+from nearsight.train import (
+    HEADS_COLUMNS,
+    LAYERS_COLUMNS,
+    DataConfig,
+    HistoryRow,
+    Listener,
+    RunConfig,
+    RunFolder,
+    baseline,
+    measure_stack,
+    train_run,
+)
 from nearsight.train import heads as train_heads
 from nearsight.train.engine import Stack, initial_model
-from nearsight.train.folder import HEADS_COLUMNS
 from nearsight.train.heads import measure_on_test
 from nearsight.train.runner import train_stack
 from nearsight.train.stacked import stack_weights, weightless
 
 CPU = torch.device("cpu")
+
+
+MODELS = {
+    "ResNet": {"name": "compact_resnet18", "channels": 4},
+    "pixels": {"name": "compact_vit", "shuffled_tiles": 32, "patch_size": 8, "width": 8, "num_heads": 1, "depth": 1},
+}
 
 
 def config(**changes: object) -> RunConfig:
@@ -238,3 +258,34 @@ def test_measuring_is_part_of_the_identity_only_where_it_happens() -> None:
     assert RunConfig(measure_every=5, num_measured_during=3).identity != RunConfig(measure_every=5).identity
     # Runs from before there was a choice keep theirs.
     assert RunConfig().identity == "142647aea0aba225"
+
+
+@pytest.mark.parametrize("measure_every", [0, 1])
+def test_a_study_of_such_models(tmp_path: Path, measure_every: int) -> None:
+    """One without attention, one whose tokens have no place: pixels from everywhere."""
+    protocol = dataclasses.replace(baseline(), max_epochs=1, warmup_epochs=1, batch_size=32, augment=())
+    base = RunConfig(
+        model=ModelConfig(**MODELS["pixels"]),
+        data=DataConfig(name="shapes", num_train=120, num_test=20),
+        protocol=protocol,
+        measure_every=measure_every,
+    )
+    levels = {name: {"model": ModelConfig(**fields)} for name, fields in MODELS.items()}
+    folder = run_study(Study(base, factors={"network": levels}), tmp_path)
+    results = folder.write_tables()
+    assert list(results.runs["network"]) == list(MODELS)
+    assert results.runs["min_mad"].isna().all()
+    assert results.runs["test_acc"].between(0, 1).all()
+    assert results.heads.empty
+    assert results.layers.empty
+    assert results.course.empty
+    for run in results.runs["run"]:
+        ended = folder.run_folder(run)
+        assert tuple(pd.read_csv(ended.heads).columns) == HEADS_COLUMNS
+        assert tuple(pd.read_csv(ended.layers).columns) == LAYERS_COLUMNS
+        assert ended.read_result()["min_mad"] is None
+        told = [json.loads(line) for line in (ended.path / "events.jsonl").read_text().splitlines()]
+        (why,) = [line["reason"] for line in told if line["event"] == "heads not measured"]
+        assert "attention" in why
+    again = StudyResults.read(tmp_path)
+    pd.testing.assert_frame_equal(again.runs, results.runs)

@@ -10,9 +10,9 @@ from torch import Tensor
 from nearsight.augment import CutMix
 from nearsight.data import Dataset
 from nearsight.models import ModelConfig
-from nearsight.recipes.demo import demo_runs
 from nearsight.train import DataConfig, RunConfig, baseline, modern
 from nearsight.train.engine import Stack
+from nearsight.train.recipes import demo_runs
 from nearsight.train.runner import load_data
 
 NUM_STEPS = 200

@@ -1,11 +1,16 @@
-"""Stacked AdamW against torch's, cell by cell."""
+"""Stacked AdamW, plain and in one pass, against torch's, cell by cell; the learning rate against its closed form and
+torch's own schedulers.
+"""
 
 import math
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
-from nearsight.train.optimizer import AdamW, decays
+from nearsight.train import Protocol
+from nearsight.train.optimizer import AdamW, decays, learning_rates
 
 SHAPES = {"blocks.0.weight": (5, 4), "blocks.0.bias": (5,), "pos_embed": (1, 3, 4), "cls_token": (1, 1, 4)}
 LR, DECAY, CLIP = (1e-2, 3e-3, 5e-2), (0.0, 0.1, 0.5), (None, 0.7, 2.0)
@@ -113,3 +118,130 @@ def test_parameters_by_name_are_the_tensor_itself() -> None:
         torch.testing.assert_close(weight[1], cells[1][name])
         weight[0] = 7.0  # as resuming a cell does
     assert (optimizer.weights_KP[0] == 7).all()
+
+
+LARGE_SHAPES = {"blocks.0.weight": (50, 41), "blocks.0.bias": (50,), "pos_embed": (1, 3, 41), "cls_token": (1, 1, 41)}
+"""2,264 parameters: a block of the kernel and part of a second."""
+DECAY_ALL = (False, False, True)
+BETAS = (0.9, 0.95)
+
+
+def draw(device: torch.device) -> list[dict[str, Tensor]]:
+    """Numbers for all parameters of three cells."""
+    return [{name: torch.randn(shape).to(device) for name, shape in LARGE_SHAPES.items()} for _ in LR]
+
+
+def torchs(cell: dict[str, Tensor], k: int) -> torch.optim.AdamW:
+    groups = [
+        {
+            "params": [parameter.requires_grad_()],
+            "weight_decay": DECAY[k] if DECAY_ALL[k] or name.endswith(".weight") else 0,
+        }
+        for name, parameter in cell.items()
+    ]
+    return torch.optim.AdamW(groups, lr=LR[k], betas=BETAS)
+
+
+@pytest.mark.parametrize("clip", [(None, None, None), (None, 0.7, 20.0)], ids=["unclipped", "clipped"])
+def test_every_cell_equals_torchs_adamw_in_one_pass(
+    device: torch.device, memory: Any, clip: tuple[float | None, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(AdamW, "_step_plainly", None)  # that is another test
+    cells = draw(device)
+    stacked = AdamW.start(
+        {name: torch.stack([cell[name] for cell in cells]) for name in LARGE_SHAPES},
+        betas=BETAS,
+        weight_decay=DECAY,
+        decay_all=DECAY_ALL,
+        clip_norm=clip,
+    )
+    for tensor in ("weights_KP", "first_KP", "second_KP"):  # in guarded memory
+        numbers = getattr(stacked, tensor)
+        setattr(stacked, tensor, memory.normal(*numbers.shape).copy_(numbers))
+    references = [torchs(cell, k) for k, cell in enumerate(cells)]
+    for step in range(5):
+        factor = 1 - step / 10  # a schedule
+        gradients = draw(device)
+        for k, (cell, reference) in enumerate(zip(cells, references, strict=True)):
+            for name in LARGE_SHAPES:
+                cell[name].grad = gradients[k][name].clone()
+            if clip[k] is not None:
+                torch.nn.utils.clip_grad_norm_(list(cell.values()), clip[k])
+            for group in reference.param_groups:
+                group["lr"] = LR[k] * factor
+            reference.step()
+        flat = torch.stack([torch.cat([cell[name].flatten() for name in LARGE_SHAPES]) for cell in gradients])
+        stacked.step(flat, torch.tensor(LR, device=device) * factor)
+    for k, (cell, reference) in enumerate(zip(cells, references, strict=True)):
+        for name in LARGE_SHAPES:
+            state = reference.state[cell[name]]
+            for found, expected in (
+                (stacked.weights_KP, cell[name].detach()),
+                (stacked.first_KP, state["exp_avg"]),
+                (stacked.second_KP, state["exp_avg_sq"]),
+            ):
+                mine = stacked.arrangement.views(found)[name][k]
+                torch.testing.assert_close(mine, expected, rtol=1e-5, atol=1e-6, msg=f"{name} of cell {k}")
+
+
+def all_rates(protocol: Protocol, steps: int) -> list[float]:
+    return torch.cat([learning_rates(protocol, epoch, steps) for epoch in range(protocol.max_epochs)]).tolist()
+
+
+def test_warm_up_is_linear_and_the_cosine_ends_at_zero() -> None:
+    protocol = Protocol(lr=0.3, warmup_epochs=2, max_epochs=7)
+    rates = all_rates(protocol, 5)
+    for step, rate in enumerate(rates):
+        done = step + 1
+        expected = 0.3 * (done / 10 if done <= 10 else 0.5 * (1 + math.cos(math.pi * (done - 10) / 25)))
+        assert rate == pytest.approx(expected, abs=1e-15)
+    assert max(rates) == pytest.approx(0.3)
+    assert rates[9] == pytest.approx(0.3)
+    assert rates[-1] == pytest.approx(0, abs=1e-12)
+
+
+def test_the_cosine_equals_torchs() -> None:
+    protocol = Protocol(lr=0.1, warmup_epochs=0, max_epochs=4)
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=12)
+    for rate in all_rates(protocol, 3):
+        optimizer.step()
+        scheduler.step()
+        assert rate == pytest.approx(scheduler.get_last_lr()[0], abs=1e-12)
+
+
+def test_the_triangle_is_the_papers() -> None:
+    """S2: 1e-7 → lr → 1e-7, with the peak at the end of the warm-up."""
+    protocol = Protocol(lr=0.3, warmup_epochs=2, max_epochs=7, schedule="triangular")
+    steps, warmup, total = 5, 10, 35
+    rates = all_rates(protocol, steps)
+    assert rates[0] == 1e-7
+    assert rates[warmup] == max(rates) == pytest.approx(0.3)
+    assert rates[-1] == pytest.approx(1e-7 + (0.3 - 1e-7) / (total - warmup))
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.3)
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer,
+        max_lr=0.3,
+        total_steps=total + 1,
+        pct_start=(warmup + 1) / (total + 1),
+        anneal_strategy="linear",
+        cycle_momentum=False,
+        div_factor=0.3 / 1e-7,
+        final_div_factor=1.0,
+    )
+    for rate in rates:
+        assert rate == pytest.approx(scheduler.get_last_lr()[0], abs=1e-9)
+        optimizer.step()
+        scheduler.step()
+
+
+@pytest.mark.parametrize("warmup_epochs", [0, 4])
+def test_a_triangle_with_one_side(warmup_epochs: int) -> None:
+    rates = all_rates(Protocol(lr=1.0, warmup_epochs=warmup_epochs, max_epochs=4, schedule="triangular"), 3)
+    expected = [step / 12 for step in range(12)]
+    assert rates == pytest.approx(expected if warmup_epochs else [1 - height for height in expected], abs=1e-6)
+
+
+def test_a_warm_up_longer_than_training_never_reaches_the_peak_early() -> None:
+    rates = all_rates(Protocol(lr=1.0, warmup_epochs=10, max_epochs=2), 3)
+    assert rates == pytest.approx([1 / 6, 2 / 6, 3 / 6, 4 / 6, 5 / 6, 1])

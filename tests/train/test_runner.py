@@ -22,8 +22,8 @@ from nearsight.train import DataConfig, HistoryRow, Listener, RunConfig, RunFold
 from nearsight.train.engine import Stack, initial_model
 from nearsight.train.folder import HEADS_COLUMNS, LAYERS_COLUMNS, Progress
 from nearsight.train.heads import MeasuringImages
+from nearsight.train.optimizer import learning_rates
 from nearsight.train.runner import train_stack
-from nearsight.train.schedule import learning_rates
 
 CPU = torch.device("cpu")
 

@@ -15,8 +15,7 @@ from nearsight.tensorfile import load_tensors
 from nearsight.train import DataConfig, HistoryRow, Listener, RunConfig, RunFolder, baseline, train_run, train_stack
 from nearsight.train.cell import Cell
 from nearsight.train.engine import Stack, initial_model
-from nearsight.train.optimizer import decays
-from nearsight.train.schedule import learning_rates
+from nearsight.train.optimizer import decays, learning_rates
 from nearsight.train.stacked import running_statistics, runs_as_one_batch
 
 CPU = torch.device("cpu")

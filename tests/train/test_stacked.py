@@ -10,9 +10,15 @@ from torch import Tensor, nn
 
 from nearsight.train import stacked
 from nearsight.train.optimizer import Arrangement
-from nearsight.train.stacked import stack_weights, stacked_forward, verify_stacking, weightless
+from nearsight.train.stacked import (
+    _FoldedAttention,
+    stack_weights,
+    stacked_forward,
+    verify_stacking,
+    vmapped_forward,
+    weightless,
+)
 from nearsight.train.stackedweight import UnstackableError, plain, stack_up
-from nearsight.train.vmapped import _FoldedAttention, vmapped_forward
 
 CPU = torch.device("cpu")
 

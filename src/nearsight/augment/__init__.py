@@ -1,55 +1,22 @@
 """What is done to a batch of images: tensor in, tensor out, the same on CPU and CUDA, with strengths per cell.
 
-A new augmentation is one file and one line in `AUGMENTATIONS`.
+A new augmentation is one file here, or anywhere else: a class under `@register_augmentation`.
 """
 
-from nearsight.augment.autoaugment import AutoAugment
-from nearsight.augment.base import Augmentation, Batch, Cells, Stage
-from nearsight.augment.blur import GaussianBlur
-from nearsight.augment.colorjitter import ColorJitter
-from nearsight.augment.compiled import CompiledPipeline
-from nearsight.augment.crop import RandomCrop
-from nearsight.augment.cutfill import CutFill
-from nearsight.augment.cutmix import CutMix
-from nearsight.augment.cutout import CutOut
-from nearsight.augment.erasing import RandomErasing
-from nearsight.augment.flip import HorizontalFlip
-from nearsight.augment.grey import RandomGrey
-from nearsight.augment.mixup import Mixup
-from nearsight.augment.mixup_or_cutmix import MixupOrCutMix
-from nearsight.augment.pipeline import Pipeline, grey_levels, normalize
-from nearsight.augment.randaugment import RandAugment
-from nearsight.augment.resizedcrop import ResizedCrop
-from nearsight.augment.smoothing import smooth_targets
-from nearsight.augment.solarize import Solarize
-from nearsight.augment.tileshuffle import TileShuffle
-from nearsight.augment.timm_randaugment import TimmRandAugment
-from nearsight.augment.trivialaugment import TrivialAugment
+import importlib
+import pkgutil
 
-AUGMENTATIONS: dict[str, type[Augmentation]] = {
-    kind.name: kind
-    for kind in (
-        RandomCrop,
-        ResizedCrop,
-        HorizontalFlip,
-        AutoAugment,
-        RandAugment,
-        TimmRandAugment,
-        TrivialAugment,
-        ColorJitter,
-        RandomGrey,
-        GaussianBlur,
-        Solarize,
-        TileShuffle,
-        CutOut,
-        RandomErasing,
-        CutMix,
-        CutFill,
-        Mixup,
-        MixupOrCutMix,
-    )
-}
-"""Name → class of every augmentation."""
+from nearsight.augment.autoaugment import AutoAugment, RandAugment, TimmRandAugment, TrivialAugment
+from nearsight.augment.base import AUGMENTATIONS, Augmentation, Batch, Cells, Stage, chosen, register_augmentation
+from nearsight.augment.colour import ColorJitter, GaussianBlur, RandomGrey, Solarize
+from nearsight.augment.geometry import HorizontalFlip, RandomCrop, ResizedCrop
+from nearsight.augment.mixing import CutFill, CutMix, Mixup, MixupOrCutMix
+from nearsight.augment.occlusion import CutOut, RandomErasing, TileShuffle
+from nearsight.augment.pipeline import CompiledPipeline, Pipeline, grey_levels, normalize, smooth_targets
+from nearsight.augment.streams import Drawn
+
+for _module in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"nearsight.augment.{_module.name}")  # which registers what it defines
 
 __all__ = [
     "AUGMENTATIONS",
@@ -62,6 +29,7 @@ __all__ = [
     "CutFill",
     "CutMix",
     "CutOut",
+    "Drawn",
     "GaussianBlur",
     "HorizontalFlip",
     "Mixup",
@@ -77,7 +45,9 @@ __all__ = [
     "TileShuffle",
     "TimmRandAugment",
     "TrivialAugment",
+    "chosen",
     "grey_levels",
     "normalize",
+    "register_augmentation",
     "smooth_targets",
 ]

@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import ClassVar, Self
+from typing import ClassVar, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -82,6 +82,8 @@ class Augmentation:
     stage: ClassVar[Stage]
     shared: ClassVar[tuple[str, ...]] = ()
     """Fields that are the same in all cells of a stack: texts, and what decides the shape of the images."""
+    num_draws: ClassVar[int] = 1
+    """Uniform draws per sample that `apply` takes from the stream of its name; the coin for p is one of them."""
 
     p: float = 1.0
     """Probability that it is applied."""
@@ -97,11 +99,11 @@ class Augmentation:
 
     @classmethod
     def sample_draws(cls, cells: Cells, image_shape: torch.Size) -> dict[str, int]:
-        """Stream → how many uniform draws per sample `apply` uses on images [C, H, W]; by default the coin for p.
+        """Stream → how many uniform draws per sample `apply` uses on images [C, H, W].
 
         An InputError where it cannot be applied to images of that size.
         """
-        return {cls.name: 1}
+        return {cls.name: cls.num_draws}
 
     @classmethod
     def batch_draws(cls, cells: Cells) -> dict[str, int]:
@@ -149,6 +151,23 @@ class Augmentation:
             smallest[field.name] = min(values)
         constants = {name: table.to(device) for name, table in cls.constants(choices).items()}
         return Cells(numbers, largest, smallest, choices, constants)
+
+
+A = TypeVar("A", bound=Augmentation)
+
+AUGMENTATIONS: dict[str, type[Augmentation]] = {}
+"""Name → class of every augmentation, in the usual order: by stage, and within one as they were registered."""
+
+
+def register_augmentation(kind: type[A]) -> type[A]:
+    """Class decorator that makes an augmentation known by its name: to recipes, studies and the command line."""
+    if kind.name in AUGMENTATIONS:
+        raise ValueError(f"there is an augmentation {kind.name!r} already: {AUGMENTATIONS[kind.name].__qualname__}")
+    AUGMENTATIONS[kind.name] = kind
+    usual = sorted(AUGMENTATIONS.values(), key=lambda each: each.stage)
+    AUGMENTATIONS.clear()
+    AUGMENTATIONS.update((each.name, each) for each in usual)
+    return kind
 
 
 def chosen(cells: Cells, coin: Tensor) -> Tensor:

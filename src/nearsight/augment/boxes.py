@@ -1,4 +1,4 @@
-"""Rectangles inside an image: where CutMix and its relatives cut, and which pixels they cover.
+"""Rectangles inside an image: how they are drawn, which pixels they cover, and what an emptied one is filled with.
 
 A box is (top, bottom, left, right), half open, each a tensor [K, b] with b = B or 1 (the same box for a whole batch).
 """
@@ -7,6 +7,10 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from nearsight.augment.base import Batch, Cells
+from nearsight.augment.streams import Drawn, standard_normal
+from nearsight.errors import InputError
 
 
 class Box(NamedTuple):
@@ -53,3 +57,57 @@ def snapped(box: Box, patch: Tensor, height: int, width: int) -> Box:
     """The box with its edges moved to the nearest lines of the grid of `patch` [K, 1] pixels; 1 moves nothing."""
     sizes = (height, height, width, width)
     return Box(*(((edge + patch // 2) // patch * patch).clamp(max=size) for edge, size in zip(box, sizes, strict=True)))
+
+
+_NUM_TRIES = 10
+NUM_RECTANGLE_DRAWS = 2 * _NUM_TRIES
+
+
+def check_ranges(name: str, min_area: float, max_area: float, min_ratio: float, max_ratio: float) -> None:
+    if not 0 < min_area <= max_area <= 1:
+        raise InputError(f"{name} has areas from {min_area} to {max_area}, but they are shares with 0 < min ≤ max ≤ 1")
+    if not 0 < min_ratio <= max_ratio:
+        raise InputError(f"{name} has aspect ratios from {min_ratio} to {max_ratio}, but they need 0 < min ≤ max")
+
+
+def random_sides(
+    draw_KBn: Tensor, cells: Cells, height: int, width: int, *, margin: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Whether a random rectangle fits [K, B], and the rows and columns of the first that does (int64 [K, B]).
+
+    torchvision draws up to ten times until one fits. Here all ten are drawn and the first that fits is taken.
+    Area uniform in [min_area, max_area] of the image, log of columns/rows uniform in that of [min_ratio, max_ratio].
+    `margin` is how many pixels a side must stay below the image's.
+    """
+    area_draw, ratio_draw = draw_KBn.tensor_split(2, dim=-1)
+    smallest, largest, narrow, wide = (
+        cells[name].to(torch.float32)[:, None, None] for name in ("min_area", "max_area", "min_ratio", "max_ratio")
+    )
+    area = (smallest + area_draw * (largest - smallest)) * (height * width)
+    ratio = torch.exp(narrow.log() + ratio_draw * (wide.log() - narrow.log()))
+    columns, rows = (area * ratio).sqrt().round(), (area / ratio).sqrt().round()
+    fits = (rows > 0) & (columns > 0) & (rows <= height - margin) & (columns <= width - margin)
+    # The first that fits, by rank: which of several equal maxima argmax returns is not specified.
+    first = torch.where(fits, torch.arange(_NUM_TRIES, device=fits.device), _NUM_TRIES).argmin(-1, keepdim=True)
+    picked = [side.gather(-1, first).squeeze(-1).to(torch.int64) for side in (rows, columns)]
+    return fits.any(-1), picked[0], picked[1]
+
+
+def offset(draw_KB: Tensor, side_KB: Tensor, size: int) -> Tensor:
+    """Where a side begins, uniform over all places where it fits."""
+    return (draw_KB * (size - side_KB + 1)).to(torch.int64)
+
+
+def filling_draws(stream: str, cells: Cells, image_shape: torch.Size) -> dict[str, int]:
+    """The draws that `filling` takes: one per pixel and channel, none if all cells fill with the mean."""
+    return {stream: image_shape.numel()} if cells.largest["noise"] > 0 else {}
+
+
+def filling(batch: Batch, cells: Cells, drawn: Drawn, stream: str) -> Tensor:
+    """Grey levels [K, B or 1, C, H or 1, W or 1], float32: mean + noise·deviation·z, with the cell's `noise`."""
+    mean_C11 = batch.mean_C[:, None, None]
+    if stream not in drawn.sample:
+        return mean_C11[None, None]
+    z_KBCHW = standard_normal(drawn.sample[stream]).view(batch.images_KBCHW.shape)
+    strength = cells["noise"].to(torch.float32)[:, None, None, None, None]
+    return mean_C11 + strength * batch.std_C[:, None, None] * z_KBCHW

@@ -17,7 +17,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from nearsight.augment import affine, blends, tables
+from nearsight.augment import pixels
 
 
 class Operation(IntEnum):
@@ -73,26 +73,26 @@ Table = Callable[[Tensor, Tensor], Tensor]
 Blend = Callable[[Tensor, Tensor], Tensor]
 
 _MATRICES: dict[Operation, Matrices] = {
-    Operation.SHEAR_X: lambda m, height, width: affine.shear_x_matrices(m, height),
-    Operation.SHEAR_Y: lambda m, height, width: affine.shear_y_matrices(m, width),
-    Operation.TRANSLATE_X: lambda m, height, width: affine.translate_matrices(m, torch.zeros_like(m)),
-    Operation.TRANSLATE_Y: lambda m, height, width: affine.translate_matrices(torch.zeros_like(m), m),
-    Operation.ROTATE: lambda m, height, width: affine.rotate_matrices(m),
+    Operation.SHEAR_X: lambda m, height, width: pixels.shear_x_matrices(m, height),
+    Operation.SHEAR_Y: lambda m, height, width: pixels.shear_y_matrices(m, width),
+    Operation.TRANSLATE_X: lambda m, height, width: pixels.translate_matrices(m, torch.zeros_like(m)),
+    Operation.TRANSLATE_Y: lambda m, height, width: pixels.translate_matrices(torch.zeros_like(m), m),
+    Operation.ROTATE: lambda m, height, width: pixels.rotate_matrices(m),
 }
 _TABLES: dict[Operation, Table] = {
-    Operation.BRIGHTNESS: lambda images, m: tables.brightness_table(m),
-    Operation.CONTRAST: lambda images, m: tables.contrast_table(m, blends.mean_grey(images)),
-    Operation.POSTERIZE: lambda images, m: tables.posterize_table(m.round().to(torch.int64)),
-    Operation.SOLARIZE: lambda images, m: tables.solarize_table(255 * m),
-    Operation.SOLARIZE_ADD: lambda images, m: tables.solarize_add_table(m.trunc()),
-    Operation.AUTOCONTRAST: lambda images, m: tables.autocontrast_table(images),
-    Operation.EQUALIZE: lambda images, m: tables.equalize_table(images),
-    Operation.INVERT: lambda images, m: tables.invert_table(images.device),
+    Operation.BRIGHTNESS: lambda images, m: pixels.brightness_table(m),
+    Operation.CONTRAST: lambda images, m: pixels.contrast_table(m, pixels.mean_grey(images)),
+    Operation.POSTERIZE: lambda images, m: pixels.posterize_table(m.round().to(torch.int64)),
+    Operation.SOLARIZE: lambda images, m: pixels.solarize_table(255 * m),
+    Operation.SOLARIZE_ADD: lambda images, m: pixels.solarize_add_table(m.trunc()),
+    Operation.AUTOCONTRAST: lambda images, m: pixels.autocontrast_table(images),
+    Operation.EQUALIZE: lambda images, m: pixels.equalize_table(images),
+    Operation.INVERT: lambda images, m: pixels.invert_table(images.device),
 }
 _BLENDS: dict[Operation, Blend] = {
-    Operation.COLOR: blends.saturation,
-    Operation.SHARPNESS: blends.sharpness,
-    Operation.HUE: blends.hue,
+    Operation.COLOR: pixels.saturation,
+    Operation.SHARPNESS: pixels.sharpness,
+    Operation.HUE: pixels.hue,
 }
 
 
@@ -103,19 +103,19 @@ def everything_and_select(
     height, width = images_NCHW.shape[-2:]
     images = images_NCHW
     if matrices := _possible(_MATRICES, possible):
-        matrix_N23 = affine.identity_matrices(len(images), images.device)
+        matrix_N23 = pixels.identity_matrices(len(images), images.device)
         for operation, build in matrices.items():
             here = (operation_N == operation.value)[:, None, None]
             matrix_N23 = torch.where(here, build(magnitude_N, height, width), matrix_N23)
-        images = affine.sample_nearest(images, matrix_N23, fill_C)
+        images = pixels.sample_nearest(images, matrix_N23, fill_C)
     result = images
     if lookups := _possible(_TABLES, possible):
-        table_NC256 = tables.identity_table(images.device)
+        table_NC256 = pixels.identity_table(images.device)
         for operation, tabulate in lookups.items():
             table_NC256 = torch.where(
                 (operation_N == operation.value)[:, None, None], tabulate(images, magnitude_N), table_NC256
             )
-        result = tables.look_up(images, table_NC256)
+        result = pixels.look_up(images, table_NC256)
     for operation, blend in _possible(_BLENDS, possible).items():
         result = torch.where((operation_N == operation.value)[:, None, None, None], blend(images, magnitude_N), result)
     return result
@@ -139,14 +139,14 @@ def only_what_is_needed(images_NCHW: Tensor, operation_N: Tensor, magnitude_N: T
     moved = sorted_images[ends[min(_MATRICES)] : ends[max(_MATRICES) + 1]]
     if len(moved):
         matrices = [_MATRICES[operation](magnitude, height, width) for operation, _, magnitude in members(_MATRICES)]
-        done.append(affine.sample_nearest(moved, torch.cat(matrices), fill_C))
+        done.append(pixels.sample_nearest(moved, torch.cat(matrices), fill_C))
     mapped = sorted_images[ends[min(_TABLES)] : ends[max(_TABLES) + 1]]
     if len(mapped):
         lookups = [
             _TABLES[operation](images, magnitude).expand(len(images), channels, -1)
             for operation, images, magnitude in members(_TABLES)
         ]
-        done.append(tables.look_up(mapped, torch.cat(lookups)))
+        done.append(pixels.look_up(mapped, torch.cat(lookups)))
     done += [_BLENDS[operation](images, magnitude) for operation, images, magnitude in members(_BLENDS)]
     return torch.cat(done).index_select(0, order_N.argsort())
 

@@ -5,6 +5,7 @@ operations, once for each stream: more than the augmentations themselves cost on
 """
 
 import itertools
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -15,6 +16,8 @@ from nearsight.randomness import Draws, key_of, philox, stream_id, to_unit_inter
 
 _WORD = 0xFFFFFFFF
 _WORDS_PER_LANE = 4
+_HALF_STEP = 2.0**-25
+"""Draws are multiples of 2⁻²⁴ that include 0, where logarithms and normal variates are infinite."""
 
 
 @dataclass(frozen=True)
@@ -79,3 +82,22 @@ def _lanes(nums: Mapping[str, int], device: torch.device) -> tuple[Tensor, Tenso
 def _by_name(draw: Tensor, nums: Mapping[str, int]) -> dict[str, Tensor]:
     starts = itertools.accumulate((_WORDS_PER_LANE * _num_lanes(num) for num in nums.values()), initial=0)
     return {name: draw[..., start : start + num] for (name, num), start in zip(nums.items(), starts, strict=False)}
+
+
+def standard_normal(uniform: Tensor) -> Tensor:
+    """Normal variates from uniform draws that are multiples of 2⁻²⁴, by the inverse of the distribution function."""
+    return math.sqrt(2) * torch.erfinv(2 * uniform.clamp(min=_HALF_STEP) - 1)
+
+
+def symmetric_beta(uniform: Tensor, alpha: Tensor) -> Tensor:
+    """Beta(α, α) variates from uniform draws [..., 2]; `alpha` broadcasts against [...].
+
+    Exact for every α > 0 and without rejection, so a fixed number of counter-based draws is enough: Bailey (1994) gives
+    a Student-t variate with 2α degrees of freedom from two uniforms, and t/√(2α + t²) is a Beta(α, α) on [-1, 1]
+    (Devroye 1986, IX.3). For α = 1 this is Archimedes' theorem: a coordinate of a point on the sphere is uniform.
+    """
+    radius, angle = uniform.unbind(-1)
+    cosine = torch.cos(2 * math.pi * angle)
+    # x = t²/2α. For small α it overflows to infinity, and 1/x then gives the ends 0 and 1, as it should.
+    x = torch.expm1(-radius.clamp(min=_HALF_STEP).log() / alpha) * cosine.square()
+    return 0.5 + 0.5 * torch.copysign(torch.rsqrt(1 + 1 / x), cosine)

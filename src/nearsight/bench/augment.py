@@ -3,7 +3,7 @@
 Ours starts from a uint8 data set on the device and includes picking the batch. torchvision's runs in a DataLoader with
 a worker per core, CutMix in its collate function, and includes the copy to the device. It is measured as people use it,
 on PIL images, and on uint8 tensors; ratios are against the faster of the two. On a CPU ours runs on one thread
-(`nearsight.augment.threads`) against torchvision on all cores.
+(`nearsight.augment.pipeline`) against torchvision on all cores.
 
 What to expect on a GPU, before measuring. Counted with a dispatch mode on the fixed-shape path, eager: 860 kernels
 per call whatever the batch, and 1.9 MB read and written per 32×32 image (AutoAugment 1.8 MB, most of it the int64 and
@@ -25,8 +25,9 @@ import torch
 from torch import Tensor
 
 from nearsight.augment import Augmentation, AutoAugment, CutMix, HorizontalFlip, Pipeline, RandomCrop
-from nearsight.augment.threads import threads_for
-from nearsight.bench.loader import (
+from nearsight.augment.pipeline import threads_for
+from nearsight.bench.costs import PeakMemory, check_counts
+from nearsight.bench.ordinary import (
     CIFAR100_MEAN,
     CIFAR100_STD,
     CUTMIX_P,
@@ -36,8 +37,6 @@ from nearsight.bench.loader import (
     picture_like_images,
     torchvision_loader,
 )
-from nearsight.bench.memory import PeakMemory
-from nearsight.bench.sizes import check_counts
 from nearsight.errors import InputError, check_at_least, check_positive
 from nearsight.randomness import Draws
 

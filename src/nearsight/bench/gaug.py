@@ -24,12 +24,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nearsight.bench.memory import PeakMemory
-from nearsight.bench.sizes import check_sizes, grid_of
+from nearsight.bench.costs import PeakMemory, check_sizes, grid_of
 from nearsight.errors import InputError, check_at_least
 from nearsight.locat import Grid, add_locat
 from nearsight.locat.attend import attend
-from nearsight.locat.bias import bias_between_tokens
+from nearsight.locat.gaussian import bias_between_tokens
 from nearsight.models import create_model
 
 _NUM_TURNS = 5

@@ -22,8 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nearsight.bench.memory import PeakMemory
-from nearsight.bench.sizes import check_sizes, grid_of
+from nearsight.bench.costs import PeakMemory, check_sizes, grid_of
 from nearsight.errors import InputError, check_at_least
 from nearsight.lens import survey
 from nearsight.lens.inputs import as_batch

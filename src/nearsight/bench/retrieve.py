@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nearsight.bench.memory import PeakMemory
+from nearsight.bench.costs import PeakMemory
 from nearsight.errors import InputError, check_at_least
 from nearsight.probe.retrieve import DEFAULT_K
 from nearsight.probe.search import PIECE_BYTES, ExactIndex, FaissIndex, check_enough, import_faiss, unit

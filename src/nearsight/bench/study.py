@@ -21,28 +21,38 @@ memory with the tables: a run's are some 20 KB. docs/scale.md has a table.
 import dataclasses
 import functools
 import gc
+import json
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from nearsight.bench.memory import PeakMemory
-from nearsight.bench.simulated_runs import SimulatedTraining
-from nearsight.bench.sizes import check_counts
+import numpy as np
+import torch
+
+from nearsight.bench.costs import PeakMemory, check_counts
 from nearsight.errors import InputError
+from nearsight.files import as_json
 from nearsight.papers import find_study
 from nearsight.report.page.folders import write_folder_page
 from nearsight.report.writing import write_study_report
 from nearsight.study import Study, StudyFolder, StudyListener, StudyResults, run_study
 from nearsight.study.executors import Work
-from nearsight.study.runner import Runner
-from nearsight.train import DataConfig, RunName, Stop
+from nearsight.study.worker import Runner
+from nearsight.train import HEADS_COLUMNS, LAYERS_COLUMNS, DataConfig, Listener, RunConfig, RunFolder, RunName, Stop
+from nearsight.train.integrity import provenance
 
 STEPS = ("plan", "run", "resume", "show", "tables", "report", "page")
 _SHARE_MISSING = 10
 """One cell in so many is missing when the study is resumed."""
+
+NUM_EPOCHS = 130
+NUM_MEASURED = 5000
+_SECONDS_PER_EPOCH = 0.6
+_IMAGES_PER_SECOND = 60_000.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,23 +69,6 @@ class StudyRow:
     """Peak memory beyond what was there before the step."""
     disk_bytes: int
     """All files of the study after the step, without weights."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class SimulatedExecutor:
-    """One runner that takes cells through their locks, as `LocalExecutor`, and leaves finished folders at once."""
-
-    training: SimulatedTraining
-
-    def check(self) -> None:
-        """It needs nothing."""
-
-    def run(self, work: Work, listener: StudyListener, stop: Stop) -> dict[RunName, Exception]:
-        folder = StudyFolder(work.folder)
-        with folder.locks().kept_alive() as locks:
-            runner = Runner(folder, locks, listener, self.training, lambda _: None)
-            runner.run(work.groups, work.cells_per_stack)
-        return runner.failed
 
 
 def bench_study(
@@ -194,3 +187,115 @@ def table(rows: Sequence[StudyRow]) -> str:
             lines.append(f"{size:>9,}{conditions:>12}{cells}")
         lines.append("")
     return "\n".join(lines[:-1])
+
+
+class SimulatedTraining:
+    """Stands in for `nearsight.train.train_runs`: what it leaves of a run is there at once.
+
+    Files as large and as many as those of a paper's runs, with random numbers.
+    """
+
+    def __init__(self, num_epochs: int = NUM_EPOCHS) -> None:
+        self._num_epochs = num_epochs
+        self._certificate = provenance(torch.device("cpu"))  # asks for the commit, which takes a while
+
+    def __call__(self, configs: Sequence[RunConfig], folders: Sequence[RunFolder], *, listener: Listener) -> None:
+        for config, folder in zip(configs, folders, strict=True):
+            self.write(config, folder)
+            listener.finished(config, folder)
+
+    def write(self, config: RunConfig, folder: RunFolder) -> None:
+        """All files of a finished run but the weights."""
+        identity, path = config.identity, folder.path
+        random = np.random.default_rng(int(identity, 16))
+        path.mkdir(parents=True, exist_ok=True)
+        (path / "config.json").write_text(as_json(config.to_json()), encoding="utf-8")
+        accuracies = random.random(self._num_epochs)
+        best = int(accuracies.argmax())
+        self._write_epochs(folder, accuracies, random)
+        mad, entropy = _write_heads(config, folder, best + 1, random)
+        result = {
+            "identity": identity,
+            "test_acc": float(random.random()),
+            "test_loss": float(random.random()),
+            "val_acc": float(accuracies[best]),
+            "best_epoch": best + 1,
+            "epochs": self._num_epochs,
+            "min_mad": float(mad.min()),
+            "max_mad": float(mad.max()),
+            "min_entropy": float(entropy.min()),
+            "max_entropy": float(entropy.max()),
+            "max_share_self": float(random.random()),
+            "max_share_near": float(random.random()),
+            "num_measured": NUM_MEASURED,
+            "position_association": float(random.random()),
+        }
+        (path / "result.json").write_text(as_json(result), encoding="utf-8")
+        folder.finish(
+            {
+                **self._certificate,
+                "processes": 1,
+                "seed": config.seed,
+                "identity": identity,
+                "data_fingerprint": "0" * 64,
+                "wall_seconds": self._num_epochs * _SECONDS_PER_EPOCH,
+                "images_per_second": _IMAGES_PER_SECOND,
+            }
+        )
+
+    def _write_epochs(self, folder: RunFolder, accuracies: np.ndarray, random: np.random.Generator) -> None:
+        numbers = random.random((self._num_epochs, 3)).tolist()
+        rows = [
+            (epoch, train_loss, val_loss, accuracy, lr, _SECONDS_PER_EPOCH)
+            for epoch, (accuracy, (train_loss, val_loss, lr)) in enumerate(
+                zip(accuracies.tolist(), numbers, strict=True), start=1
+            )
+        ]
+        _write_csv(folder, "history.csv", ("epoch", "train_loss", "val_loss", "val_acc", "lr", "seconds"), rows)
+        events: list[dict[str, Any]] = [{"event": "started", "epochs_done": 0, "device": "cuda"}]
+        events += [{"event": "epoch", "epoch": row[0], "val_acc": row[3]} for row in rows]
+        stamp = {"time": "2000-01-01T00:00:00+0000"}
+        lines = "".join(json.dumps({**stamp, **event}) + "\n" for event in events)
+        (folder.path / "events.jsonl").write_text(lines, encoding="utf-8")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimulatedExecutor:
+    """One runner that takes cells through their locks, as `LocalExecutor`, and leaves finished folders at once."""
+
+    training: SimulatedTraining
+
+    def check(self) -> None:
+        """It needs nothing."""
+
+    def run(self, work: Work, listener: StudyListener, stop: Stop) -> dict[RunName, Exception]:
+        folder = StudyFolder(work.folder)
+        with folder.locks().kept_alive() as locks:
+            runner = Runner(folder, locks, listener, self.training, lambda _: None)
+            runner.run(work.groups, work.cells_per_stack)
+        return runner.failed
+
+
+def _write_heads(
+    config: RunConfig, folder: RunFolder, epoch: int, random: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    """heads.csv and layers.csv; distances and entropies, layers × heads."""
+    depth, num_heads = config.model.depth, config.model.num_heads
+    mad, mad_std, entropy, entropy_std = random.random((4, depth, num_heads))
+    rows = [
+        (
+            *(epoch, layer, f"blocks.{layer}.attn", head, float(mad[layer, head]), float(mad_std[layer, head])),
+            *(float(entropy[layer, head]), float(entropy_std[layer, head]), NUM_MEASURED),
+        )
+        for layer in range(depth)
+        for head in range(num_heads)
+    ]
+    _write_csv(folder, folder.heads.name, HEADS_COLUMNS, rows)
+    layers = [(layer, f"blocks.{layer}.attn", *random.random(2).tolist(), NUM_MEASURED) for layer in range(depth)]
+    _write_csv(folder, folder.layers.name, LAYERS_COLUMNS, layers)
+    return mad, entropy
+
+
+def _write_csv(folder: RunFolder, name: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    lines = [",".join(columns), *(",".join(map(str, row)) for row in rows)]
+    (folder.path / name).write_text("\n".join(lines) + "\n", encoding="utf-8")

@@ -35,12 +35,8 @@ from typing import get_args
 
 import torch
 
-from nearsight.bench.clock import StepClock
-from nearsight.bench.flops import flops_per_image, peak_flops
-from nearsight.bench.loader import CIFAR100_MEAN, CIFAR100_STD, Kind, picture_like_images
-from nearsight.bench.memory import PeakMemory
-from nearsight.bench.ordinary import OrdinaryLoop
-from nearsight.bench.sizes import check_counts
+from nearsight.bench.costs import PeakMemory, StepClock, check_counts, flops_per_image, peak_flops
+from nearsight.bench.ordinary import CIFAR100_MEAN, CIFAR100_STD, Kind, OrdinaryLoop, picture_like_images
 from nearsight.data import Dataset, ImageSet, load_dataset
 from nearsight.errors import InputError, check_at_least
 from nearsight.models import ModelConfig

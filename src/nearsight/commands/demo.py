@@ -7,16 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from nearsight.commands.options import Common, parse
+from nearsight.commands.options import Common, parse, stoppable
 from nearsight.commands.progress import TrainingProgress
-from nearsight.commands.signals import stoppable
-from nearsight.files import output_folder
-from nearsight.kinds import check_kind
+from nearsight.files import check_kind, output_folder
 from nearsight.lens import patch_grid
 from nearsight.metrics import uniform_attention_distance
 from nearsight.models import load_model
-from nearsight.recipes import demo_runs
 from nearsight.train import Stop, train_run
+from nearsight.train.recipes import demo_runs
 
 
 @dataclass(frozen=True, kw_only=True)

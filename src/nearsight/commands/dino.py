@@ -6,13 +6,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from nearsight.commands.dino_progress import DinoProgress
-from nearsight.commands.options import Common, parse
-from nearsight.commands.signals import stoppable
-from nearsight.recipes.dino import PRETRAININGS
+from nearsight.commands.options import Common, parse, stoppable
+from nearsight.commands.progress import EpochProgress
 from nearsight.train import Stop
-from nearsight.train.dino import DinoConfig, pretrain
+from nearsight.train.dino import DinoConfig, DinoListener, DinoRow, pretrain
+from nearsight.train.dino.recipes import PRETRAININGS
 from nearsight.train.processes import TIMEOUT, Processes, together
+
+
+class DinoProgress(EpochProgress, DinoListener):
+    """Shows one run; use it as a context manager. A silent one is for all processes but the first."""
+
+    def started(self, config: DinoConfig, epochs_done: int, steps_per_epoch: int) -> None:
+        self._begin(config.protocol.epochs, epochs_done, steps_per_epoch)
+
+    def epoch(self, config: DinoConfig, row: DinoRow) -> None:
+        status = f"loss {row.loss:.3f}, {row.information:.2f} nats, {row.prototypes_used:.0f} prototypes in use"
+        self._end_epoch(row.epoch, status, row.seconds)
+
+    def collapsed(self, row: DinoRow) -> None:
+        self._say(f"warning: in epoch {row.epoch} the teacher said the same of all images; the run has collapsed")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,22 +2,20 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import Tensor
 
-from nearsight.commands.pictures import Images, PreparedImages
+from nearsight.commands.pictures import as_seen
 from nearsight.commands.subjects import Request, Subject, open_subjects
 from nearsight.errors import InputError
 from nearsight.report import ModelHeads
-from nearsight.report.conditions import base_and_full, with_attention
 from nearsight.report.explorer import Exhibit, Explorer, explore
 from nearsight.report.runs import model_heads
-from nearsight.study import StudyResults
-from nearsight.study.results import run_folder
 from nearsight.train import RunFolder
+
+if TYPE_CHECKING:
+    from nearsight.study import StudyResults
 
 NUM_PICTURES = 4
 
@@ -30,7 +28,7 @@ def explorer_of(subjects: Sequence[Subject], heads: Sequence[ModelHeads], device
     exhibits = []
     for subject, own in zip(subjects, heads, strict=True):
         images_BCHW = next(subject.images.batches(NUM_PICTURES))
-        pictures = _as_seen(subject.images, images_BCHW)
+        pictures = as_seen(subject.images, images_BCHW)
         exhibits.append(Exhibit(heads=own, model=subject.model, images_BCHW=images_BCHW, pictures_BHWC=pictures))
     return explore(exhibits, device=device)
 
@@ -49,13 +47,17 @@ def explorer_of_runs(
 
 
 def explorer_of_study(
-    folder: Path, results: StudyResults, *, data_dir: Path | None = None, device: torch.device
+    folder: Path, results: "StudyResults", *, data_dir: Path | None = None, device: torch.device
 ) -> Explorer | None:
     """Of a study: the first run with no factor on, and the first with all of them on (S1: Baseline | Modern).
 
     Runs that were taken from tables have no weights to look into: the next one is shown, and where there is none, the
     other condition alone.
     """
+    # Here, because only the page of a study needs them.
+    from nearsight.report.conditions import base_and_full, with_attention
+    from nearsight.study.results import run_folder
+
     try:
         conditions = reversed(base_and_full(with_attention(results)))
     except InputError:  # neither has a run yet
@@ -67,16 +69,3 @@ def explorer_of_study(
         if (shown := next((run for run in folders if run.model.exists()), None)) is not None:
             runs[label] = shown.path
     return explorer_of_runs(runs, data_dir=data_dir, device=device) if runs else None
-
-
-def _as_seen(images: Images, images_BCHW: Tensor) -> NDArray[np.uint8]:
-    """Normalised images as pictures again: [B, H, W, C]."""
-    per_channel = (
-        (images.data_config["mean"], images.data_config["std"])
-        if isinstance(images, PreparedImages)
-        else (images.dataset.mean, images.dataset.std)
-    )
-    mean_C11, std_C11 = (torch.tensor(values).view(-1, 1, 1) for values in per_channel)
-    levels_BCHW = (images_BCHW.float().cpu() * std_C11 + mean_C11).clamp(0, 1).mul(255).round().to(torch.uint8)
-    pictures: NDArray[np.uint8] = levels_BCHW.permute(0, 2, 3, 1).numpy()
-    return pictures

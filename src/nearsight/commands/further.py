@@ -13,10 +13,8 @@ from typing import TYPE_CHECKING
 import pandas as pd
 import torch
 from matplotlib.figure import Figure
-from numpy import float64
-from numpy.typing import NDArray
-from torch import Tensor
 
+from nearsight.commands.pictures import as_seen
 from nearsight.files import output_folder, replacing
 from nearsight.lens import WHAT, HeadTable, Measurement, attention_rollout, layer_similarity, position_gram
 from nearsight.lens.measurement import MEASUREMENTS
@@ -150,7 +148,7 @@ def _rollout(measured: "Sequence[Measured]", device: torch.device, _: dict[str, 
     for seen in measured:
         images = next(seen.subject.images.batches(NUM_ROLLOUTS))
         maps = attention_rollout(seen.subject.model, images, device=device)
-        drawn = rollout_overlays(_as_seen(images), maps.numpy(), label=seen.subject.label)
+        drawn = rollout_overlays(list(as_seen(seen.subject.images, images)), maps.numpy(), label=seen.subject.label)
         figures[f"rollout{_end(seen, measured)}"] = drawn
     return figures
 
@@ -194,13 +192,6 @@ def write_extra_tables(table: HeadTable, layers: Sequence[int], what: Sequence[s
             files.append(folder / name)
             _write_csv(files[-1], frame.assign(layer=[layers[place] for place in frame["layer"]]))
     return files
-
-
-def _as_seen(images_BCHW: Tensor) -> list[NDArray[float64]]:
-    """Pictures from normalised images: stretched between their own extremes, since all that counts is to know them."""
-    pictures = images_BCHW.double().cpu().permute(0, 2, 3, 1)
-    low, high = (function(pictures, dim=(1, 2, 3), keepdim=True) for function in (torch.amin, torch.amax))
-    return list(((pictures - low) / (high - low).clamp(min=1e-12)).numpy())
 
 
 def _write_csv(path: Path, table: pd.DataFrame) -> None:

@@ -2,34 +2,31 @@
 
 import inspect
 import json
-import re
 import shlex
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
-from nearsight.commands.batching import find_batch_size, within_memory
-from nearsight.commands.engines import DEFAULT_ADDRESS, Engine, check_engine
-from nearsight.commands.measuring_shards import Prepared, ShardMeasuring, Watch, check_sharding, shards_of
-from nearsight.commands.options import parse
-from nearsight.commands.progress import MeasuringProgress
-from nearsight.commands.subjects import Request, Subject, folders_of, open_subjects, short_name
-from nearsight.commands.what import about_what, check_what, in_the_table
-from nearsight.errors import InputError, check_at_least, unknown_name
-from nearsight.files import check_output_folder
-from nearsight.kinds import MEASURED, check_kind
-from nearsight.lens import HeadTable, Shards, measure, patch_grid, position_gram
+from nearsight.commands.measuring import (
+    Prepared,
+    ShardMeasuring,
+    about_what,
+    check_sharding,
+    check_what,
+    in_the_table,
+    measure_shown,
+    prepare,
+    shards_of,
+)
+from nearsight.commands.options import DEFAULT_ADDRESS, Engine, check_engine, parse
+from nearsight.commands.subjects import Request, folders_of, short_name
+from nearsight.errors import InputError, check_at_least
+from nearsight.files import MEASURED, check_kind, check_output_folder
+from nearsight.lens import Shards, position_gram
 from nearsight.lens.running import remembering_surveys
-from nearsight.study.executors.ray_cluster import check_device, import_ray
-from nearsight.train.provenance import provenance
-
-if TYPE_CHECKING:
-    from nearsight.commands.measured import Measured
-    from nearsight.report import ModelHeads
+from nearsight.work import check_device, import_ray
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,11 +79,8 @@ def _run(options: MeasureOptions, arguments: Sequence[str]) -> int:
     if options.engine == "ray":
         check_device(options.device)
         import_ray()
-    prepared = _prepare(options, device)
-    # Here, because whatever draws figures takes half a second to load: help and mistakes do without.
-    from nearsight.commands.further import look_further
-    from nearsight.commands.measured import as_json, as_text, write_all
-
+    # Of shards, everybody looks at some: to decode all of them everywhere would take longer than to measure.
+    prepared = prepare(options, options.layers, device, all_decoded=options.shards is None)
     subjects = [one.subject for one in prepared]
     folders = folders_of(options.models, out)
     if "positions" in what:
@@ -94,7 +88,7 @@ def _run(options: MeasureOptions, arguments: Sequence[str]) -> int:
         for subject in subjects:
             position_gram(subject.model)
     if options.shards is None:
-        tables = [_measure_shown(one, options.batch_size, in_the_table(what), device) for one in prepared]
+        tables = [measure_shown(one, options.batch_size, in_the_table(what), device) for one in prepared]
     else:
         divided = [
             shards_of(one, in_the_table(what), options.shards, folder)
@@ -105,8 +99,13 @@ def _run(options: MeasureOptions, arguments: Sequence[str]) -> int:
             _say_shard(divided, options.shard, as_object=options.json)
             return 0
         tables = [shards.merged() for shards in divided]
+    # Here, because whatever draws figures takes half a second to load: help, mistakes and jobs of shards do without.
+    from nearsight.commands.further import look_further
+    from nearsight.commands.measured import Measured, as_json, as_text, write_all
+
     measured = [
-        _measured(one, table, folder, device) for one, table, folder in zip(prepared, tables, folders, strict=True)
+        Measured.of(one.subject, table, [one.layers[name] for name in table.layer_names], folder, device)
+        for one, table, folder in zip(prepared, tables, folders, strict=True)
     ]
     further = look_further(measured, what, device)
     files = write_all(out, measured, shlex.join(["nearsight", "measure", *arguments]), further.sections())
@@ -138,99 +137,11 @@ def _default_folder(options: MeasureOptions) -> Path:
     return Path("runs") / f"measure-{short_name(first)}{end}"
 
 
-def _prepare(options: MeasureOptions, device: torch.device) -> list[Prepared]:
-    """The models, opened, and one image through each: what does not work is known before the first is measured."""
-    prepared = []
-    # Of shards, everybody looks at some: to decode all of them everywhere would take longer than to measure.
-    for subject in open_subjects(options, device, all_decoded=options.shards is None):
-        first_look = _first_look(subject, device)
-        layers = _choose_layers(options.layers, first_look, subject.label)
-        prepared.append(Prepared(subject=subject, layers=layers, first_look=first_look))
-    return prepared
-
-
-def _look(
-    subject: Subject,
-    images: Iterable[Tensor],
-    batch_size: int,
-    layers: Sequence[str] | None,
-    what: Sequence[str],
-    device: torch.device,
-) -> HeadTable:
-    """The one place where a model is measured: whatever else is to be seen of it is asked for here."""
-    return measure(
-        subject.model,
-        images,
-        batch_size=batch_size,
-        layers=layers,
-        device=device,
-        precision=subject.precision,
-        what=what,
-    )
-
-
-def _first_look(subject: Subject, device: torch.device) -> HeadTable:
-    image = next(subject.images.batches(1))
-    return within_memory(lambda size: _look(subject, [image], size, None, (), device), 1, may_shrink=True)
-
-
-def _choose_layers(asked: Sequence[str], first_look: HeadTable, label: str) -> dict[str, int]:
-    """The layers to measure, by name, and their numbers among all of the model's."""
-    number_of = {name: number for number, name in enumerate(first_look.layer_names)}
-    names = [name for text in asked for name in text.replace(",", " ").split()]
-    if not names:
-        return number_of
-    chosen = {}
-    for name in names:
-        if re.fullmatch(r"-?\d+", name) and name not in number_of:
-            number = int(name)
-            if not -len(number_of) <= number < len(number_of):
-                last = len(number_of) - 1
-                raise InputError(f"--layers {number}: the layers of {label} count from 0 to {last}")
-            name = first_look.layer_names[number]
-        elif name in first_look.skipped:
-            raise InputError(f"--layers {name}: {label} has it, but it is not measured ({first_look.skipped[name]})")
-        elif name not in number_of:
-            raise unknown_name(f"layer of {label}", name, number_of)
-        chosen[name] = number_of[name]
-    return dict(sorted(chosen.items(), key=lambda item: item[1]))
-
-
-def _measure(
-    one: Prepared,
-    batch_size: str,
-    what: Sequence[str],
-    device: torch.device,
-    watch: Watch,
-) -> HeadTable:
-    subject, names = one.subject, list(one.layers)
-
-    def try_some(num_images: int) -> HeadTable:
-        return _look(subject, [next(subject.images.batches(num_images))], num_images, names, what, device)
-
-    if batch_size == "auto":
-        size = subject.batch_size or find_batch_size(try_some, subject.image_size, device)
-    else:
-        size = int(batch_size)
-    return within_memory(
-        lambda size: _look(subject, watch(subject.images.batches(size)), size, names, what, device),
-        min(size, len(subject.images)),
-        may_shrink=batch_size == "auto",
-    )
-
-
-def _measure_shown(one: Prepared, batch_size: str, what: Sequence[str], device: torch.device) -> HeadTable:
-    with MeasuringProgress(one.subject.label, len(one.subject.images)) as progress:
-        return _measure(one, batch_size, what, device, progress.counted)
-
-
 def _measure_shards(
     options: MeasureOptions, prepared: Sequence[Prepared], divided: Sequence[Shards], device: torch.device
 ) -> None:
     """Those that are missing, or of these the one that is asked for."""
-    measuring = ShardMeasuring(
-        options=options, batch_size=options.batch_size, divided=divided, prepare=_prepare, measure=_measure
-    )
+    measuring = ShardMeasuring(request=options, layers=options.layers, batch_size=options.batch_size, divided=divided)
     jobs = measuring.missing([one.subject.label for one in prepared], options.shard)
     if options.engine == "processes":
         measuring.in_processes(jobs, device, options.workers)
@@ -246,35 +157,3 @@ def _say_shard(divided: Sequence[Shards], shard: int, *, as_object: bool) -> Non
         print(json.dumps({"shard": shard, "num_shards": divided[0].num_shards, "files": files}))
     else:
         print(*(f"Shard {shard} of {divided[0].num_shards}: {path}" for path in files), sep="\n")
-
-
-def _measured(one: Prepared, table: HeadTable, folder: Path, device: torch.device) -> "Measured":
-    from nearsight.commands.measured import Measured
-
-    numbers = [one.layers[name] for name in table.layer_names]
-    heads = _heads(one.subject, table, numbers, device)
-    return Measured(subject=one.subject, table=table, heads=heads, layers=numbers, folder=folder)
-
-
-def _heads(subject: Subject, table: HeadTable, numbers: Sequence[int], device: torch.device) -> "ModelHeads":
-    """A subject's heads for the report, with the numbers its layers have in the whole model."""
-    from nearsight.report import ModelHeads
-    from nearsight.report.runs import model_heads
-
-    frame = table.to_frame()
-    frame = frame.assign(layer=[numbers[place] for place in frame["layer"]], epoch=subject.epoch)
-    grids = _grids(subject, table, numbers)
-    if subject.run is not None:
-        return replace(model_heads(subject.run, subject.label, heads=frame), grids=grids)
-    return ModelHeads(
-        label=subject.label, heads=frame, grids=grids, config=subject.config, provenance=provenance(device)
-    )
-
-
-def _grids(subject: Subject, table: HeadTable, numbers: Sequence[int]) -> dict[int, tuple[int, int]] | None:
-    """Rows and columns of each layer's tokens, where they are known."""
-    if "grid_size" in table.extra:
-        grids = table.extra["grid_size"].astype(int).tolist()
-        return {number: (rows, columns) for number, (rows, columns) in zip(numbers, grids, strict=True)}
-    grid_size = patch_grid(subject.model)
-    return None if grid_size is None else dict.fromkeys(numbers, grid_size)

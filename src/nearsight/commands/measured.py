@@ -1,7 +1,7 @@
 """What `nearsight measure` has found: as files, as text, and as one object for machines."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,19 +12,20 @@ from nearsight.commands.further import extra_tables_in, further_files, write_ext
 from nearsight.commands.subjects import Subject
 from nearsight.errors import InputError
 from nearsight.files import output_folder
-from nearsight.lens import HeadTable
+from nearsight.lens import HeadTable, patch_grid
 from nearsight.report import ModelHeads, compare_with_first, describe, layer_table, write_page
 from nearsight.report.explorer import Explorer
 from nearsight.report.figures.files import figure_files
 from nearsight.report.inputs import shorten
 from nearsight.report.page.document import Section
-from nearsight.report.page.folders import PAGE
 from nearsight.report.page.measured_folder import NAME as DESCRIPTION
 from nearsight.report.page.measured_folder import write_measured
 from nearsight.report.page.models import common_grid
-from nearsight.report.runs import FIGURES, write_figures
+from nearsight.report.runs import FIGURES, model_heads, write_figures
 from nearsight.train import write_heads
+from nearsight.train.integrity import provenance
 
+PAGE = "report.html"
 LAYERS_NAMED = 3
 LABEL_LIMIT = 40
 EXPLORER = "explorer.json"
@@ -42,6 +43,13 @@ class Measured:
     """The numbers that the layers of the table have in the whole model."""
     folder: Path
     """Where its tables go."""
+
+    @classmethod
+    def of(
+        cls, subject: Subject, table: HeadTable, layers: Sequence[int], folder: Path, device: torch.device
+    ) -> "Measured":
+        heads = _heads(subject, table, layers, device)
+        return cls(subject=subject, table=table, heads=heads, layers=layers, folder=folder)
 
     def files(self) -> tuple[Path, Path]:
         return _tables_in(self.folder)
@@ -63,6 +71,27 @@ class Measured:
             "skipped": dict(self.table.skipped),
             "notes": list(self.subject.notes),
         }
+
+
+def _heads(subject: Subject, table: HeadTable, numbers: Sequence[int], device: torch.device) -> ModelHeads:
+    """A subject's heads for the report, with the numbers its layers have in the whole model."""
+    frame = table.to_frame()
+    frame = frame.assign(layer=[numbers[place] for place in frame["layer"]], epoch=subject.epoch)
+    grids = _grids(subject, table, numbers)
+    if subject.run is not None:
+        return replace(model_heads(subject.run, subject.label, heads=frame), grids=grids)
+    return ModelHeads(
+        label=subject.label, heads=frame, grids=grids, config=subject.config, provenance=provenance(device)
+    )
+
+
+def _grids(subject: Subject, table: HeadTable, numbers: Sequence[int]) -> dict[int, tuple[int, int]] | None:
+    """Rows and columns of each layer's tokens, where they are known."""
+    if "grid_size" in table.extra:
+        grids = table.extra["grid_size"].astype(int).tolist()
+        return {number: (rows, columns) for number, (rows, columns) in zip(numbers, grids, strict=True)}
+    grid_size = patch_grid(subject.model)
+    return None if grid_size is None else dict.fromkeys(numbers, grid_size)
 
 
 def write_all(out: Path, measured: Sequence[Measured], command: str, further: Sequence[Section] = ()) -> list[Path]:

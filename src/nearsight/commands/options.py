@@ -1,20 +1,33 @@
-"""Typed options: parsing with tyro, errors on one line, and the options that many commands share."""
+"""What commands share: typed options, parsed with tyro, whose errors are one line; engines; and an end in good order at
+SIGINT or SIGTERM. Handlers belong to commands: the library only offers a `Stop` to request."""
 
 import contextlib
 import io
+import os
 import re
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from types import FrameType
+from typing import Any, Literal, TypeVar
 
 import torch
 import tyro
 
 from nearsight.errors import InputError
+from nearsight.train import Stop, StoppedError
 
 T = TypeVar("T")
+Engine = Literal["local", "processes", "ray"]
+"""This process, several of this machine, or a Ray cluster."""
+DEFAULT_ADDRESS = "auto"
+"""Of Ray: the cluster that runs here."""
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_SHOW_CURSOR = b"\x1b[?25h"
 
 _NUMBERS = {"INT": "a whole number", "FLOAT": "a number"}
 _OPTIONAL_NUMBER = re.compile(
@@ -95,3 +108,59 @@ def find_device(name: str) -> torch.device:
     elif device.type != "cpu":
         raise InputError(f"device {name!r} is not one nearsight computes on; use auto, cpu, cuda, cuda:N or mps")
     return device
+
+
+def check_engine(engine: Engine, *, workers: int | None, address: str) -> None:
+    """Refuse an option that says nothing to the engine."""
+    if workers is not None and engine != "processes":
+        raise InputError(f"--workers is for --engine processes, not for {engine}")
+    if address != DEFAULT_ADDRESS and engine != "ray":
+        raise InputError(f"--address is for --engine ray, not for {engine}")
+
+
+class _InterruptedError(BaseException):
+    """A signal came while nobody asks for it, so whatever runs ends here. Not for `except Exception` to catch."""
+
+    def __init__(self, by: str) -> None:
+        self.by = by
+        super().__init__(f"stopped by {by}; the same command continues")
+
+
+def stoppable(work: Callable[[Stop], int]) -> int:
+    """The exit code of `work`, or 128 and the number of the signal that stopped it, with a line that says so.
+
+    The first signal lets the step end and keeps all whole epochs, a second ends now.
+    """
+    try:
+        with _listening() as stop:
+            return work(stop)
+    except (StoppedError, _InterruptedError) as stopped:
+        print(f"nearsight: {stopped}", file=sys.stderr)
+        return 128 + signal.Signals[stopped.by]
+
+
+@contextmanager
+def _listening() -> Iterator[Stop]:
+    """A stop that signals wish for. Elsewhere than in the main thread, where there are no handlers, nobody does."""
+    stop = Stop()
+
+    def handle(number: int, _frame: FrameType | None) -> None:
+        if stop.requested:
+            if sys.stderr.isatty():  # a progress bar hides it
+                os.write(sys.stderr.fileno(), _SHOW_CURSOR)
+            os._exit(128 + number)
+        stop.request(signal.Signals(number).name)
+        if not stop.is_heeded:
+            raise _InterruptedError(signal.Signals(number).name)
+
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in _SIGNALS:
+            # What somebody chose to ignore (nohup, a shell's background jobs) or handles elsewhere stays so.
+            if signal.getsignal(number) not in (signal.SIG_IGN, None):
+                before[number] = signal.signal(number, handle)
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,4 +1,4 @@
-"""The images that `nearsight measure` looks at: a folder, a data set's test images, or the embedded set."""
+"""The images that models are shown: a folder, a data set's test images, or the embedded set; and how many at once."""
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -7,21 +7,31 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from math import floor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 from timm.data import DEFAULT_CROP_PCT, create_transform
 from torch import Tensor
 
 from nearsight.data import DATASETS, data_folder, load_dataset, make_shapes, measuring_subset
+from nearsight.data.decoding import UnreadableError, opened_rgb
 from nearsight.data.image_folder import TEST_NAMES, listed_images, readable_images
 from nearsight.data.loading import find_source
-from nearsight.data.opening import UnreadableError, opened_rgb
 from nearsight.errors import InputError, unknown_name
 from nearsight.train.heads import MeasuringImages
 
 EMBEDDED_SIZE = 64
+T = TypeVar("T")
+
+MOST = 512
+SHARE_OF_FREE_MEMORY = 0.8
+"""The rest is for what the allocator cannot use, and for others on the same device."""
+PIXELS_ON_A_CPU = 32 * 224 * 224
+"""More at once is not faster there, and its memory is the computer's own."""
+MOST_ON_A_CPU = 256
 
 
 @dataclass(frozen=True)
@@ -154,3 +164,64 @@ class RunImages(MeasuringImages):
 
 Images = PreparedImages | RunImages
 """Images as a model takes them."""
+
+
+def as_seen(images: Images, images_BCHW: Tensor) -> NDArray[np.uint8]:
+    """Normalised images as pictures again: [B, H, W, C]."""
+    per_channel = (
+        (images.data_config["mean"], images.data_config["std"])
+        if isinstance(images, PreparedImages)
+        else (images.dataset.mean, images.dataset.std)
+    )
+    mean_C11, std_C11 = (torch.tensor(values).view(-1, 1, 1) for values in per_channel)
+    levels_BCHW = (images_BCHW.float().cpu() * std_C11 + mean_C11).clamp(0, 1).mul(255).round().to(torch.uint8)
+    pictures: NDArray[np.uint8] = levels_BCHW.permute(0, 2, 3, 1).numpy()
+    return pictures
+
+
+def find_batch_size(run: Callable[[int], object], image_size: tuple[int, int], device: torch.device) -> int:
+    """How many images of this size go through a model at once: as many as its memory takes.
+
+    `run` measures so many images; on a GPU it is called with 1 and 2.
+    """
+    if device.type != "cuda":
+        rows, columns = image_size
+        return max(1, min(MOST_ON_A_CPU, PIXELS_ON_A_CPU // (rows * columns)))
+    try:
+        one, two = (_peak_bytes(run, num_images, device) for num_images in (1, 2))
+    except torch.OutOfMemoryError:
+        return 1
+    free, _ = torch.cuda.mem_get_info(device)
+    return batch_size_for(one, two, free + torch.cuda.memory_reserved(device))
+
+
+def batch_size_for(one: int, two: int, available: int) -> int:
+    """From the peak memory of one and of two images: their difference is an image, what is left is the model."""
+    image = max(two - one, 1)
+    model = max(one - image, 0)
+    return max(1, min(MOST, int(SHARE_OF_FREE_MEMORY * available - model) // image))
+
+
+def _peak_bytes(run: Callable[[int], object], num_images: int, device: torch.device) -> int:
+    torch.cuda.reset_peak_memory_stats(device)
+    run(num_images)
+    torch.cuda.synchronize(device)
+    return torch.cuda.max_memory_allocated(device)
+
+
+def within_memory(run: Callable[[int], T], batch_size: int, *, may_shrink: bool) -> T:
+    """What `run` gives; where a batch does not fit into memory, it starts again with half of it."""
+    while True:
+        try:
+            return run(batch_size)
+        except torch.OutOfMemoryError as error:
+            if not may_shrink:
+                raise InputError(
+                    f"a batch of {batch_size} images does not fit into memory; use a smaller --batch-size, or auto"
+                ) from error
+            if batch_size == 1:
+                raise InputError(
+                    "one image does not fit into memory; use --device cpu or a smaller --image-size"
+                ) from error
+        torch.cuda.empty_cache()  # after the handler: the error keeps the failed batch alive
+        batch_size //= 2

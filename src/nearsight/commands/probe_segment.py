@@ -3,28 +3,28 @@
 import dataclasses
 import functools
 import json
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import pandas as pd
 import tyro
+from rich.progress import TaskID
 
-from nearsight.commands.frozen import open_frozen
-from nearsight.commands.options import Common, parse
-from nearsight.commands.segment_progress import SegmentProgress
-from nearsight.commands.signals import stoppable
-from nearsight.commands.subjects import folders_of, short_name
+from nearsight.commands.options import parse, stoppable
+from nearsight.commands.probe import ModelsRequest
+from nearsight.commands.progress import SECONDS_BETWEEN_LINES, BarOrLines
+from nearsight.commands.subjects import folders_of
 from nearsight.configuration import field_docs
 from nearsight.data.segmentation import SEGMENTATION_SETS, SegmentationSet, load_segmentation
 from nearsight.errors import InputError
 from nearsight.files import check_output_folder, output_folder, write_text
-from nearsight.probe.frozen import FrozenModel
+from nearsight.probe.frozen import FrozenModel, size_step
 from nearsight.probe.segmentation.config import REFERENCE_SIZE, SegmentConfig, default_settings
-from nearsight.probe.segmentation.evaluation import Prediction
-from nearsight.probe.segmentation.folder import SegmentFolder, probe_record
-from nearsight.probe.segmentation.probing import probe_segmentation
-from nearsight.probe.sizes import size_step
+from nearsight.probe.segmentation.head import LossRow, Prediction
+from nearsight.probe.segmentation.probing import SegmentListener, probe_segmentation
+from nearsight.probe.segmentation.result import SegmentFolder, probe_record
 from nearsight.train import Stop
 
 _MOST_CLASSES_SHOWN = 30
@@ -36,23 +36,42 @@ have a folder each and a table together. Stopped or killed, it continues when th
 Settings that are not given are those of S2 for the data set, scaled down for models of images below 224 pixels."""
 
 
+class SegmentProgress(BarOrLines, SegmentListener):
+    """Shows one probe; use it as a context manager."""
+
+    def __init__(self, label: str) -> None:
+        super().__init__(label)
+        self._tasks: dict[str, TaskID] = {}
+        self._said = time.perf_counter()
+        self._iterations = 0
+
+    def started(self, steps_done: int, config: SegmentConfig) -> None:
+        self._iterations = config.iterations
+        if steps_done:
+            self._say(f"continuing after iteration {steps_done}")
+
+    def step(self, steps_done: int, last: LossRow | None) -> None:
+        self._show("training", steps_done, self._iterations, "" if last is None else f"loss {last.loss:.3f}")
+
+    def tested(self, num_done: int, num_images: int) -> None:
+        self._show("testing", num_done, num_images, "")
+
+    def _show(self, what: str, done: int, total: int, status: str) -> None:
+        if self._bar is not None:
+            if what not in self._tasks:
+                self._tasks[what] = self._bar.add_task(f"{self._label}, {what}", total=total, status="")
+            self._bar.update(self._tasks[what], completed=done, status=status)
+        elif done == total or time.perf_counter() - self._said > SECONDS_BETWEEN_LINES:
+            self._said = time.perf_counter()
+            self._say(f"{what} {done}/{total}{', ' if status else ''}{status}")
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SegmentRequest(Common):
+class SegmentRequest(ModelsRequest):
     """The options that are not the probe's own settings."""
 
-    models: Annotated[
-        tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="MODEL [MODEL ...]", help_behavior_hint="")
-    ]
-    """A run folder (init:FOLDER: before training), a timm name, hf:org/name or hf:FOLDER, torchvision:NAME,
-    package.module:function."""
     data: str = "voc-small"
     """A data set with masks: ade20k, pascal-context, coco-stuff, voc2012, camvid, voc-small."""
-    pretrained: bool = False
-    """Load the published weights of models of timm and torchvision; they are random otherwise."""
-    checkpoint: Path | None = None
-    """File with your own weights of the model: safetensors, or a state dict that torch.save wrote."""
-    image_size: int | None = None
-    """Side of the images that the model takes, where it does not say so or can take others; a run has its own."""
     checkpoint_every: int = 500
     """Iterations between checkpoints; a kill costs those since the last, SIGINT and SIGTERM none."""
     out: Path | None = None
@@ -65,7 +84,7 @@ def main(arguments: Sequence[str]) -> int:
         raise InputError(
             "no model is named; write nearsight probe segment MODEL, and see nearsight probe segment --help"
         )
-    out = options.out or Path("runs") / f"segment-{options.data}-{'-and-'.join(map(short_name, options.models))}"[:120]
+    out = options.out or options.default_folder("segment", options.data)
     check_output_folder(out)
     dataset = load_segmentation(options.data, options.data_dir)
     return stoppable(lambda stop: _probe_all(options, dataset, out, stop))
@@ -97,14 +116,7 @@ def _config(options: Any, frozen: FrozenModel, dataset: SegmentationSet) -> Segm
 
 def _probe_all(options: Any, dataset: SegmentationSet, out: Path, stop: Stop) -> int:
     device = options.torch_device
-    frozen = open_frozen(
-        options.models,
-        pretrained=options.pretrained,
-        checkpoint=options.checkpoint,
-        seed=options.seed,
-        device=device,
-        image_size=options.image_size,
-    )
+    frozen = options.frozen(options.seed, image_size=options.image_size)
     configs = [_config(options, one, dataset) for one in frozen]
     paths, folders = folders_of(options.models, out), []
     for one, config, path in zip(frozen, configs, paths, strict=True):

@@ -3,45 +3,45 @@
 k-NN and the linear classifier read the same features, which are computed once. Retrieval reads whole images squeezed
 to the model's own size, segmentation random crops and larger images: they share none. Segmentation comes last, because
 it may change the sizes that a model takes.
+
+A cluster probes each model in a job and a folder of its own; then one more command takes over what they left, and makes
+one report of them all.
 """
 
 import functools
+import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from nearsight.commands.probe_segment import draw_predictions
-from nearsight.commands.probing_classes import KnnRequest, Probed, knn_found, linear_found, probed
-from nearsight.commands.probing_dense import RetrieveSettings, first_images, retrieved
-from nearsight.commands.probing_reused import (
-    PROVENANCE,
-    RESULTS,
-    check_reusable,
-    reuse_probe,
-    segment_folder,
-    with_certificate,
-)
-from nearsight.commands.segment_progress import SegmentProgress
+from nearsight.commands.probe_classes import KnnRequest, Probed, knn_found, linear_found, probed
+from nearsight.commands.probe_retrieve import RetrieveSettings, first_images, retrieved
+from nearsight.commands.probe_segment import SegmentProgress, draw_predictions
 from nearsight.data import Dataset
 from nearsight.data.segmentation import SegmentationSet, load_segmentation
 from nearsight.errors import InputError, check_at_least
+from nearsight.files import read_object
 from nearsight.probe import LinearConfig, Score
-from nearsight.probe.frozen import FrozenModel
-from nearsight.probe.intermediates import Place
-from nearsight.probe.memory import DEFAULT_SIZE
+from nearsight.probe.features import Place
+from nearsight.probe.frozen import FrozenModel, size_step
+from nearsight.probe.retrieve import DEFAULT_SIZE
+from nearsight.probe.scores import ProbeKey, ProbeStore, StoredProbe
 from nearsight.probe.segmentation.config import SegmentConfig, default_settings
 from nearsight.probe.segmentation.probing import probe_segmentation
-from nearsight.probe.sizes import size_step
-from nearsight.probe.stored import ProbeKey, ProbeStore, StoredProbe
+from nearsight.probe.segmentation.result import SegmentFolder
 from nearsight.train import Stop
-from nearsight.train.provenance import provenance
+from nearsight.train.integrity import PROVENANCE as CERTIFICATE
+from nearsight.train.integrity import check_sums, check_there, copy_complete, provenance
 
 ProbeName = Literal["knn", "linear", "retrieve", "segment"]
 OF_CLASSES: tuple[ProbeName, ...] = ("knn", "linear")
 OF_PATCHES: tuple[ProbeName, ...] = ("retrieve", "segment")
+RESULTS = "results"
+PROVENANCE = "provenance"
+"""Under which a result says by which code and on which machine it was computed."""
 
 Found = tuple[Mapping[str, Score], Mapping[str, Any]]
 """Scores by name, and what else is to be told."""
@@ -241,3 +241,61 @@ class AllProbes:
         }
         yield _Step(probe="retrieve", data=data, settings=asdict(settings), compute=retrieve)
         yield _Step(probe="segment", data=data, settings=asdict(config), compute=segment)
+
+
+def segment_folder(folder: Path, key: ProbeKey) -> Path:
+    """Where a segmentation head is kept."""
+    return folder / "segment" / key.identity
+
+
+def check_reusable(folders: Sequence[Path]) -> None:
+    for folder in folders:
+        if not (folder / RESULTS).is_dir():
+            raise InputError(f"{folder} has no probes to reuse: it is not a folder of nearsight probe all")
+
+
+def reuse_probe(key: ProbeKey, others: Sequence[Path], out: Path) -> StoredProbe | None:
+    """Copy what one of the other folders has of this probe into the folder `out`; None if none has it."""
+    for other in others:
+        stored = ProbeStore(other / RESULTS).read(key)
+        if stored is None or (key.probe == "segment" and not _take_head(key, other, out)):
+            continue
+        print(f"{stored.told.get('label')}, {key.probe}: taken from {other}", file=sys.stderr)
+        return _write(key, stored, other, out)
+    return None
+
+
+def with_certificate(key: ProbeKey, stored: StoredProbe, folder: Path) -> StoredProbe:
+    """A result that says where it is from, if its folder does."""
+    if PROVENANCE in stored.told or not (folder / CERTIFICATE).is_file():
+        return stored
+    return _write(key, stored, folder, folder)
+
+
+def _write(key: ProbeKey, stored: StoredProbe, source: Path, out: Path) -> StoredProbe:
+    """Results of earlier versions do not say where they are from, but their folder does."""
+    told = stored.told if PROVENANCE in stored.told else {**stored.told, PROVENANCE: _certificate(source)}
+    return ProbeStore(out / RESULTS).write(key, stored.scores, told)
+
+
+def _take_head(key: ProbeKey, other: Path, out: Path) -> bool:
+    """Copy a segmentation head and its pictures; False if it is not there as it was left."""
+    theirs, ours = SegmentFolder(segment_folder(other, key)), SegmentFolder(segment_folder(out, key))
+    if not theirs.is_complete:
+        return False
+    try:
+        check_sums(theirs.path)
+        check_there(theirs.path)
+    except InputError:
+        return False
+    if theirs.figures.is_dir():
+        copy_complete(theirs.figures, ours.figures)
+    copy_complete(theirs.path, ours.path)
+    ours.checkpoint.unlink(missing_ok=True)
+    return True
+
+
+def _certificate(folder: Path) -> dict[str, object]:
+    """By which code and on which machine the folder was made."""
+    held = read_object(folder / CERTIFICATE, missing=f"{folder} does not say where its probes are from")
+    return {name: held.get(name) for name in ("commit", "versions", "hardware")}

@@ -7,7 +7,15 @@ from types import TracebackType
 from typing import Any, Self
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
 from torch import Tensor
 
 from nearsight.train import HistoryRow, Listener, RunConfig, RunFolder
@@ -23,6 +31,9 @@ def most_local_head(result: Mapping[str, Any]) -> str:
 class BarOrLines:
     """What all progress has in common; use it as a context manager. A silent one shows nothing."""
 
+    columns: Sequence[type[ProgressColumn]] = (BarColumn, MofNCompleteColumn, TimeRemainingColumn)
+    """Of the bar, between its label and its status."""
+
     def __init__(self, label: str, *, silent: bool = False) -> None:
         self._label, self._silent = label, silent
         self._console = Console(file=sys.stderr)
@@ -30,9 +41,9 @@ class BarOrLines:
 
     def __enter__(self) -> Self:
         if self._console.is_terminal and not self._silent:
-            columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
-            status = TextColumn("{task.fields[status]}", markup=False)
-            self._bar = Progress(*columns, TimeRemainingColumn(), status, console=self._console).__enter__()
+            label, status = (TextColumn(f"{{task.{what}}}", markup=False) for what in ("description", "fields[status]"))
+            columns = (column() for column in self.columns)
+            self._bar = Progress(label, *columns, status, console=self._console).__enter__()
         return self
 
     def __exit__(
@@ -43,7 +54,7 @@ class BarOrLines:
 
     def _say(self, text: str) -> None:
         if self._bar is not None:  # above the bar
-            self._bar.console.print(f"{self._label}: {text}", markup=False, highlight=False)
+            self._bar.console.print(f"{self._label}: {text}", markup=False, highlight=False, soft_wrap=True)
         elif not self._silent:
             print(f"{self._label}: {text}", file=sys.stderr, flush=True)
 

@@ -40,7 +40,7 @@ def main(arguments: Sequence[str]) -> int:
     options = parse(ReportOptions, arguments, prog="nearsight report")
     _check(options)
     # Here, because whatever draws figures takes half a second to load: help and mistakes do without.
-    import nearsight.papers  # noqa: F401  declares what is told of its studies
+    import nearsight.papers  # noqa: F401  # which declares what is told of its studies
     from nearsight.report.page.folders import PAGE, read_folder, read_folders
 
     out = options.out or _default_folder(options)

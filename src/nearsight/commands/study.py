@@ -10,15 +10,20 @@ from typing import Annotated
 import torch
 import tyro
 
-from nearsight.commands import study_simulation
-from nearsight.commands.engines import DEFAULT_ADDRESS, Engine, check_engine
-from nearsight.commands.options import Common, parse
-from nearsight.commands.signals import stoppable
-from nearsight.commands.study_progress import StudyProgress
-from nearsight.commands.study_tables import described, table
+from nearsight.commands.options import DEFAULT_ADDRESS, Common, Engine, check_engine, parse, stoppable
+from nearsight.commands.study_progress import SimulationProgress, StudyProgress
+from nearsight.commands.study_tables import described, described_simulation, simulation_table, table
 from nearsight.errors import InputError, unknown_name
 from nearsight.papers import SIMULATIONS, STUDIES, find_study_or_simulation
-from nearsight.study import Simulation, SimulationResults, Study, StudyFolder, is_simulation, run_study
+from nearsight.study import (
+    Simulation,
+    SimulationResults,
+    Study,
+    StudyFolder,
+    is_simulation,
+    run_simulation,
+    run_study,
+)
 from nearsight.study.design import Scale
 from nearsight.study.executors import Executor, LocalExecutor, ProcessesExecutor, RayExecutor
 from nearsight.study.location import PublishedStudy, StudyPublisher, is_url, scratch_folder
@@ -115,12 +120,28 @@ def _run(arguments: list[str]) -> int:
     out = Path(options.out) if options.out else _default_folder(study.name, study.scale)
     if isinstance(study, Simulation):
         _check_for_simulation(options, study.name)
-        simulation, device = study, options.torch_device
-        return stoppable(
-            lambda stop: study_simulation.run_and_report(simulation, out, device, stop, as_json=options.json)
-        )
+        simulation = study
+        return stoppable(lambda stop: _run_simulation(simulation, out, options, stop))
     executor = _executor(options)
     return stoppable(lambda stop: _run_and_report(study, out, location, options, executor, stop))
+
+
+def _run_simulation(simulation: Simulation, out: Path, options: RunOptions, stop: Stop) -> int:
+    with SimulationProgress(simulation.name, simulation.responses) as progress:
+        folder = run_simulation(simulation, out, device=options.torch_device, listener=progress, stop=stop)
+    from nearsight.report.page.folders import write_folder_page
+    from nearsight.report.simulations import write_simulation_report
+
+    results = SimulationResults.read(folder.path)
+    write_simulation_report(results, out)
+    write_folder_page(out)
+    if options.json:
+        print(json.dumps({"folder": str(out), **described_simulation(results)}, ensure_ascii=False))
+    else:
+        print(simulation_table(results))
+        print(f"\nTables, figures, verdict and page: {out}")
+    sys.stdout.flush()
+    return 0
 
 
 def _check_for_simulation(options: RunOptions, name: str) -> None:
@@ -202,7 +223,7 @@ def _show(arguments: list[str]) -> int:
     path = fetch_study(PublishedStudy(options.name)) if is_url(options.name) else _find_folder(options.name)
     if is_simulation(path):
         results = SimulationResults.read(path)
-        told, shown = study_simulation.described(results), study_simulation.table(results)
+        told, shown = described_simulation(results), simulation_table(results)
     else:
         folder = StudyFolder(path)
         told, shown = described(folder), table(folder)

@@ -1,18 +1,16 @@
-"""Progress of a study on standard error: a bar over all epochs on a terminal, plain lines elsewhere."""
+"""Progress of a study or a simulation on standard error: a bar over all of it on a terminal, plain lines elsewhere."""
 
-import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+import pandas as pd
+from rich.progress import BarColumn, TaskID, TimeRemainingColumn
 
-from nearsight.commands.progress import SECONDS_BETWEEN_LINES, most_local_head
-from nearsight.study import Cell, StudyListener
+from nearsight.commands.progress import SECONDS_BETWEEN_LINES, BarOrLines, most_local_head
+from nearsight.commands.study_tables import counted_seeds
+from nearsight.study import Cell, SimulationCell, SimulationListener, StudyListener
 from nearsight.train import HistoryRow, RunConfig, RunFolder
 
 
@@ -30,32 +28,19 @@ class _Stack:
     """Images per second."""
 
 
-class StudyBar:
+class StudyBar(BarOrLines):
     """A bar over a whole study on a terminal, plain lines elsewhere, on standard error; use it as a context manager."""
 
+    columns = (BarColumn, TimeRemainingColumn)
+
     def __init__(self, label: str) -> None:
-        self._label = label
-        self._console = Console(file=sys.stderr)
-        self._bar: Progress | None = None
+        super().__init__(label)
         self._task: TaskID | None = None
         self._began = self._said = time.perf_counter()
 
-    def __enter__(self) -> Self:
-        if self._console.is_terminal:
-            columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeRemainingColumn())
-            status = TextColumn("{task.fields[status]}", markup=False)
-            self._bar = Progress(*columns, status, console=self._console).__enter__()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if self._bar is not None:
-            self._bar.__exit__(kind, error, traceback)
-
     def _say(self, text: str) -> None:
         self._said = time.perf_counter()
-        self._console.print(f"{self._label}: {text}", markup=False, highlight=False, soft_wrap=True)
+        super()._say(text)
 
 
 class StudyProgress(StudyBar, StudyListener):
@@ -180,3 +165,35 @@ class StudyProgress(StudyBar, StudyListener):
 
 def _counted(cells: Sequence[Cell]) -> str:
     return "1 cell" if len(cells) == 1 else f"{len(cells)} cells"
+
+
+class SimulationProgress(StudyBar, SimulationListener):
+    """Shows how many conditions are done; use it as a context manager."""
+
+    def __init__(self, label: str, responses: Mapping[str, str]) -> None:
+        super().__init__(label)
+        self._responses = responses
+        self._num_conditions = self._num_done = 0
+
+    def planned(self, cells: Sequence[SimulationCell], missing: Sequence[SimulationCell]) -> None:
+        self._num_conditions = len({cell.condition for cell in missing})
+        self._say(f"{len(cells) - len(missing)} of {len(cells)} cells done")
+        if self._bar is not None:
+            self._task = self._bar.add_task(self._label, total=max(1, self._num_conditions), status="")
+
+    def started(self, condition: str, cells: Sequence[SimulationCell]) -> None:
+        self._began = self._said = time.perf_counter()
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, status=f"{condition}, {len(cells)} seeds")
+
+    def heard(self, condition: str, share: float) -> None:
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, completed=self._num_done + share)
+        elif time.perf_counter() - self._said > SECONDS_BETWEEN_LINES:
+            self._say(f"{condition}: {share:.0%}")
+
+    def finished(self, condition: str, runs: pd.DataFrame) -> None:
+        self._num_done += 1
+        told = ", ".join(f"{title} {runs[name].mean():.3f}" for name, title in self._responses.items())
+        seconds = time.perf_counter() - self._began
+        self._say(f"{condition}: {counted_seeds(len(runs))} in {seconds:.0f} s: {told}")

@@ -1,13 +1,13 @@
-"""What `nearsight study` says about a study's folder."""
+"""What `nearsight study` says about the folder of a study or of a simulation."""
 
 import math
 from collections import Counter
 from typing import Any
 
-from nearsight.study import CellState, StudyFolder, StudyResults
+from nearsight.study import CellState, SimulationResults, StudyFolder, StudyResults
+from nearsight.study.design import MOST_SEEDS
 from nearsight.study.results import read_description
-from nearsight.study.small import MOST_SEEDS
-from nearsight.study.statistics import by_condition
+from nearsight.study.statistics import MeanInterval, by_condition, mean_interval
 
 _RESPONSES = ("test_acc", "min_mad")
 
@@ -33,7 +33,7 @@ def _conditions(results: StudyResults) -> list[dict[str, Any]]:
             "condition": condition,
             "n": int(numbers["test_acc"].loc[condition, "n"]),
             **{
-                response: {name: finite(frame.loc[condition, name]) for name in ("mean", "low", "high")}
+                response: {name: _finite(frame.loc[condition, name]) for name in ("mean", "low", "high")}
                 for response, frame in numbers.items()
             },
         }
@@ -41,7 +41,7 @@ def _conditions(results: StudyResults) -> list[dict[str, Any]]:
     ]
 
 
-def finite(value: Any) -> float | None:
+def _finite(value: Any) -> float | None:
     return float(value) if math.isfinite(value) else None
 
 
@@ -67,8 +67,7 @@ def table(folder: StudyFolder) -> str:
     counted = ", ".join(f"{number} {state}" for state, number in counts.items())
     lines = [f"{told['name']} at {told['scale']} scale, {told['design']}: {len(told['cells'])} cells ({counted})", ""]
     if told["scale"] != "full":
-        shrunk = f"a narrow model, few images, two epochs, at most {MOST_SEEDS} seeds"
-        lines[1:1] = [f"Shrunk to test the path: {shrunk}. These numbers are no result."]
+        lines.insert(1, _shrunk("a narrow model, few images, two epochs"))
     lines += _rows(told["conditions"])
     for cell in told["cells"]:
         if cell["state"] == "running":
@@ -80,9 +79,7 @@ def table(folder: StudyFolder) -> str:
         f"{name} = {told['settings'][name]}" if name in told["settings"] else f"levels of {name}"
         for name in told["assumed"]
     )
-    if assumed:
-        lines += ["", f"Assumed, since the paper does not report it: {assumed}"]
-    return "\n".join(lines)
+    return "\n".join([*lines, *_assumed(assumed)])
 
 
 def _rows(conditions: list[dict[str, Any]]) -> list[str]:
@@ -98,17 +95,95 @@ def _rows(conditions: list[dict[str, Any]]) -> list[str]:
 
 
 def _percent(interval: dict[str, float | None]) -> str:
-    return with_half_width(interval, 100, 2) + " %"
+    return _with_half_width(interval, 100, 2) + " %"
 
 
 def _plain(interval: dict[str, float | None]) -> str:
-    return with_half_width(interval, 1, 3)
+    return _with_half_width(interval, 1, 3)
 
 
-def with_half_width(interval: dict[str, float | None], scale: float, digits: int) -> str:
+def _with_half_width(interval: dict[str, float | None], scale: float, digits: int) -> str:
     mean, low, high = interval["mean"], interval["low"], interval["high"]
     if mean is None:  # of networks without heads
         return "–"
     if low is None or high is None:  # one run has no spread
         return f"{scale * mean:.{digits}f}"
     return f"{scale * mean:.{digits}f} ± {scale * (high - low) / 2:.{digits}f}"
+
+
+def described_simulation(results: SimulationResults) -> dict[str, Any]:
+    """All of it, for machines."""
+    done = set(results.runs["run"])
+    return {
+        "name": results.name,
+        "scale": results.scale,
+        "conditions": _simulated_conditions(results),
+        "cells": [
+            {
+                "run": cell.run,
+                "condition": cell.condition,
+                "seed": cell.seed,
+                "state": "done" if cell.run in done else "missing",
+            }
+            for cell in results.cells
+        ],
+        "settings": results.settings,
+        "assumed": list(results.assumed),
+    }
+
+
+def _simulated_conditions(results: SimulationResults) -> list[dict[str, Any]]:
+    if results.runs.empty:
+        return []
+    return [
+        {
+            "condition": condition,
+            "n": len(runs),
+            **{name: _interval(mean_interval(runs[name].dropna())) for name in results.responses},
+        }
+        for condition, runs in results.runs.groupby("condition", sort=False)
+    ]
+
+
+def _interval(found: MeanInterval) -> dict[str, Any]:
+    """Seeds that have diverged are none of its n."""
+    return {"n": found.n, "mean": _finite(found.mean), "low": _finite(found.low), "high": _finite(found.high)}
+
+
+def simulation_table(results: SimulationResults) -> str:
+    """A row per condition with its means over seeds."""
+    told = described_simulation(results)
+    done = sum(cell["state"] == "done" for cell in told["cells"])
+    lines = [f"{results.name} at {results.scale} scale: {len(told['cells'])} cells ({done} done)", ""]
+    if results.scale != "full":
+        lines.insert(1, _shrunk("few dimensions, samples and steps"))
+    if not told["conditions"]:
+        return "\n".join([*lines, "No cell is done yet."])
+    width = max(len("condition"), *(len(row["condition"]) for row in told["conditions"]))
+    heads = "  ".join(f"{title:>16}" for title in results.responses.values())
+    lines.append(f"  {'condition':<{width}}  {'n':>2}  {heads}")
+    for row in told["conditions"]:
+        cells = "  ".join(f"{_with_half_width(row[name], 1, 3):>16}" for name in results.responses)
+        fewer = [
+            f"{title} of {counted_seeds(row[name]['n'])}"
+            for name, title in results.responses.items()
+            if row[name]["n"] < row["n"]
+        ]
+        lines.append(f"  {row['condition']:<{width}}  {row['n']:>2}  {'  '.join([cells, *fewer])}")
+    lines.append("  (mean ± half of the 95 % interval over seeds)")
+    shown = ", ".join(
+        f"{name} = {results.settings[name]}" for name in results.assumed if results.settings.get(name) is not None
+    )
+    return "\n".join([*lines, *_assumed(shown)])
+
+
+def _shrunk(how: str) -> str:
+    return f"Shrunk to test the path: {how}, at most {MOST_SEEDS} seeds. These numbers are no result."
+
+
+def _assumed(told: str) -> list[str]:
+    return ["", f"Assumed, since the paper does not report it: {told}"] if told else []
+
+
+def counted_seeds(number: int) -> str:
+    return "1 seed" if number == 1 else f"{number} seeds"

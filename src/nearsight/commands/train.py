@@ -13,16 +13,15 @@ import tyro
 
 from nearsight.augment import AUGMENTATIONS, Augmentation
 from nearsight.commands import dino
-from nearsight.commands.options import Common, parse
+from nearsight.commands.options import Common, parse, stoppable
 from nearsight.commands.progress import TrainingProgress, most_local_head
-from nearsight.commands.signals import stoppable
 from nearsight.configuration import field_docs
 from nearsight.errors import InputError, unknown_name
 from nearsight.models import ModelConfig
-from nearsight.recipes import RUNS
-from nearsight.recipes.dino import PRETRAININGS
 from nearsight.train import ASSUMED, PROTOCOLS, Protocol, RunConfig, RunFolder, Stop, train_run
+from nearsight.train.dino.recipes import PRETRAININGS
 from nearsight.train.processes import TIMEOUT, Processes, together
+from nearsight.train.recipes import RUNS
 from nearsight_command import told_usage
 
 _CHECKPOINT_HELP = (

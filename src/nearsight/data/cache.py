@@ -23,9 +23,8 @@ import numpy as np
 import torch
 
 from nearsight.data.dataset import ImageSet, fingerprint
-from nearsight.data.folders import entries_below
-from nearsight.data.locations import check_spelling, user_cache_folder
-from nearsight.data.source import Source
+from nearsight.data.locations import check_spelling, entries_below, user_cache_folder
+from nearsight.data.registry import Source
 from nearsight.errors import InputError
 from nearsight.files import canonical_hash, reading, replacing
 

@@ -4,6 +4,9 @@ Binary: records of one (CIFAR-10) or two (CIFAR-100: coarse, fine) label bytes a
 Python: pickled dictionaries with the same pixels as a [N, 3072] array and the labels as a list.
 """
 
+import io
+import pickle
+import pickletools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,9 +17,8 @@ import torch
 from numpy.typing import NDArray
 
 from nearsight.data.dataset import check_label_range
-from nearsight.data.pickled import read_pickled_arrays
-from nearsight.data.source import Chunk, Source
-from nearsight.data.texts import read_published
+from nearsight.data.locations import read_published
+from nearsight.data.registry import Chunk, DatasetSpec, Download, Source, register_dataset
 from nearsight.errors import InputError
 from nearsight.files import reading
 
@@ -189,3 +191,113 @@ def find_cifar10(data_dir: Path, image_size: int) -> Source | None:
 
 def find_cifar100(data_dir: Path, image_size: int) -> Source | None:
     return _find_any(data_dir, CIFAR100, image_size)
+
+
+_ALLOWED = {
+    ("numpy.core.multiarray", "_reconstruct"),  # numpy 1 and before
+    ("numpy._core.multiarray", "_reconstruct"),
+    ("numpy", "ndarray"),
+    ("numpy", "dtype"),
+    ("_codecs", "encode"),  # how Python 3 writes bytes in protocol 2
+}
+
+
+class _ArraysOnly(pickle.Unpickler):
+    """A pickle can call any function it names. These need three, which rebuild numpy arrays; all others are refused."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in _ALLOWED:
+            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which array files never need")
+        if name == "_reconstruct":
+            return np.empty(0).__reduce__()[0]  # wherever this numpy keeps it
+        return super().find_class(module, name)
+
+
+def _check_places(stored: bytes) -> None:
+    """Refuse to remember something at a place far beyond all others: room is made for those before it, too."""
+    for operation, argument, _ in pickletools.genops(stored):
+        if operation.name.endswith("PUT") and int(argument or 0) > len(stored):
+            raise pickle.UnpicklingError(f"it has a place {argument}, but {len(stored)} bytes")
+
+
+def read_pickled_arrays(path: Path) -> dict[str, Any]:
+    """The dictionary in a CIFAR batch file."""
+    try:
+        # From memory, since what a file is asked for gets its room before it is known how much there is.
+        stored = path.read_bytes()
+        _check_places(stored)
+        # latin1 maps bytes to code points one to one; the files were written by Python 2.
+        content = _ArraysOnly(io.BytesIO(stored), encoding="latin1").load()
+    except OSError:
+        raise
+    except Exception as error:  # a damaged pickle raises nearly anything
+        raise InputError(f"{path} is not a CIFAR batch file: {error or type(error).__name__}; get it again") from error
+    if not isinstance(content, dict):
+        raise InputError(f"{path} is not a CIFAR batch file: it holds a {type(content).__name__}; get it again")
+    return {key.decode() if isinstance(key, bytes) else str(key): value for key, value in content.items()}
+
+
+register_dataset(
+    "cifar10",
+    DatasetSpec(
+        about="CIFAR-10 (Krizhevsky 2009)",
+        find=find_cifar10,
+        num_classes=10,
+        num_train=50_000,
+        num_test=10_000,
+        image_size=32,
+        other_sizes=True,
+        mean=(0.4914, 0.4822, 0.4465),
+        std=(0.2470, 0.2435, 0.2616),
+        md5={
+            "data_batch_1.bin": "5dd7e06a14cb22eb9f671a540d1b7c25",
+            "data_batch_2.bin": "5ea93a67294ea407fff1d09f752e9692",
+            "data_batch_3.bin": "942cd6a4bcdd0dd3c604fbe906cb4421",
+            "data_batch_4.bin": "ae636b3ba5c66a11e91e8cb52e771fcb",
+            "data_batch_5.bin": "53f37980c15c3d472c316c40844f3f0d",
+            "test_batch.bin": "803d5f7f4d78ea53de84dbe85f74fb6d",
+            "data_batch_1": "c99cafc152244af753f735de768cd75f",
+            "data_batch_2": "d4bba439e000b95fd0a9bffe97cbabec",
+            "data_batch_3": "54ebc095f3ab1f0389bbae665268c751",
+            "data_batch_4": "634d18415352ddfa80567beed471001a",
+            "data_batch_5": "482c414d41f54cd18b22e5b47cb7c3cb",
+            "test_batch": "40351d587109b95175f43aff81a1287e",
+            "batches.meta": "5ff9c542aee3614f3951f8cda6e48888",
+        },
+        downloads=(
+            Download(
+                url="https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
+                md5="c58f30108f718f92721af3b95e74349a",
+                folder="cifar-10-batches-py",
+            ),
+        ),
+    ),
+)
+register_dataset(
+    "cifar100",
+    DatasetSpec(
+        about="CIFAR-100 (Krizhevsky 2009), the 100 fine classes",
+        find=find_cifar100,
+        num_classes=100,
+        num_train=50_000,
+        num_test=10_000,
+        image_size=32,
+        other_sizes=True,
+        mean=(0.5071, 0.4865, 0.4409),
+        std=(0.2673, 0.2564, 0.2762),
+        md5={
+            "train.bin": "6172c7755cfe09b2fe270c85cebc1b15",
+            "test.bin": "4499cfba6c016c1be1438163640a0898",
+            "train": "16019d7e3df5f24257cddd939b257f8d",
+            "test": "f0ef6b0ae62326f3e7ffdfab6717acfc",
+            "meta": "7973b15100ade9c7d40fb424638fde48",
+        },
+        downloads=(
+            Download(
+                url="https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz",
+                md5="eb9058c3a382ffc7106e4002c42a8d85",
+                folder="cifar-100-python",
+            ),
+        ),
+    ),
+)

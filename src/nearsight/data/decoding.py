@@ -1,23 +1,189 @@
-"""From image files to uint8 RGB arrays of one size, on all cores, with every unreadable file named.
+"""From image files to pixels: opened within limits, then as uint8 RGB arrays of one size, on all cores.
+
+Whoever reads an image or a mask opens it here, and no file takes more than the limits allow. Every unreadable file is
+named.
 
 Shape suffixes: n images of a chunk, C channels, H rows, W columns.
 """
 
+import io
 import os
+import stat
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from threading import Condition
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
-from nearsight.data.opening import UnreadableError, opened_rgb
-from nearsight.data.source import Chunk
+from nearsight.data.registry import Chunk
 from nearsight.errors import InputError
 
+EXTENSIONS = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp")
+FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+"""Pillow's names of what may be in such a file. It knows others, and for one of them (EPS) it runs a program."""
 CHUNK = 512
 """Images decoded at a time."""
+MOST_PIXELS = 50_000_000
+"""Of a picture, stored or resized, and of all that are in memory at a time. Decoding takes up to 16 bytes for each."""
+LONGEST_SIDE = 2**16
+"""Of a picture, in pixels."""
+MOST_BYTES = 2**29
+"""Of a file; some formats are read whole before anything is known of them."""
+MOST_SCANS = 100
+"""Of a progressive JPEG: each passes over all pixels again, and takes a few bytes. Encoders make about ten."""
+
+_SCAN = b"\xff\xda"
+_TILE_WIDTH, _TILE_HEIGHT = 322, 323
+"""Tags of TIFF."""
+
+
+def is_image_name(name: str) -> bool:
+    return name.lower().endswith(EXTENSIONS) and not name.startswith(".")
+
+
+class UnreadableError(Exception):
+    """An image that cannot be decoded; the message says why."""
+
+
+class _Room:
+    """Whoever has a picture in memory has taken so many pixels; whoever finds too few waits."""
+
+    def __init__(self, pixels: int) -> None:
+        self._left, self._given_back = pixels, Condition()
+
+    @contextmanager
+    def taking(self, pixels: int) -> Iterator[None]:
+        with self._given_back:
+            self._given_back.wait_for(lambda: pixels <= self._left)
+            self._left -= pixels
+        try:
+            yield
+        finally:
+            with self._given_back:
+                self._left += pixels
+                self._given_back.notify_all()
+
+
+_room = _Room(MOST_PIXELS)
+
+
+@contextmanager
+def opened_image(image: Path | bytes, *, shorter_side: int = 0) -> Iterator[Image.Image]:
+    """A picture as it is stored, decoded; in memory for as long as this lasts, which others may wait for.
+
+    `shorter_side`: what it is going to be resized to, if that is known. A long and narrow picture becomes a huge one.
+    """
+    with ExitStack() as stack:
+        with _unreadable():
+            file = stack.enter_context(_content(image))
+            picture = stack.enter_context(Image.open(file, formats=FORMATS))
+            _check_scans(picture, file)
+            stack.enter_context(_room.taking(_pixels_needed(picture, shorter_side)))
+            picture.load()
+        yield picture
+
+
+@contextmanager
+def opened_rgb(image: Path | bytes, *, shorter_side: int = 0) -> Iterator[Image.Image]:
+    """The same as RGB, which grey ones of 8 or 16 bits, palettes, inks (CMYK) and transparent ones become.
+
+    A camera's note of how it was held (EXIF) turns nothing: pixels stay as they are stored, as in torchvision.
+    """
+    with opened_image(image, shorter_side=shorter_side) as picture:
+        with _unreadable():
+            as_bytes = _in_8_bits(picture) if picture.mode.startswith(("I", "F")) else picture
+            rgb = as_bytes if as_bytes.mode == "RGB" else as_bytes.convert("RGB")
+        yield rgb
+
+
+def open_rgb(image: Path | bytes) -> Image.Image:
+    """The same, for somebody who has one picture at a time."""
+    with opened_rgb(image) as picture:
+        return picture
+
+
+@contextmanager
+def _unreadable() -> Iterator[None]:
+    """Pillow's decoders raise whatever their parsers do (SyntaxError for a broken PNG, say); all mean the same here."""
+    try:
+        yield
+    except UnreadableError:
+        raise
+    except UnidentifiedImageError as error:
+        raise UnreadableError("is no picture of a known format") from error
+    except Exception as error:
+        reason = error.strerror if isinstance(error, OSError) else None
+        raise UnreadableError(reason or str(error) or type(error).__name__) from error
+
+
+@contextmanager
+def _content(image: Path | bytes) -> Iterator[IO[bytes]]:
+    if isinstance(image, bytes):
+        _check_bytes(len(image))
+        yield io.BytesIO(image)
+        return
+    # A pipe that nobody writes to would be waited for, and a device may notice that it is opened.
+    _check_file(image.stat())
+    with open(os.open(image, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        _check_file(os.fstat(file.fileno()))  # which may have taken the other's place
+        yield file
+
+
+def _check_file(status: os.stat_result) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise UnreadableError("is not a file")
+    _check_bytes(status.st_size)
+
+
+def _check_bytes(num_bytes: int) -> None:
+    if num_bytes > MOST_BYTES:
+        raise UnreadableError(f"has {num_bytes:,} bytes, but a picture has at most {MOST_BYTES:,}")
+
+
+def _check_scans(picture: Image.Image, file: IO[bytes]) -> None:
+    if "progressive" not in picture.info:
+        return
+    file.seek(0)
+    num_scans = sum(block.count(_SCAN) for block in iter(lambda: file.read(2**20), b""))
+    if num_scans > MOST_SCANS:
+        raise UnreadableError(f"has {num_scans:,} scans, but a JPEG has at most {MOST_SCANS}")
+
+
+def _pixels_needed(picture: Image.Image, shorter_side: int) -> int:
+    """How many pixels a picture has, or will have when it is resized; too many are refused."""
+    width, height = picture.size
+    # A tile is decoded whole, however little of it lies in the picture.
+    tags: Any = getattr(picture, "tag_v2", {})
+    tile_width, tile_height = int(tags.get(_TILE_WIDTH, 0)), int(tags.get(_TILE_HEIGHT, 0))
+    stored, in_tile = width * height, tile_width * tile_height
+    resized = stored * shorter_side**2 // min(width, height) ** 2
+    if max(width, height) > LONGEST_SIDE:
+        raise UnreadableError(f"is {width}×{height}, but a side has at most {LONGEST_SIDE:,} pixels")
+    if stored > MOST_PIXELS:
+        raise UnreadableError(f"is {width}×{height}, but a picture has at most {MOST_PIXELS:,} pixels")
+    if in_tile > MOST_PIXELS:
+        raise UnreadableError(f"has tiles of {tile_width}×{tile_height}, but a tile has at most {MOST_PIXELS:,} pixels")
+    if resized > MOST_PIXELS:
+        raise UnreadableError(
+            f"is {width}×{height}: resized to {shorter_side} on its shorter side it has {resized:,} pixels, "
+            f"but a picture has at most {MOST_PIXELS:,}"
+        )
+    return max(stored, in_tile, resized)
+
+
+def _in_8_bits(picture: Image.Image) -> Image.Image:
+    """A picture of more than 8 bits per channel, scaled; Pillow's own conversion cuts all above 255 off instead."""
+    pixels = np.asarray(picture)
+    # In 32 bits, small values may be those of 8 bits or of a dark picture of 16.
+    unclear = picture.mode == "I" and pixels.max() <= 255
+    if picture.mode == "F" or unclear or pixels.min() < 0 or pixels.max() > 65_535:
+        raise UnreadableError("has values of unknown range; save it with 8 or 16 bits per channel")
+    return Image.fromarray((pixels // 257).astype(np.uint8))
 
 
 def _exact(picture: Image.Image, size: int) -> Image.Image:

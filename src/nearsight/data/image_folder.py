@@ -8,12 +8,10 @@ from pathlib import Path
 import torch
 from PIL import Image
 
-from nearsight.data.decoding import decode, unreadable
-from nearsight.data.folders import entries_below, is_hidden
-from nearsight.data.locations import check_spelling
-from nearsight.data.opening import UnreadableError, is_image_name, open_rgb, opened_rgb
-from nearsight.data.source import Chunk, Reader, Source
-from nearsight.data.splits import measuring_subset, stratified_split
+from nearsight.data.dataset import measuring_subset, stratified_split
+from nearsight.data.decoding import UnreadableError, decode, is_image_name, open_rgb, opened_rgb, unreadable
+from nearsight.data.locations import check_spelling, entries_below, is_hidden
+from nearsight.data.registry import Chunk, Reader, Source
 from nearsight.errors import InputError, check_at_least
 from nearsight.files import reading
 

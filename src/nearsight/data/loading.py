@@ -1,16 +1,15 @@
-"""`load_dataset`: from a name to images in memory."""
+"""`load_dataset`: from a name to images in memory, by way of files that are as published."""
 
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
-from nearsight.data import shapes
 from nearsight.data.cache import Decoded, open_cached
-from nearsight.data.checksums import check_published
-from nearsight.data.dataset import Dataset, ImageSet, content_fingerprint
+from nearsight.data.dataset import Dataset, ImageSet, balanced_subset, content_fingerprint
 from nearsight.data.locations import data_folder
-from nearsight.data.registry import DATASETS
-from nearsight.data.segmentation.registry import SEGMENTATION_SETS
-from nearsight.data.source import DatasetSpec, Source
-from nearsight.data.splits import balanced_subset
+from nearsight.data.registry import DATASETS, DatasetSpec, Source
+from nearsight.data.segmentation.masks import SEGMENTATION_SETS
 from nearsight.errors import InputError, check_at_least, unknown_name
 from nearsight.files import canonical_hash, reading
 
@@ -38,12 +37,13 @@ def find_source(name: str, spec: DatasetSpec, folder: Path, image_size: int) -> 
     return source
 
 
-def _made_shapes(num_train: int, num_test: int, image_size: int) -> Decoded:
-    train, test = (
-        shapes.make_shapes(num, image_size=image_size, split=split)
-        for num, split in ((num_train, "train"), (num_test, "test"))
-    )
-    return Decoded(classes=shapes.CLASSES, train=train, test=test, fingerprint=content_fingerprint(train, test))
+def _drawn(spec: DatasetSpec, num_train: int | None, num_test: int | None, image_size: int) -> Decoded:
+    assert spec.draw is not None
+    assert spec.num_train is not None
+    assert spec.num_test is not None
+    train = spec.draw(num_train or spec.num_train, image_size=image_size, split="train")
+    test = spec.draw(num_test or spec.num_test, image_size=image_size, split="test")
+    return Decoded(classes=spec.classes, train=train, test=test, fingerprint=content_fingerprint(train, test))
 
 
 def _at_most(name: str, part: str, images: ImageSet, num: int | None) -> ImageSet:
@@ -78,9 +78,7 @@ def load_dataset(
             f"image_size is {size}, but {name} images are {spec.image_size}×{spec.image_size}; leave it out"
         )
     if spec.find is None:
-        assert spec.num_train is not None
-        assert spec.num_test is not None
-        whole = _made_shapes(num_train or spec.num_train, num_test or spec.num_test, size)
+        whole = _drawn(spec, num_train, num_test, size)
     else:
         source = find_source(name, spec, data_folder(data_dir), size)
         if verify:
@@ -103,3 +101,40 @@ def load_dataset(
         if complete
         else canonical_hash([whole.fingerprint, len(train), len(test)], digits=64),
     )
+
+
+@dataclass(frozen=True)
+class Checksum:
+    """A file whose digest is published."""
+
+    path: Path
+    """The file."""
+    expected: str
+    """What its makers say (md5)."""
+    found: str
+    """What it has (md5)."""
+
+    @property
+    def ok(self) -> bool:
+        return self.found == self.expected
+
+
+def _md5(path: Path) -> str:
+    with reading(path), path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+
+
+def published_checksums(source: Source, md5: Mapping[str, str]) -> tuple[Checksum, ...]:
+    """One entry per file of the source that has a published digest."""
+    paths = ((source.folder / name, expected) for name, expected in md5.items())
+    return tuple(Checksum(path, expected, _md5(path)) for path, expected in paths if path.is_file())
+
+
+def check_published(source: Source, md5: Mapping[str, str]) -> None:
+    """Refuse a source in which a file differs from the published one."""
+    for checksum in published_checksums(source, md5):
+        if not checksum.ok:
+            raise InputError(
+                f"{checksum.path} is damaged or was changed: its md5 is {checksum.found}, "
+                f"but {checksum.expected} is published; get it again"
+            )

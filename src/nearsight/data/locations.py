@@ -1,6 +1,11 @@
-"""Where data lie: what the caller says, else `NEARSIGHT_DATA`, else the user's cache folder. Nowhere else is looked."""
+"""Where data lie, and how their folders and lists are gone through.
+
+They lie where the caller says, else in `NEARSIGHT_DATA`, else in the user's cache folder; nowhere else is looked. In
+folders links are followed, what is hidden is left out, and nothing is skipped in silence.
+"""
 
 import os
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from nearsight.errors import InputError
@@ -48,3 +53,46 @@ def data_folder(data_dir: Path | None = None) -> Path:
             reason = "is a file, not a folder" if folder.exists() else "is not there"
             raise InputError(f"the data folder {folder} {reason}; correct {origin}")
     return folder
+
+
+_LEFT_BY_MACOS = "__MACOSX"
+"""The folder with which macOS doubles whatever it packs into a zip file."""
+
+
+def is_hidden(name: str) -> bool:
+    """Whether a file or folder is an editor's or a system's, and no data."""
+    return name.startswith(".") or name == _LEFT_BY_MACOS
+
+
+def entries_below(folder: Path) -> Iterator["os.DirEntry[str]"]:
+    """Every file and folder below a folder, in no order; one that cannot be listed is an `OSError`."""
+    return _entries(str(folder), link=None, above=frozenset())
+
+
+def _entries(folder: str, *, link: str | None, above: frozenset[tuple[int, int]]) -> Iterator["os.DirEntry[str]"]:
+    status = os.stat(folder)
+    identity = status.st_dev, status.st_ino
+    if identity in above:
+        raise InputError(f"{link or folder} leads back to a folder in which it lies, and so on without end; remove it")
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if is_hidden(entry.name):
+                continue
+            yield entry
+            if entry.is_dir():
+                last_link = entry.path if entry.is_symlink() else link
+                yield from _entries(entry.path, link=last_link, above=above | {identity})
+
+
+def read_published(path: Path) -> str:
+    """The content of a text file, which its makers wrote in UTF-8."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} is damaged: {error}; get it again") from error
+
+
+def incomplete(folder: Path, missing: Sequence[str]) -> InputError:
+    """What to raise where files of a data set are not in its folder."""
+    more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+    return InputError(f"{folder} is not complete: {', '.join(missing[:3])}{more} missing; get it again")

@@ -3,29 +3,39 @@
 Shape suffix: N images of a file.
 """
 
+import importlib
 import json
 import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
 
 from nearsight.data.dataset import check_label_range
-from nearsight.data.decoding import CHUNK, decode_batches
-from nearsight.data.extras import require
-from nearsight.data.folders import is_hidden
+from nearsight.data.decoding import CHUNK, decode_batches, is_image_name
 from nearsight.data.image_folder import TEST_NAMES, TRAIN_NAMES, unused_parts
-from nearsight.data.opening import is_image_name
-from nearsight.data.source import Chunk, Source
+from nearsight.data.locations import is_hidden
+from nearsight.data.registry import Chunk, Source
 from nearsight.errors import InputError
 
 _IMAGE_COLUMNS = ("image", "img")
 _LABEL_COLUMNS = ("label", "labels", "fine_label")
 _NUMBERED = re.compile(r"(?P<name>.+?-)(?P<number>\d+)-of-(?P<num>\d+)")
 """`train-00000-of-00002` and, from older times, a digest after it."""
+
+
+def require(module: str, purpose: str) -> Any:
+    """Import an optional library, or say how to get it."""
+    try:
+        imported: ModuleType = importlib.import_module(module)
+    except ImportError as error:
+        library = module.split(".")[0]
+        raise InputError(f"{library} is needed {purpose}; install it with: pip install 'nearsight[data]'") from error
+    return imported
 
 
 def _files_below(folder: Path, *, is_top: bool = True) -> list[Path]:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from nearsight.augment.noise import standard_normal
+from nearsight.augment.streams import standard_normal
 from nearsight.configuration import register_family, settle_numbers
 from nearsight.errors import InputError, check_at_least, check_numbers, check_positive, check_probability, unknown_name
 from nearsight.randomness import permutation, uniform

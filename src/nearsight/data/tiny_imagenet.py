@@ -10,10 +10,9 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from nearsight.data.decoding import decode
-from nearsight.data.opening import is_image_name
-from nearsight.data.source import Chunk, Source
-from nearsight.data.texts import read_published
+from nearsight.data.decoding import decode, is_image_name
+from nearsight.data.locations import incomplete, read_published
+from nearsight.data.registry import Chunk, DatasetSpec, Download, Source, register_dataset
 from nearsight.errors import InputError
 
 SIZE = 64
@@ -65,8 +64,7 @@ def find_tiny_imagenet(data_dir: Path, _image_size: int) -> Source | None:
     folders = (*(folder / "train" / wnid / "images" for wnid in wnids), folder / "val" / "images")
     missing += [str(path.relative_to(folder)) for path in folders if not path.is_dir()]
     if missing:
-        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
-        raise InputError(f"{folder} is not complete: {', '.join(missing[:3])}{more} missing; get it again")
+        raise incomplete(folder, missing)
     return Source(
         folder=folder,
         layout="official folder",
@@ -75,3 +73,29 @@ def find_tiny_imagenet(data_dir: Path, _image_size: int) -> Source | None:
         train=lambda: _read_train(folder, wnids),
         test=lambda: _read_val(folder, wnids),
     )
+
+
+register_dataset(
+    "tiny-imagenet",
+    DatasetSpec(
+        about="Tiny-ImageNet-200 (Stanford CS231n); the labelled validation set is the test set",
+        find=find_tiny_imagenet,
+        num_classes=200,
+        num_train=100_000,
+        num_test=10_000,
+        image_size=64,
+        mean=(0.4802, 0.4481, 0.3975),
+        std=(0.2770, 0.2691, 0.2821),
+        md5={
+            "wnids.txt": "6c81990e2d7ae3bd3c88dceb97b46342",
+            "val/val_annotations.txt": "e9a8a28f9975223592f4c6da9fd2369b",
+        },
+        downloads=(
+            Download(
+                url="http://cs231n.stanford.edu/tiny-imagenet-200.zip",
+                md5="90528d7ca1a48142e341f4ef8d21d0de",
+                folder="tiny-imagenet-200",
+            ),
+        ),
+    ),
+)

@@ -2,6 +2,7 @@
 
 from nearsight.lens.capture import AttentionTap
 from nearsight.lens.checks import AdapterError, AdapterReport, check_vit_adapter
+from nearsight.lens.features import LayerSimilarity, layer_similarity
 from nearsight.lens.geometry import Geometry, patch_grid
 from nearsight.lens.maps import attention_maps
 from nearsight.lens.mapsfile import LayerMaps, open_maps
@@ -10,7 +11,6 @@ from nearsight.lens.measuring import measure
 from nearsight.lens.positions import PositionGram, position_gram
 from nearsight.lens.rollout import attention_rollout
 from nearsight.lens.shards import Shards
-from nearsight.lens.similarity import LayerSimilarity, layer_similarity
 from nearsight.lens.survey import Site, Survey, survey
 from nearsight.lens.table import HeadTable
 

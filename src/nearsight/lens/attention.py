@@ -12,8 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from nearsight.locat.bias import Kernel, bias_between_tokens
-from nearsight.locat.grid import Grid
+from nearsight.locat.gaussian import Grid, Kernel, bias_between_tokens
 
 
 @dataclass(frozen=True)

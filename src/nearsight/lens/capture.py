@@ -28,7 +28,7 @@ from nearsight.lens.attention import (
     of_multihead_function,
     of_sdpa,
 )
-from nearsight.lens.host import on_the_host
+from nearsight.lens.inputs import on_the_host
 from nearsight.locat.attend import attend
 
 # Programs that torch.export made call the operators by themselves.

@@ -9,10 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from nearsight.lens.binning import patch_shares, sums_by_bin
 from nearsight.lens.geometry import Geometry
 from nearsight.lens.inputs import Batch
-from nearsight.lens.measurement import Measurement, QueryMeans, measurement, stack_layers
+from nearsight.lens.measurement import Measurement, QueryMeans, measurement, patch_shares, stack_layers, sums_by_bin
 from nearsight.lens.stream import Tile
 from nearsight.lens.survey import Site, Survey
 from nearsight.lens.table import Array, HeadTable

@@ -24,7 +24,7 @@ from nearsight.lens.survey import Survey
 from nearsight.lens.table import Array, HeadTable
 from nearsight.lens.tokens import watching_outputs
 from nearsight.locat import GaussianHeads
-from nearsight.metrics.precision import to_float64
+from nearsight.metrics.attention import to_float64
 
 NUM_BINS = 256
 """Of the distribution of standard deviations, between 0 and the largest that Eq. 5 allows, or one that is given."""

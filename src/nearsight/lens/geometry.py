@@ -66,10 +66,7 @@ class Geometry:
         proportion."""
         assert self.lines is not None
         both = []
-        for places, times in (
-            (self.query_places_WN2, self.query_times_WN),
-            (self.key_places_WM2, self.key_times_WM),
-        ):
+        for places, times in ((self.query_places_WN2, self.query_times_WN), (self.key_places_WM2, self.key_times_WM)):
             times = torch.where(places[..., 0].isnan(), math.nan, 0.0) if times is None else times
             axes = zip((times, *places.unbind(-1)), self.lines, strict=True)
             both.append(torch.stack([_at_lines(axis, lines) for axis, lines in axes], dim=-1))

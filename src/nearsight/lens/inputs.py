@@ -10,6 +10,7 @@ import math
 import operator
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -287,3 +288,9 @@ def _patches(
     if frames * rows * cols > length:
         raise InputError(f"an image of {frames} × {rows} × {cols} patches is given as {length}")
     return replace(batch, place=place, raster=raster, pixel_size=_said_by(model, "patch_size", math.nan))
+
+
+def on_the_host() -> AbstractContextManager[Any]:
+    """Around code of the lens: what it makes without naming a device is on the CPU, wherever the caller's
+    `torch.set_default_device` puts things. The model itself runs as the caller has set it."""
+    return nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu")

@@ -133,44 +133,12 @@ def _tiling(width: int, num_keys: int, dtype: torch.dtype, *, with_bias: bool) -
 
 @jit
 def _rows_kernel(
-    query,
-    key,
-    bias,
-    query_places,
-    key_places,
-    rows,
-    scale,
-    batch,
-    windows,
-    heads,
-    heads_per_key,
-    num_queries,
-    num_keys,
-    query_tiles,
-    query_b,
-    query_w,
-    query_h,
-    query_n,
-    key_b,
-    key_w,
-    key_h,
-    key_m,
-    bias_b,
-    bias_w,
-    bias_h,
-    bias_n,
-    bias_m,
-    WIDTH: tl.constexpr,
-    WIDTH_BLOCK: tl.constexpr,
-    QUERIES: tl.constexpr,
-    KEYS: tl.constexpr,
-    MAPS: tl.constexpr,
-    BIAS: tl.constexpr,
-    PRECISION: tl.constexpr,
-    LANES: tl.constexpr,
-    SCAN: tl.constexpr,
-    LOW: tl.constexpr,
-):
+    query, key, bias, query_places, key_places, rows, scale, batch, windows, heads, heads_per_key, num_queries,
+    num_keys, query_tiles,
+    query_b, query_w, query_h, query_n, key_b, key_w, key_h, key_m, bias_b, bias_w, bias_h, bias_n, bias_m,
+    WIDTH: tl.constexpr, WIDTH_BLOCK: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr, MAPS: tl.constexpr,
+    BIAS: tl.constexpr, PRECISION: tl.constexpr, LANES: tl.constexpr, SCAN: tl.constexpr, LOW: tl.constexpr,
+):  # fmt: skip
     """A tile of the queries of a window, for MAPS of its images and heads."""
     tile = tl.program_id(0) % query_tiles
     window = (tl.program_id(0) // query_tiles % windows).to(tl.int64)
@@ -235,30 +203,10 @@ def _rows_kernel(
 
 @jit
 def _add_tile(
-    sums,
-    queries_Nd,
-    keys,
-    biases_N,
-    used_N,
-    row_y_N,
-    row_x_N,
-    key_places,
-    start,
-    num_keys,
-    key_m,
-    bias_m,
-    scale,
-    WIDTH: tl.constexpr,
-    WIDTH_BLOCK: tl.constexpr,
-    QUERIES: tl.constexpr,
-    KEYS: tl.constexpr,
-    MAPS: tl.constexpr,
-    BIAS: tl.constexpr,
-    PRECISION: tl.constexpr,
-    LANES: tl.constexpr,
-    LOW: tl.constexpr,
-    WHOLE: tl.constexpr,
-):
+    sums, queries_Nd, keys, biases_N, used_N, row_y_N, row_x_N, key_places, start, num_keys, key_m, bias_m, scale,
+    WIDTH: tl.constexpr, WIDTH_BLOCK: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr, MAPS: tl.constexpr,
+    BIAS: tl.constexpr, PRECISION: tl.constexpr, LANES: tl.constexpr, LOW: tl.constexpr, WHOLE: tl.constexpr,
+):  # fmt: skip
     """The sums of all maps with the keys from `start` on. WHOLE: all of these are patches."""
     column_M = tl.arange(0, KEYS)
     width_d = tl.arange(0, WIDTH_BLOCK)

@@ -18,7 +18,7 @@ from nearsight.lens.inputs import Batch
 from nearsight.lens.mapframes import Frame, Heads
 from nearsight.lens.mapsfile import DTYPES, InFile, LayerMaps, keeping_maps, open_maps
 from nearsight.lens.measuring import Precision, declared_grid, summing_dtype
-from nearsight.lens.running import never_compiled, running, surveyed, without_gradients
+from nearsight.lens.running import never_compiled, other_attentions, running, surveyed, without_gradients
 from nearsight.lens.stream import in_full_precision
 from nearsight.lens.survey import Survey
 from nearsight.lens.table import layer_positions
@@ -158,7 +158,4 @@ def _watch(model: nn.Module, batch: Batch, found: Survey, wanted: Mapping[Call, 
     if problems:
         raise problems[0]
     if waiting:
-        raise InputError(
-            f"{type(model).__name__} computes other attentions for these images than for the first "
-            f"({next(iter(waiting)).layer_name} is missing): its layers depend on what it sees"
-        )
+        raise other_attentions(model, next(iter(waiting)).layer_name)

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from nearsight.errors import InputError
 from nearsight.files import check_output_folder, replacing
-from nearsight.lens.host import on_the_host
+from nearsight.lens.inputs import on_the_host
 
 Grid = tuple[int, int]
 """(rows, columns)."""

@@ -1,5 +1,9 @@
-"""What a further measurement is: one small file, which says all there is to say of it."""
+"""What a further measurement is: one class, which says all there is to say of it; and sums that several need.
 
+Shape suffixes: B images, W windows, H heads, T queries of a tile, M keys, X things, or bins.
+"""
+
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -12,7 +16,7 @@ from nearsight.lens.inputs import Batch
 from nearsight.lens.stream import Tile
 from nearsight.lens.survey import Site, Survey
 from nearsight.lens.table import Array, HeadTable
-from nearsight.metrics.precision import to_float64
+from nearsight.metrics.attention import to_float64
 
 MEASUREMENTS: "dict[str, type[Measurement]]" = {}
 """What `measure(what=…)` takes."""
@@ -111,3 +115,22 @@ def stack_layers(per_layer: Sequence[Array]) -> Array:
     for layer, values in zip(stacked, per_layer, strict=True):
         layer[tuple(map(slice, values.shape))] = values
     return stacked
+
+
+def patch_shares(tile: Tile) -> tuple[Tensor, Tensor]:
+    """Attention renormalised over the patches [B, W, H, T, M], 0 for queries that are not looking; and which are, of
+    those that are patches themselves [B, W, H, T]."""
+    others_WM = tile.keys_WM2[..., 0].isnan()
+    log_BWHTM = tile.log_weights_BWHTM.masked_fill(others_WM[:, None, None, :], -math.inf)
+    looking_BWHT = (log_BWHTM.amax(-1) != -math.inf) & tile.queries_WT2[:, None, :, 0].isfinite()
+    return log_BWHTM.softmax(-1).masked_fill(~looking_BWHT[..., None], 0.0), looking_BWHT
+
+
+def sums_by_bin(share_BWHTM: Tensor, bins_WTM: Tensor, num_bins: int) -> Tensor:
+    """Attention sorted into bins by where the query and the key are: [B, H, X]."""
+    batch, _, heads = share_BWHTM.shape[:3]
+    # Pairs of tokens first: then each is one row to add, of all images and heads.
+    pairs = share_BWHTM.permute(1, 3, 4, 0, 2).reshape(-1, batch * heads)
+    sums: Tensor = pairs.new_zeros(num_bins, batch * heads).index_add_(0, bins_WTM.flatten(), pairs)
+    by_head: Tensor = sums.T.unflatten(0, (batch, heads))
+    return by_head

@@ -8,21 +8,27 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from nearsight.errors import InputError, check_at_least
-from nearsight.lens import inputs
+from nearsight.errors import InputError, check_at_least, unknown_name
+from nearsight.lens import distribution, features, gaussian, inputs, shares  # noqa: F401 (measurements register themselves)
 from nearsight.lens.attention import Attention, ExplicitAttention
 from nearsight.lens.capture import AttentionTap, Call
 from nearsight.lens.geometry import Declared
 from nearsight.lens.inputs import Batch
-from nearsight.lens.measurement import Measurement, stack_layers
-from nearsight.lens.registry import chosen
-from nearsight.lens.running import never_compiled, not_finite, running, surveyed, without_gradients
+from nearsight.lens.measurement import MEASUREMENTS, WHAT, Measurement, stack_layers
+from nearsight.lens.running import never_compiled, not_finite, other_attentions, running, surveyed, without_gradients
 from nearsight.lens.stream import in_full_precision, reduce_attention, tiles
 from nearsight.lens.survey import RowSums, Survey
 from nearsight.lens.table import Array, HeadTable, layer_positions
 from nearsight.metrics import Moments
 
 Precision = Literal["float32", "float64"]
+_ELSEWHERE = {
+    "cka": ("layer_similarity", "between layers, of one model or two: linear CKA of their tokens"),
+    "rollout": ("attention_rollout", "per picture: attention rollout from CLS to the patches"),
+    "positions": ("position_gram", "per patch: whether its learned position is most alike to those of its neighbours"),
+}
+"""What is measured, but no column of a table of heads → its function in `nearsight.lens`, and a line about it."""
+WHAT.update({name: about for name, (_, about) in _ELSEWHERE.items()})
 
 
 @never_compiled
@@ -64,7 +70,7 @@ def measure(
     tokens, divided by the largest such distance. Heads that look along time alone have no distance on the image (NaN).
     """
     check_at_least("batch_size", batch_size, 1)
-    further = chosen(what)
+    further = _chosen(what)
     declared = declared_grid(grid, prefix)
     # By image size, because where tokens lie depends on it.
     prepared: dict[tuple[object, ...], tuple[Survey, list[Measurement]]] = {}
@@ -95,6 +101,18 @@ def measure(
     if table is None:
         raise InputError("there are no images to measure on")
     return table if layers is None else table.choose(names)
+
+
+def _chosen(what: Sequence[str]) -> list[type[Measurement]]:
+    """The measurements with these names, each once."""
+    if isinstance(what, str):
+        raise InputError(f"what is a list of names, not {what!r}; give [{what!r}]")
+    for name in what:
+        if name in _ELSEWHERE:
+            raise InputError(f"{name!r} is not measured per head; use nearsight.lens.{_ELSEWHERE[name][0]}")
+        if name not in MEASUREMENTS:
+            raise unknown_name("measurement", name, WHAT)
+    return [MEASUREMENTS[name] for name in dict.fromkeys(what)]
 
 
 def declared_grid(grid: tuple[int, int] | None, prefix: int | None) -> Declared | None:
@@ -137,10 +155,7 @@ class Look:
                 looking.enter_context(measurement.watching())
             batch.run(model)
         if missing := found.sites.keys() - self._reduced.keys():
-            raise InputError(
-                f"{type(model).__name__} computes other attentions for these images than for the first "
-                f"({next(iter(missing)).layer_name} is missing): its layers depend on what it sees"
-            )
+            raise other_attentions(model, next(iter(missing)).layer_name)
         self._extra = [measurement.results() for measurement in further]
 
     def _reduce(self, call: Call, candidates: Sequence[Callable[[], Attention]]) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from nearsight.errors import InputError
 from nearsight.metrics import NeighbourAssociation, gram_distance_correlation, neighbour_association
-from nearsight.metrics.precision import to_float64
+from nearsight.metrics.attention import to_float64
 from nearsight.models.shuffledtiles import ShuffledTiles, shuffled_pixels
 
 _NAMES = ("pos_embed", "pos_embedding", "position_embedding", "position_embeddings", "positional_embedding")

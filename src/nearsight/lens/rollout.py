@@ -113,12 +113,7 @@ def _starting_tokens(model: nn.Module, geometry: Geometry) -> Tensor:
 
 
 def _rolled(
-    model: nn.Module,
-    images: Tensor,
-    found: Survey,
-    residual: float,
-    fuse: Callable[[Tensor], Tensor],
-    discard: float,
+    model: nn.Module, images: Tensor, found: Survey, residual: float, fuse: Callable[[Tensor], Tensor], discard: float
 ) -> Tensor:
     """The product of all layers, the last one first: [B, N, N]."""
     rolled: list[Tensor] = []

@@ -151,6 +151,14 @@ def not_finite(what: str) -> InputError:
     return InputError(f"{what} is NaN or infinite: the model's weights or the images are not finite")
 
 
+def other_attentions(model: nn.Module, layer_name: str) -> InputError:
+    """The error for a layer that was there in the survey, and is not for other images."""
+    return InputError(
+        f"{type(model).__name__} computes other attentions for these images than for the first ({layer_name} is "
+        "missing): its layers depend on what it sees"
+    )
+
+
 @contextmanager
 def remembering_surveys() -> Iterator[None]:
     """While active, a model is surveyed once for images of one size. For whoever knows that nobody changes it then:

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from nearsight.lens.attention import Attention, ExplicitAttention, FusedAttention
 from nearsight.lens.capture import OPAQUE, AttentionTap, Call
 from nearsight.lens.geometry import Declared, Geometry, NotSpatialError, joint_geometries, locate
-from nearsight.lens.host import on_the_host
-from nearsight.lens.inputs import Batch, as_batch
+from nearsight.lens.inputs import Batch, as_batch, on_the_host
 from nearsight.lens.layout import MOVING, ImagesUnclearError, LayoutError
 from nearsight.lens.pairs import Meeting, Trace
 from nearsight.lens.places import PADDING, constant_along, without_repetitions

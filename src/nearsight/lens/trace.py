@@ -19,30 +19,11 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
 from nearsight.errors import InputError
-from nearsight.lens.host import on_the_host
-from nearsight.lens.inputs import Batch, as_batch
-from nearsight.lens.operations import (
-    ADDING,
-    CONVOLUTIONS,
-    HIDING,
-    INTERPOLATING,
-    JOINING,
-    MAKING,
-    MIXING,
-    MOVES,
-    PLACING,
-    PRODUCTS,
-    QUANTISED_LINEAR,
-    RENAMED,
-    RESAMPLING,
-    RESHAPING,
-    SAME,
-    SOFTMAX,
-    window_of,
-)
+from nearsight.lens import operations as ops
+from nearsight.lens.inputs import Batch, as_batch, on_the_host
+from nearsight.lens.operations import StandIns, ValueNeededError, window_of
 from nearsight.lens.pairs import Meeting, Pairs, Trace, varies
 from nearsight.lens.places import NOWHERE, PADDING, Places, compact, constant_along, reshaped
-from nearsight.lens.standins import StandIns, ValueNeededError
 
 PARTS = ("own", "looked_at", "hidden")
 SoftmaxListener = Callable[[int, Trace, int], None]
@@ -124,28 +105,28 @@ class PlaceTrace(TorchDispatchMode):
 
     def _follow(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any) -> None:
         name = func.overloadpacket.__name__
-        if name in MOVES or name in RENAMED or name in RESHAPING:
+        if name in ops.MOVES or name in ops.RENAMED or name in ops.RESHAPING:
             self._move(func, args, kwargs, output)
-        elif name in JOINING:
+        elif name in ops.JOINING:
             self._keep(output, self._joined(args, kwargs, output))
-        elif name in PRODUCTS:
-            left, right = PRODUCTS[name]
+        elif name in ops.PRODUCTS:
+            left, right = ops.PRODUCTS[name]
             self._keep(output, self.pairs.product(self.of(args[left]), self.of(args[right]), output.shape))
-        elif name in RESAMPLING or name in CONVOLUTIONS:
+        elif name in ops.RESAMPLING or name in ops.CONVOLUTIONS:
             self._keep(output, self._resampled(name, args, output))
         elif name == "col2im":
             self._keep(output, self._folded(args, output))
         elif name.startswith("_scaled_dot_product") and "attention" in name:
             self._keep(output, self._at_the_queries(args[0], output))
-        elif name in QUANTISED_LINEAR:
+        elif name in ops.QUANTISED_LINEAR:
             own = self.places.union(self._traces[args[0]].own, [-1], keepdim=True)
             self._keep(output, Trace(own.expand(output.shape)))
         elif name == "constant_pad_nd":
             trace = self._traces[args[0]]
             self._keep(output, trace.moved(lambda ids: compact(torch.constant_pad_nd(ids, args[1], PADDING))))
-        elif (plain := name.rstrip("_")) in ADDING or (plain in PLACING and _adds(args, kwargs)):
+        elif (plain := name.rstrip("_")) in ops.ADDING or (plain in ops.PLACING and _adds(args, kwargs)):
             self._add(name, args[0], output)
-        elif plain in PLACING and isinstance(args[PLACING[plain]], Tensor):
+        elif plain in ops.PLACING and isinstance(args[ops.PLACING[plain]], Tensor):
             if name.endswith("_"):
                 self._write(func, args)
             else:
@@ -156,9 +137,9 @@ class PlaceTrace(TorchDispatchMode):
             given = dict(zip(("self", "dim") if name == "sort" else ("self", "k", "dim"), args, strict=False))
             axis = {"dim": -1, **given, **kwargs}["dim"]
             self._keep(output[0], self._traces[args[0]].moved(lambda ids: ids.gather(axis, output[1].cpu())))
-        elif name in MIXING:
+        elif name in ops.MIXING:
             self.lost.append(name)
-        elif name not in MAKING:
+        elif name not in ops.MAKING:
             self._element_by_element(name, args, kwargs, output)
 
     def _keep(self, output: Any, trace: Trace | None) -> None:
@@ -175,9 +156,9 @@ class PlaceTrace(TorchDispatchMode):
 
         def moved(part: Callable[[Tensor], Tensor]) -> list[Tensor]:
             swapped = [self._swapped(argument, part, may_index=place > 0) for place, argument in enumerate(args)]
-            if name in RESHAPING:
+            if name in ops.RESHAPING:
                 return [reshaped(swapped[0], output.shape)]
-            result = RENAMED[name](*swapped, **kwargs) if name in RENAMED else func(*swapped, **kwargs)
+            result = ops.RENAMED[name](*swapped, **kwargs) if name in ops.RENAMED else func(*swapped, **kwargs)
             return [compact(leaf) for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
 
         parts = {
@@ -268,7 +249,7 @@ class PlaceTrace(TorchDispatchMode):
             return None
         ids, looked_at = trace.own, trace.looked_at
         pointwise = result.shape[2:] == args[0].shape[2:]
-        if name in CONVOLUTIONS:
+        if name in ops.CONVOLUTIONS:
             ids = self.places.union(ids, [1], keepdim=True)
             is_pair = looked_at is not None and pointwise and set(args[1].shape[2:]) == {1}
             looked_at = constant_along(looked_at, 1) if looked_at is not None and is_pair else None
@@ -277,7 +258,7 @@ class PlaceTrace(TorchDispatchMode):
         ids = self.places.windows(ids, {axis: (result.shape[axis], window) for axis, window in windows.items()})
         for axis in changed:
             if axis not in windows:
-                between = name in INTERPOLATING and not _aligns_corners(args)
+                between = name in ops.INTERPOLATING and not _aligns_corners(args)
                 ids = self.places.resample(ids, axis, result.shape[axis], between=between)
         own = ids.expand(result.shape)
         if looked_at is None or not pointwise:
@@ -317,7 +298,7 @@ class PlaceTrace(TorchDispatchMode):
             if trace.looked_at is not None and (mask := self._hiding(name, args, traces)) is not None:
                 mask = mask.expand(result.shape)
                 trace = replace(trace, hidden=mask if trace.hidden is None else torch.maximum(trace.hidden, mask))
-            if name in SOFTMAX:
+            if name in ops.SOFTMAX:
                 self._on_softmax(self._num_softmaxes, trace, args[1])
                 softmaxes = frozenset([self._num_softmaxes])
                 over = None
@@ -327,7 +308,7 @@ class PlaceTrace(TorchDispatchMode):
                 weights = self.pairs.new(result.numel(), [trace], softmaxes=softmaxes, softmax_over=over)
                 trace = replace(trace, weights=weights)
                 self._num_softmaxes += 1
-            elif name not in SAME:
+            elif name not in ops.SAME:
                 pairs = [one for one in traces if one.looked_at is not None]
                 trace = replace(trace, weights=self.pairs.new(result.numel(), pairs))
             self._traces[result] = trace
@@ -338,10 +319,10 @@ class PlaceTrace(TorchDispatchMode):
         behind = any(t.weights is not None and self.pairs.weights[t.weights].softmaxes for t in traces)
         if name.startswith("masked_fill") and args[1] not in self._traces:
             value = args[2].item() if isinstance(args[2], Tensor) else args[2]
-            return args[1].long().cpu() if value <= HIDING or (behind and value == 0) else None
+            return args[1].long().cpu() if value <= ops.HIDING or (behind and value == 0) else None
         if name in ("add", "add_") or (behind and name in ("mul", "mul_")):
             terms = [term for term in args[:2] if isinstance(term, Tensor) and term not in self._traces]
-            is_hidden = [(term == 0) if name.startswith("mul") else (term <= HIDING) for term in terms]
+            is_hidden = [(term == 0) if name.startswith("mul") else (term <= ops.HIDING) for term in terms]
             return is_hidden[0].long().cpu() if is_hidden and is_hidden[0].any() else None
         return None
 

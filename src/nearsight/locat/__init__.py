@@ -1,11 +1,9 @@
 """Locality for models that people already use (S2, LocAt): Gaussian-augmented attention and patch refinement."""
 
 from nearsight.locat.attach import add_locat
-from nearsight.locat.gaussian import GaussianConfig, GaussianHeads
-from nearsight.locat.grid import Grid
-from nearsight.locat.official import load_official
+from nearsight.locat.gaussian import GaussianConfig, GaussianHeads, Grid
 from nearsight.locat.refine import refine, refined_map
-from nearsight.locat.registered import BACKBONES
+from nearsight.locat.registered import BACKBONES, load_official
 
 __all__ = [
     "BACKBONES",

@@ -11,10 +11,8 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 from nearsight.errors import InputError, check_at_least, check_flag
-from nearsight.locat.attention import LOCAL_CLASSES
-from nearsight.locat.bias import Kernel
-from nearsight.locat.gaussian import GaussianConfig, GaussianHeads, Resolution, Scale
-from nearsight.locat.grid import GridRecord
+from nearsight.locat.attention import LOCAL_CLASSES, GridRecord
+from nearsight.locat.gaussian import GaussianConfig, GaussianHeads, Kernel, Resolution, Scale
 from nearsight.locat.refine import RefinedMapPool, RefinedPool
 
 Model = TypeVar("Model", bound=nn.Module)

@@ -1,8 +1,15 @@
-"""How wide and how strong the local bias of each query is (S2 Eq. 5 and 9, App. D): the heads that GAug adds.
+"""The local bias that GAug adds to attention (S2 Eq. 5-10, App. D and E): its settings, the heads that say how wide and
+how strong it is for each query, and what it amounts to between patches.
 
-The names `log_var` and `log_alpha` are those of the authors' checkpoints; what the heads give is no logarithm.
+To the logits between patches comes α times a kernel of their distance. All kernels are functions of r² = Σ_axis
+Δ²/(variance + EPS), a squared distance in standard deviations of the query: the Gaussian exp(−r²/2), the Laplace kernel
+exp(−r), the inverse distance 1/(1 + r). With `precision` = ½/(variance + EPS) this is r² = 2 Σ_axis precision·Δ². The
+Gaussian is the product of a vector over rows and one over columns.
 
-Shape suffixes: B images, H heads, N tokens, P patches, d head size, C channels, a axes (2, or 1 if isotropic).
+The heads' names `log_var` and `log_alpha` are those of the authors' checkpoints; what they give is no logarithm.
+
+Shape suffixes: B images, H heads, N tokens, P patches, d head size, C channels (of the bias: columns), a axes (2, or 1
+if isotropic), T queries of a tile, R rows, 2 (by row, by column).
 """
 
 import math
@@ -14,15 +21,33 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nearsight.errors import InputError, check_flag, unknown_name
-from nearsight.locat.bias import Kernel
-from nearsight.locat.grid import Grid
 
+Kernel = Literal["gaussian", "laplace", "inverse"]
 Scale = Literal["learned", "none", "auto"]
 Resolution = Literal["linear", "squared"]
 
 _EPS = 0.1
 _LARGEST_QUOTIENT = 32500.0
 _LARGEST_HALF_SQUARE = 6550.0
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Where the tokens of one image lie, or of one window of it: some nowhere (CLS, registers), then the patches of a
+    grid, row by row."""
+
+    rows: int
+    cols: int
+    num_prefix: int
+    """Tokens in front of the patches."""
+
+    @property
+    def num_patches(self) -> int:
+        return self.rows * self.cols
+
+    @property
+    def num_tokens(self) -> int:
+        return self.num_prefix + self.num_patches
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,3 +184,37 @@ class GaussianHeads(nn.Module):
 
 def _exact(tensor: Tensor) -> Tensor:
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+
+
+def squared_steps(grid: Grid, largest_half_square: float, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Δ² from each patch to each row and to each column, [P, R] and [P, C]; ½Δ² is at most `largest_half_square`."""
+    rows_R, cols_C = (torch.arange(side, device=like.device, dtype=like.dtype) for side in (grid.rows, grid.cols))
+    rows_RR, cols_CC = ((side[:, None] - side).square() for side in (rows_R, cols_C))
+    if largest_half_square < math.inf:
+        rows_RR, cols_CC = (steps.clamp(max=2 * largest_half_square) for steps in (rows_RR, cols_CC))
+    return rows_RR.repeat_interleave(grid.cols, dim=0), cols_CC.repeat(grid.rows, 1)
+
+
+def bias_between_patches(
+    precision_BHT2: Tensor, strength_BHT: Tensor, steps: tuple[Tensor, Tensor], kernel: Kernel
+) -> Tensor:
+    """[B, H, T, P]: of some patches as queries, to all patches."""
+    rows_BHTR = precision_BHT2[..., :1] * steps[0]
+    cols_BHTC = precision_BHT2[..., 1:] * steps[1]
+    if kernel == "gaussian":
+        scaled_BHTR = strength_BHT[..., None] * torch.exp(-rows_BHTR)
+        return (scaled_BHTR[..., None] * torch.exp(-cols_BHTC)[..., None, :]).flatten(-2)
+    square_BHTP = 2 * (rows_BHTR[..., None] + cols_BHTC[..., None, :]).flatten(-2)
+    # The root has no derivative at 0, where a patch looks at itself; there the distance depends on no variance.
+    radius_BHTP = square_BHTP.clamp(min=torch.finfo(square_BHTP.dtype).tiny).sqrt()
+    kernel_BHTP = torch.exp(-radius_BHTP) if kernel == "laplace" else 1 / (1 + radius_BHTP)
+    return strength_BHT[..., None] * kernel_BHTP
+
+
+def bias_between_tokens(
+    precision_BHP2: Tensor, strength_BHP: Tensor, grid: Grid, *, kernel: Kernel, largest_half_square: float
+) -> Tensor:
+    """[B, H, N, N]: 0 for every token that is no patch. All of it at once, so for few tokens only."""
+    steps = squared_steps(grid, largest_half_square, precision_BHP2)
+    bias_BHPP = bias_between_patches(precision_BHP2, strength_BHP, steps, kernel)
+    return F.pad(bias_BHPP, (grid.num_prefix, 0, grid.num_prefix, 0))

@@ -1,4 +1,4 @@
-"""Models with LocAt under names of their own, `locat_` and the backbone's, registered with timm.
+"""Models with LocAt under names of their own, `locat_` and the backbone's, registered with timm; and their weights.
 
 Options of `add_locat` are arguments, beside those of the backbone: `locat_vit_tiny_patch16_224(kernel="laplace")`; with
 `gaug=False` or `prr=False` one half is left out. docs/locat.md has a line for each row of S2's tables.
@@ -6,15 +6,17 @@ Options of `add_locat` are arguments, beside those of the backbone: `locat_vit_t
 
 import dataclasses
 import inspect
+import re
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import timm
-from timm.models import build_model_with_cfg, register_model
-from torch import nn
+import torch
+from timm.models import build_model_with_cfg, eva, register_model, swin_transformer, vision_transformer
+from torch import Tensor, nn
 
 from nearsight.errors import InputError
 from nearsight.locat.attach import add_locat
-from nearsight.locat.fitting import fitted
 
 BACKBONES = (
     "vit_tiny_patch16_224",
@@ -35,6 +37,11 @@ BACKBONES = (
 _OPTIONS = tuple(inspect.signature(add_locat).parameters)[1:]  # all but the model
 _WITHOUT_POSITIONS = ("swin", "rope")
 """Backbones that do not add positions to their tokens."""
+_FAMILIES: tuple[tuple[type[nn.Module], Callable[[Any, nn.Module], dict[str, Tensor]]], ...] = (
+    (vision_transformer.VisionTransformer, vision_transformer.checkpoint_filter_fn),
+    (eva.Eva, eva.checkpoint_filter_fn),
+    (swin_transformer.SwinTransformer, swin_transformer.checkpoint_filter_fn),
+)
 
 
 def _register(backbone: str) -> None:
@@ -53,7 +60,7 @@ def _register(backbone: str) -> None:
             lambda **settings: _build(backbone, settings),
             name,
             pretrained=pretrained,
-            pretrained_filter_fn=fitted,
+            pretrained_filter_fn=_fitted,
             feature_cfg=features,
             **kwargs,
         )
@@ -87,5 +94,63 @@ def _build(backbone: str, settings: dict[str, Any]) -> nn.Module:
     return add_locat(model, **options)
 
 
+def _fitted(weights: Mapping[str, Any], model: nn.Module) -> Mapping[str, Any]:
+    """`weights` with positions, patch embedding and biases of windows resampled for the size of `model`'s: what timm
+    does under a backbone's own name."""
+    own = model.state_dict()
+    # timm takes a Swin without a classifier for one of an old release, and renames what it should leave.
+    if all(name in own and own[name].shape == weight.shape for name, weight in weights.items()):
+        return weights
+    return next((fit(weights, model) for family, fit in _FAMILIES if isinstance(model, family)), weights)
+
+
 for _backbone in BACKBONES:
     _register(_backbone)
+
+
+# The first that is there is taken: averaged weights before raw ones, and of DINO's two networks the teacher.
+_NESTINGS = ("state_dict_ema", "model_ema", "teacher", "state_dict", "model", "student")
+_WRAPPERS = re.compile(r"^(?:(?:module|_orig_mod)\.)+")
+_BACKBONE = "backbone."  # beside the head that DINO trains it with
+_ATTENTION = re.compile(r"\.attn\..+\.weight$")
+_JUMBO_MLP = re.compile(r"^(?:blocks\.\d+\.)?(jumbo_mlp\..+)$")
+_JUMBO_NORM = re.compile(r"^norm(?:_(patches))?\.(weight|bias)$")
+
+
+def load_official(state_dict: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The weights of one of the authors' checkpoints, as `load_state_dict` of the same model takes them here.
+
+    With or without LocAt, of any backbone of S2, and with what timm's, DeiT's or DINO's training wraps around them.
+    Their attentions hold `gaug.log_var` and `gaug.log_alpha` as ours do, and almost all else has timm's names. What
+    differs is Jumbo: its MLP, which all blocks share, is listed once more for each of them, and its two final norms lie
+    side by side, where here they are one module.
+
+    Raises:
+        InputError: if there are no attentions in it, or a Jumbo's blocks do not share their MLP.
+    """
+    for nesting in _NESTINGS:
+        if isinstance(inner := state_dict.get(nesting), Mapping):
+            return load_official(inner)
+    weights = {_WRAPPERS.sub("", name): value for name, value in state_dict.items() if isinstance(value, Tensor)}
+    if any(name.startswith(_BACKBONE) for name in weights):
+        weights = {name.removeprefix(_BACKBONE): w for name, w in weights.items() if name.startswith(_BACKBONE)}
+    if not any(_ATTENTION.search(name) for name in weights):
+        raise InputError("this checkpoint has no weights of attentions (….attn.….weight): it is of none of S2's models")
+    return _renamed_jumbo(weights) if any(map(_JUMBO_MLP.match, weights)) else weights
+
+
+def _renamed_jumbo(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """With the shared MLP once, and the norms where `JumboNorm` has them. Our own names stay."""
+    renamed: dict[str, Tensor] = {}
+    for name, weight in weights.items():
+        if shared := _JUMBO_MLP.match(name):
+            if not torch.equal(renamed.setdefault(shared[1], weight), weight):
+                raise InputError(
+                    f"{name} is not the {shared[1]} of the other blocks, but those of a Jumbo share one MLP: this "
+                    "checkpoint is of another model"
+                )
+        elif norm := _JUMBO_NORM.match(name):
+            renamed[f"norm.{norm[1] or 'jumbo'}.{norm[2]}"] = weight
+        else:
+            renamed[name] = weight
+    return renamed

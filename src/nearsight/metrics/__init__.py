@@ -17,13 +17,7 @@ from nearsight.metrics.attention import (
 )
 from nearsight.metrics.features import linear_cka, locality_score, patch_cls_similarity
 from nearsight.metrics.moments import Moments
-from nearsight.metrics.segmentation import (
-    confusion_matrix,
-    mean_iou,
-    per_class_accuracy,
-    per_class_iou,
-    pixel_accuracy,
-)
+from nearsight.metrics.segmentation import confusion_matrix, mean_iou, per_class_accuracy, per_class_iou, pixel_accuracy
 
 __all__ = [
     "Moments",

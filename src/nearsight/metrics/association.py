@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nearsight.errors import InputError
-from nearsight.metrics.grid import check_grid
-from nearsight.metrics.precision import to_float64
+from nearsight.metrics.attention import check_grid, to_float64
 
 Partition = Tensor | NDArray[Any] | Sequence[int] | Sequence[Iterable[int]]
 """Labels of the patches, [D]; or the sets themselves, each as the numbers of its patches."""

@@ -11,8 +11,6 @@ import torch
 from torch import Tensor
 
 from nearsight.errors import InputError, check_at_least
-from nearsight.metrics.grid import check_grid
-from nearsight.metrics.precision import to_float64
 
 
 def grid_distances(
@@ -131,3 +129,15 @@ def _mean_over_looking(value: Tensor, mass: Tensor) -> Tensor:
     """Mean over queries whose attention to patches is not exactly zero. NaN attention stays NaN."""
     looking = mass != 0
     return torch.where(looking, value, 0.0).sum(-1) / looking.sum(-1)
+
+
+def check_grid(grid_size: tuple[int, int]) -> None:
+    """Refuse (rows, columns) that hold no patch: two negative ones multiply to a number of patches too."""
+    rows, cols = grid_size
+    if rows < 1 or cols < 1:
+        raise InputError(f"a grid has at least one row and one column, not {rows}×{cols}")
+
+
+def to_float64(tensor: Tensor) -> Tensor:
+    """Metrics are computed in float64; on the CPU if a tensor's own device has none (MPS)."""
+    return (tensor.cpu() if tensor.device.type == "mps" else tensor).to(torch.float64)

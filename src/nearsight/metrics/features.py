@@ -1,7 +1,7 @@
 """What tokens are like, beside where they look: coherence with neighbours, pull towards CLS, similarity of layers.
 
 S2 is "Locality-Attending Vision Transformer" (arXiv 2603.04892). Shape suffixes: B images, N tokens (prefix tokens
-first), P patches row by row, D features, n examples.
+first), P patches row by row, D features, n examples; L and K numbers of representations.
 """
 
 import torch
@@ -9,12 +9,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nearsight.errors import InputError
-from nearsight.metrics.grid import check_grid
-from nearsight.metrics.hsic import centred, linear_gram, own_unbiased_hsic, unbiased_hsic
-from nearsight.metrics.precision import to_float64
+from nearsight.metrics.attention import check_grid, to_float64
 
 _NEIGHBOURS = ((0, 1), (1, -1), (1, 0), (1, 1))
 """Half of the 8 offsets; the other half are the same pairs seen from the other patch."""
+_ROUNDING = 1e-14
+"""Of sums of float64, relative to what is summed."""
+_LAST_BITS = 4
+"""By how many units of its precision a network's results differ for examples that are the same."""
 
 
 def locality_score(patches_BPD: Tensor, grid_size: tuple[int, int]) -> Tensor:
@@ -56,10 +58,10 @@ def patch_cls_similarity(tokens_BND: Tensor, num_prefix_tokens: int = 1) -> Tens
 def linear_cka(x_nD: Tensor, y_nD: Tensor, *, unbiased: bool = False) -> Tensor:
     """Linear centred kernel alignment of two representations of the same n examples, a float64 scalar.
 
-    HSIC(K, L) / √(HSIC(K, K) · HSIC(L, L)) with K = XXᵀ, L = YYᵀ (Kornblith et al. 2019). `unbiased` uses the estimator
-    of Song et al. (2012), whose expectation does not grow with the number of features and which can be averaged over
-    minibatches (Nguyen et al. 2021); it needs at least 4 examples and may be slightly negative. NaN if in one of the
-    two all examples are alike, up to the last bits of its precision.
+    HSIC(K, L) / √(HSIC(K, K) · HSIC(L, L)) with K = XXᵀ, L = YYᵀ and HSIC the Hilbert–Schmidt independence criterion
+    (Kornblith et al. 2019). `unbiased` uses the estimator of Song et al. (2012), whose expectation does not grow with
+    the number of features and which can be averaged over minibatches (Nguyen et al. 2021); it needs at least 4 examples
+    and may be slightly negative. NaN if in one of the two all examples are alike, up to the last bits of its precision.
     """
     if x_nD.dim() != 2 or y_nD.dim() != 2 or len(x_nD) != len(y_nD):
         raise InputError(f"two matrices of equally many rows are needed, not {list(x_nD.shape)} and {list(y_nD.shape)}")
@@ -75,3 +77,44 @@ def linear_cka(x_nD: Tensor, y_nD: Tensor, *, unbiased: bool = False) -> Tensor:
         cross, own_x, own_y = ((a.T @ b).square().sum() for a, b in ((x, y), (x, x), (y, y)))
     size_x, size_y = (torch.where(own > 0, own, torch.nan).sqrt() for own in (own_x, own_y))
     return cross / (size_x * size_y)
+
+
+def centred(features_nD: Tensor, dtype: torch.dtype) -> Tensor:
+    """The features less their mean over examples, float64: exactly 0 if all examples are alike.
+
+    They are if they differ by no more than the last bits of `dtype`, which the features were computed in. What is left
+    of equal numbers after their mean was subtracted is rounding, and that would pass for a representation of its own.
+    """
+    features_nD = to_float64(features_nD)
+    # Whole numbers are exact. Half precision counts as float32: by its own, a few features that are large and constant,
+    # as ViTs have them, would hide all others.
+    precision = torch.finfo(torch.promote_types(dtype, torch.float32) if dtype.is_floating_point else torch.float64).eps
+    # From the first example: of equal ones that is exact.
+    alike = (features_nD - features_nD[0]).norm() <= _LAST_BITS * precision * features_nD.norm()
+    return torch.where(alike, 0.0, features_nD - features_nD.mean(0))
+
+
+def linear_gram(centred_nD: Tensor) -> Tensor:
+    """[n, n], with zeros on the diagonal, as the unbiased estimator wants it.
+
+    HSIC does not see where the features' mean lies. The sums that it is the difference of do, and lose all digits to a
+    large one: hence of centred features.
+    """
+    gram_nn = centred_nD @ centred_nD.T
+    return gram_nn - torch.diag(gram_nn.diag())
+
+
+def unbiased_hsic(a_Lnn: Tensor, b_Knn: Tensor) -> Tensor:
+    """The unbiased estimator of Song et al. (2012), Eq. 5, for all pairs of `linear_gram`: [L, K]."""
+    n = a_Lnn.shape[-1]
+    products = a_Lnn.flatten(1) @ b_Knn.flatten(1).T
+    sums = torch.outer(a_Lnn.sum((1, 2)), b_Knn.sum((1, 2))) / ((n - 1) * (n - 2))
+    rows = a_Lnn.sum(1) @ b_Knn.sum(1).T * (2 / (n - 2))
+    return (products + sums - rows) / (n * (n - 3))
+
+
+def own_unbiased_hsic(a_Lnn: Tensor) -> Tensor:
+    """Of each with itself, [L]: 0 if that is but the rounding of what it is the difference of."""
+    own_L, n = unbiased_hsic(a_Lnn, a_Lnn).diag(), a_Lnn.shape[-1]
+    rounding_L = _ROUNDING * a_Lnn.square().sum((1, 2)) / (n * (n - 3))
+    return torch.where(own_L.abs() > rounding_L, own_L, 0.0)

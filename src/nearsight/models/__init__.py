@@ -3,11 +3,10 @@
 Importing this package makes the names of the former known to timm.
 """
 
-from nearsight.models import backbones
+from nearsight.models.backbones import JumboViT
 from nearsight.models.checkpoints import load_checkpoint
 from nearsight.models.compact import CompactViT
 from nearsight.models.factory import ModelConfig, create_model, load_model, save_model
-from nearsight.models.jumbo import JumboViT
 from nearsight.models.positional import PositionalViT
 from nearsight.models.sources import SourcedModel, load_source
 
@@ -17,7 +16,6 @@ __all__ = [
     "ModelConfig",
     "PositionalViT",
     "SourcedModel",
-    "backbones",
     "create_model",
     "load_checkpoint",
     "load_model",

@@ -1,7 +1,8 @@
-"""The compact ViT of the protocol study (S1 §4.1): depth 8, width 192, 8 heads, MLP 384, about 2.4 M parameters.
+"""The compact ViT of the protocol study (S1 §4.1), and the ResNet-18 for small images that S3 compares with.
 
-It is timm's `VisionTransformer` at that size, so whatever works on a timm ViT works on it. Only the initialisation is
-ours, and it is a choice: the paper does not report its own.
+The ViT has depth 8, width 192, 8 heads, MLP 384, about 2.4 M parameters. It is timm's `VisionTransformer` at that size,
+so whatever works on a timm ViT works on it. Only the initialisation is ours, and it is a choice: the paper does not
+report its own.
 """
 
 from typing import Any, Literal, get_args
@@ -9,6 +10,7 @@ from typing import Any, Literal, get_args
 import torch
 from timm.layers import to_2tuple
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
+from timm.models.resnet import BasicBlock, ResNet
 from timm.models.vision_transformer import VisionTransformer, checkpoint_filter_fn
 from torch import nn
 
@@ -17,7 +19,8 @@ from nearsight.errors import InputError, check_at_least, unknown_name
 Initialization = Literal["trunc_normal", "pytorch"]
 
 COMPACT_MODELS = ("compact_vit", "compact_vit_positional", "compact_jumbo_vit")
-"""Registered models that take this file's settings."""
+"""Registered ViTs that take this file's settings."""
+RESNET_MODELS = ("compact_resnet18",)
 COMPACT_SETTINGS = {
     "img_size": 32,
     "patch_size": 4,
@@ -96,7 +99,10 @@ def _check_shape(
         raise InputError(f"{num_heads} heads do not divide a width of {embed_dim}")
 
 
-default_cfgs = generate_default_cfgs({"compact_vit": COMPACT_IMAGES})
+_OF_RESNETS = {"fixed_input_size": False, "pool_size": (4, 4), "first_conv": "conv1", "classifier": "fc"}
+default_cfgs = generate_default_cfgs(
+    {"compact_vit": COMPACT_IMAGES, "compact_resnet18": {**COMPACT_IMAGES, **_OF_RESNETS}}
+)
 
 
 @register_model  # type: ignore[untyped-decorator]
@@ -110,3 +116,47 @@ def compact_vit(pretrained: bool = False, **kwargs: Any) -> VisionTransformer:
         feature_cfg={"out_indices": 3, "feature_cls": "getter"},
         **{**COMPACT_SETTINGS, **kwargs},
     )
+
+
+class CompactResNet(ResNet):  # type: ignore[misc]
+    """timm's ResNet of basic blocks (He et al. 2016) with a stem that keeps a small image's pixels: one 3×3 convolution
+    of stride 1 and no pooling. The last stage of a 32-pixel image then has 4×4 places, not 1.
+
+    Args:
+        channels: of the stem and the first stage; every later stage has twice as many as the one before.
+        layers: blocks of each stage.
+    """
+
+    def __init__(self, *, channels: int = 64, layers: tuple[int, ...] = (2, 2, 2, 2), **kwargs: Any) -> None:
+        check_at_least("channels", channels, 2)
+        if channels % 2:
+            raise InputError(f"channels is {channels}, but must be even")
+        super().__init__(
+            BasicBlock,
+            layers,
+            channels=[channels * 2**stage for stage in range(len(layers))],
+            # Only of a deep stem does timm let the width be chosen, which is twice this; the stem itself is replaced.
+            stem_type="deep",
+            stem_width=channels // 2,
+            **kwargs,
+        )
+        placed = {name: kwargs[name] for name in ("device", "dtype") if name in kwargs}
+        self.conv1 = nn.Conv2d(self.in_chans, channels, 3, padding=1, bias=False, **placed)
+        nn.init.kaiming_normal_(self.conv1.weight, mode="fan_out", nonlinearity="relu")
+        self.maxpool = nn.Identity()
+        stem, *stages = self.feature_info
+        stem["reduction"] = 1
+        for stage in stages:
+            stage["reduction"] //= 4  # the stride of the usual stem
+
+
+@register_model  # type: ignore[untyped-decorator]
+def compact_resnet18(pretrained: bool = False, *, img_size: Any = None, **kwargs: Any) -> CompactResNet:
+    """ResNet-18 for images of about 32 pixels (11,220,132 parameters with 100 classes).
+
+    `img_size` may be given, as to other models, and changes nothing: it takes images of any size.
+    """
+    model: CompactResNet = build_model_with_cfg(
+        CompactResNet, "compact_resnet18", pretrained, **{"num_classes": 100, **kwargs}
+    )
+    return model

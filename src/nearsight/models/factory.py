@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 from nearsight.configuration import ADDED, check_choices, decode, encode, settle_numbers
 from nearsight.errors import InputError, check_at_least, check_side, unknown_name
-from nearsight.models.compact import COMPACT_MODELS, Initialization
-from nearsight.models.resnet import RESNET_MODELS
+from nearsight.models.compact import COMPACT_MODELS, RESNET_MODELS, Initialization
 from nearsight.models.shuffledtiles import shuffle_tiles
 from nearsight.tensorfile import load_tensors, save_tensors
 
@@ -99,7 +98,11 @@ class ModelConfig:
         check_choices(self)
         if self.name not in (known := (*COMPACT_MODELS, *RESNET_MODELS)):
             raise unknown_name("model of this kind", self.name, known)
-        self._check_settings_of_others()
+        values = {field.name: (getattr(self, field.name), field.default) for field in dataclasses.fields(self)}
+        changed = {name: value for name, (value, default) in values.items() if value != default}
+        for option, value in changed.items():
+            if (option in _OF_RESNETS) == self.is_transformer and option not in _OF_ALL_MODELS:
+                raise InputError(f"{option} is {value!r}, but {self.name} has no such setting; leave it out")
         for size in ("patch_size", "depth", "width", "num_heads", "mlp_width", "channels", "shuffled_tiles"):
             check_at_least(size, getattr(self, size), 1)
         check_at_least("permutation_seed", self.permutation_seed, 0)
@@ -107,15 +110,9 @@ class ModelConfig:
             raise InputError(f"permutation_seed is {self.permutation_seed}, but shuffled_tiles is 1: none are shuffled")
         if self.width % self.num_heads:
             raise InputError(f"{self.num_heads} heads do not divide a width of {self.width}")
-        for option in dataclasses.fields(self):
-            if option.name.startswith(_LOCAT) and not self.gaug and getattr(self, option.name) != option.default:
-                raise InputError(f"{option.name} is {getattr(self, option.name)!r}, but it needs gaug, which is off")
-
-    def _check_settings_of_others(self) -> None:
-        for option in dataclasses.fields(self):
-            value, belongs = getattr(self, option.name), (option.name in _OF_RESNETS) != self.is_transformer
-            if not belongs and option.name not in _OF_ALL_MODELS and value != option.default:
-                raise InputError(f"{option.name} is {value!r}, but {self.name} has no such setting; leave it out")
+        for option, value in changed.items():
+            if option.startswith(_LOCAT) and not self.gaug:
+                raise InputError(f"{option} is {value!r}, but it needs gaug, which is off")
 
     @property
     def is_transformer(self) -> bool:
@@ -136,14 +133,13 @@ class ModelConfig:
 
         LocAt draws its own after the others: models that differ in it alone start alike.
         """
-        build = self._build_vit if self.is_transformer else self._build_resnet
-        model = build(image_size, num_classes)
+        if self.is_transformer:
+            model = self._build_vit(image_size, num_classes)
+        else:
+            model = create_model(self.name, img_size=image_size, num_classes=num_classes, channels=self.channels)
         if self.shuffled_tiles > 1:
             shuffle_tiles(model, image_size, self.shuffled_tiles, self.permutation_seed)
         return model
-
-    def _build_resnet(self, image_size: tuple[int, int], num_classes: int) -> nn.Module:
-        return create_model(self.name, img_size=image_size, num_classes=num_classes, channels=self.channels)
 
     def _build_vit(self, image_size: tuple[int, int], num_classes: int) -> nn.Module:
         return create_model(

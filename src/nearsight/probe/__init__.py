@@ -1,14 +1,12 @@
 """What the features of a frozen model are worth: k-NN, linear, segmentation, dense retrieval."""
 
-from nearsight.probe.bootstrap import Score, accuracy_score, miou_score
 from nearsight.probe.cache import FeatureKey, cached_features
 from nearsight.probe.features import FeatureReader, FeatureSpec, read_features, reading
-from nearsight.probe.identity import model_identity, weights_hash
+from nearsight.probe.frozen import Preparation, model_identity, weights_hash
 from nearsight.probe.knn import knn_accuracy, knn_right, knn_scores
 from nearsight.probe.linear import LinearConfig, LinearResult, linear_probe
-from nearsight.probe.memory import PatchMemory, build_memory
-from nearsight.probe.preparation import Preparation
-from nearsight.probe.retrieve import RetrievalResult, Retriever, retrieve
+from nearsight.probe.retrieve import PatchMemory, RetrievalResult, Retriever, build_memory, retrieve
+from nearsight.probe.scores import Score, accuracy_score, miou_score
 from nearsight.probe.search import ExactIndex, FaissIndex
 
 __all__ = [

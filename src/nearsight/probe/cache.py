@@ -30,7 +30,7 @@ from nearsight.data.locations import user_cache_folder
 from nearsight.errors import InputError
 from nearsight.files import canonical_hash, output_folder, read_object, write_json
 from nearsight.probe.features import FeatureReader, FeatureSpec, Watch, unwatched
-from nearsight.probe.preparation import Preparation
+from nearsight.probe.frozen import Preparation
 
 VERSION = 1
 """Raise it whenever the same key would stand for other numbers."""
@@ -44,7 +44,7 @@ class FeatureKey:
     """What a set of features depends on."""
 
     model: str
-    """`nearsight.probe.identity.model_identity` of the model."""
+    """`nearsight.probe.frozen.model_identity` of the model."""
     data: str
     """Fingerprint of the data set."""
     part: str

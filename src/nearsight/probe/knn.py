@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from nearsight.errors import InputError, check_at_least, check_positive
-from nearsight.probe.classes import check_classes_seen
 from nearsight.probe.search import ExactIndex, Index, check_enough
 
 DEFAULT_KS = (10, 20, 100, 200)
@@ -100,3 +99,15 @@ def check_votes(ks: Sequence[int], temperature: float) -> None:
     for k in ks:
         check_at_least("k", k, 1)
     check_positive("the temperature", temperature)
+
+
+def check_classes_seen(train_labels_N: Tensor, test_labels_Q: Tensor, part: str = "test") -> None:
+    """Every class that is asked for was there to be learned, or an error that says which was not."""
+    unseen = sorted(set(test_labels_Q.tolist()) - set(train_labels_N.tolist()))
+    if unseen:
+        shown = ", ".join(map(str, unseen[:5])) + (", …" if len(unseen) > 5 else "")
+        raise InputError(
+            f"{'class' if len(unseen) == 1 else 'classes'} {shown} of the {part} samples "
+            f"{'is' if len(unseen) == 1 else 'are'} never seen in training, so that nothing could predict "
+            f"{'it' if len(unseen) == 1 else 'them'}; use more training samples"
+        )

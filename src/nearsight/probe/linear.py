@@ -3,7 +3,7 @@
 K heads see the same batches. Their logits are one matrix product, [B, C] × [C, K·c], and so are their gradients; each
 head has its own learning rate and decay. The best by validation is the result, and it alone sees the test features.
 
-Shape suffixes: N samples, B samples of a batch, C channels, K heads, c classes.
+Shape suffixes: N samples, B samples of a batch, C channels, K heads, c classes, H rows, W columns.
 """
 
 from collections.abc import Callable
@@ -16,10 +16,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from nearsight.augment import HorizontalFlip, Pipeline, ResizedCrop
 from nearsight.configuration import check_choices
-from nearsight.data import epoch_batches, stratified_split
+from nearsight.data import ImageSet, epoch_batches, stratified_split
 from nearsight.errors import InputError, check_at_least, check_below_one, check_fraction, check_numbers
-from nearsight.probe.classes import check_classes_seen
+from nearsight.probe.features import FeatureReader
+from nearsight.probe.frozen import Preparation
+from nearsight.probe.knn import check_classes_seen
+from nearsight.randomness import Draws
 
 _EPS = 1e-8
 _EVALUATED_AT_ONCE = 8192
@@ -201,3 +205,41 @@ def linear_probe(
         weight_Cc=heads.weight_CKc[:, 0].cpu(),
         bias_c=heads.bias_Kc[0].cpu(),
     )
+
+
+def cropped_features(
+    reader: FeatureReader,
+    images: ImageSet,
+    preparation: Preparation,
+    *,
+    seed: int,
+    batch_size: int,
+    device: torch.device,
+) -> Callable[[Tensor, int], Tensor]:
+    """(positions of images, epoch) → features of their random resized crops, flipped or not, as DINO trains heads.
+
+    They are computed anew in every epoch, because no two epochs crop alike.
+    """
+    rows, columns = preparation.size
+    if rows != columns:
+        raise InputError(f"random crops are square, but the model takes images of {rows}×{columns} pixels")
+    pipeline = Pipeline.stack(
+        [[ResizedCrop(size=rows), HorizontalFlip(p=0.5)]],
+        num_classes=int(images.labels_N.max()) + 1,
+        mean=preparation.mean,
+        std=preparation.std,
+        device=device,
+    )
+
+    seed_1, step = torch.tensor([seed], device=device), torch.zeros((), dtype=torch.int64, device=device)
+
+    def features(positions_B: Tensor, epoch: int) -> Tensor:
+        parts = []
+        for place_B in positions_B.split(batch_size):
+            pixels_1BCHW = images.images_NCHW[place_B].to(device).unsqueeze(0)
+            labels_1B = images.labels_N[place_B].to(device).unsqueeze(0)
+            draws = Draws(seed_1, torch.tensor(epoch, device=device), step, place_B.unsqueeze(0).to(device))
+            parts.append(reader(pipeline(pixels_1BCHW, labels_1B, draws)[0][0]))
+        return torch.cat(parts)
+
+    return features

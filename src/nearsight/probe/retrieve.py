@@ -1,13 +1,17 @@
 """Segmentation by retrieval, without training (Balažević et al. 2023, "Hummingbird").
 
-Every patch of a test image looks for its k nearest patches in a memory of training patches, by cosine. Their label
-distributions, weighted by softmax(similarity / T), are its prediction; the map of predictions is stretched to the size
-of the image's mask, and the largest is the class of each pixel.
+The memory holds patch features of training images, each with how much of which class is under it. Every patch of a test
+image looks for its k nearest patches there, by cosine. Their label distributions, weighted by softmax(similarity / T),
+are its prediction; the map of predictions is stretched to the size of the image's mask, and the largest is the class of
+each pixel.
 
-Shape suffixes: N images, M patches of the memory, Q patches that look, P patches of an image, C channels, c classes,
-k neighbours, H rows and W columns of pixels, h rows and w columns of patches.
+Shape suffixes: N images, B images of a batch, M patches of the memory, Q patches that look, P patches of an image row
+by row, C channels, c classes, k neighbours, H rows and W columns of pixels, h rows and w columns of patches.
 """
 
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
 from typing import Literal
@@ -16,18 +20,143 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nearsight.data.segmentation import SegmentationSet
-from nearsight.errors import check_positive
+from nearsight.data.segmentation import MaskedImages, SegmentationSet
+from nearsight.errors import InputError, check_at_least, check_positive
 from nearsight.metrics.segmentation import confusion_matrix, mean_iou, per_class_iou, pixel_accuracy
-from nearsight.probe.bootstrap import image_counts
 from nearsight.probe.features import FeatureReader, Watch, unwatched
-from nearsight.probe.memory import PatchMemory, patch_maps
-from nearsight.probe.preparation import Preparation
-from nearsight.probe.search import ExactIndex, FaissIndex, Index, check_enough
+from nearsight.probe.frozen import Preparation
+from nearsight.probe.scores import image_counts
+from nearsight.probe.search import ExactIndex, FaissIndex, Index, check_enough, unit
+from nearsight.randomness import permutation
 
+DEFAULT_SIZE = 1_000_000
+"""Of the memory, in patches."""
 DEFAULT_K = 30
 DEFAULT_TEMPERATURE = 0.02
 IndexKind = Literal["exact", "faiss"]
+
+
+def pooled_labels(mask_HW: Tensor, grid_size: tuple[int, int], num_classes: int, ignore_index: int) -> Tensor:
+    """The share of each class among the labelled pixels under each patch: [P, c], zeros where there are none.
+
+    Patches are stretched over the whole mask: where a boundary cuts a pixel, it counts on both sides by its parts.
+    """
+    labels_HW = mask_HW.long()
+    counted_HW = labels_HW != ignore_index
+    one_hot_HWc = F.one_hot(torch.where(counted_HW, labels_HW, 0), num_classes).float() * counted_HW.unsqueeze(-1)
+    rows_hH, columns_wW = (
+        _overlaps(length, parts, mask_HW.device) for length, parts in zip(mask_HW.shape, grid_size, strict=True)
+    )
+    areas_Pc = torch.einsum("hH,HWc,wW->hwc", rows_hH, one_hot_HWc, columns_wW).flatten(0, 1)
+    total_P1 = areas_Pc.sum(1, keepdim=True)
+    # Less than a hundredth of a pixel is what rounding leaves of none.
+    return torch.where(total_P1 > 1e-2, areas_Pc / total_P1.clamp(min=1e-2), 0.0)
+
+
+def _overlaps(length: int, parts: int, device: torch.device) -> Tensor:
+    """How much of each of `length` pixels lies in each of so many equal parts: [parts, length]."""
+    edges = torch.arange(parts + 1, device=device, dtype=torch.float32) * length / parts
+    pixel = torch.arange(length, device=device, dtype=torch.float32)
+    end = torch.minimum(edges[1:, None], pixel + 1)
+    return (end - torch.maximum(edges[:-1, None], pixel)).clamp(min=0)
+
+
+@dataclass(frozen=True)
+class PatchMemory:
+    """Patches to be found, and what they say when they are."""
+
+    features_MC: Tensor
+    """Of length 1, float32."""
+    labels_Mc: Tensor
+    """Distributions over the classes, float32."""
+
+    def __len__(self) -> int:
+        return len(self.features_MC)
+
+    @property
+    def num_bytes(self) -> int:
+        return self.features_MC.nbytes + self.labels_Mc.nbytes
+
+    def unseen(self) -> list[int]:
+        """Classes that no patch has a part of."""
+        return torch.nonzero(self.labels_Mc.sum(0) == 0).flatten().tolist()
+
+
+def image_quotas(num_images: int, size: int) -> list[int]:
+    """How many patches each image may give so that all give at most `size`, as evenly as possible."""
+    return [(number + 1) * size // num_images - number * size // num_images for number in range(num_images)]
+
+
+def patch_maps(
+    reader: FeatureReader,
+    images: MaskedImages,
+    preparation: Preparation,
+    *,
+    batch_size: int,
+    device: torch.device,
+    watch: Watch = unwatched,
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """(feature map [C, h, w], mask [H, W]) of each image, which threads read one batch ahead."""
+    masks: deque[Tensor] = deque()
+    num_images = len(images)
+
+    def maps() -> Iterator[Tensor]:
+        with ThreadPoolExecutor() as threads:
+            try:
+                starts = range(0, num_images, batch_size)
+                ahead = [threads.submit(images.__getitem__, number) for number in range(min(batch_size, num_images))]
+                for start in starts:
+                    opened = [future.result() for future in ahead]
+                    following = range(start + batch_size, min(start + 2 * batch_size, num_images))
+                    ahead = [threads.submit(images.__getitem__, number) for number in following]
+                    masks.extend(mask_HW for _, mask_HW in opened)
+                    yield reader(torch.cat([preparation.whole(image_CHW, device) for image_CHW, _ in opened]))
+            finally:
+                threads.shutdown(cancel_futures=True)
+
+    for maps_BChw in watch(maps()):
+        for map_Chw in maps_BChw:
+            yield map_Chw, masks.popleft()
+
+
+def build_memory(
+    reader: FeatureReader,
+    dataset: SegmentationSet,
+    preparation: Preparation,
+    *,
+    size: int = DEFAULT_SIZE,
+    seed: int = 0,
+    batch_size: int = 16,
+    device: torch.device | str = "cpu",
+    watch: Watch = unwatched,
+) -> PatchMemory:
+    """The labelled patches of the training images, or a random choice of them where there are more than `size`.
+
+    Every image may give the same number of patches; which of its patches those are depends on seed and image alone.
+    """
+    check_at_least("--memory-size", size, 1)
+    device, count = torch.device(device), len(dataset.train)
+    found: list[Tensor] = []
+    labels: list[Tensor] = []
+    maps = patch_maps(reader, dataset.train, preparation, batch_size=batch_size, device=device, watch=watch)
+    for number, (quota, (map_Chw, mask_HW)) in enumerate(zip(image_quotas(count, size), maps, strict=True)):
+        grid_size = (map_Chw.shape[1], map_Chw.shape[2])
+        labels_Pc = pooled_labels(mask_HW.to(device), grid_size, dataset.num_classes, dataset.ignore_index)
+        kept = _chosen(labels_Pc.sum(1) > 0, quota, seed, number)
+        found.append(unit(map_Chw.flatten(1).T[kept]))
+        labels.append(labels_Pc[kept])
+    if not sum(map(len, found)):
+        raise InputError(f"no patch of the {count} training images of {dataset.name} has a labelled pixel")
+    return PatchMemory(torch.cat(found), torch.cat(labels))
+
+
+def _chosen(labelled_P: Tensor, quota: int, seed: int, image: int) -> Tensor:
+    """Ascending positions of at most `quota` labelled patches."""
+    positions = torch.nonzero(labelled_P).flatten()
+    if len(positions) <= quota:
+        return positions
+    order = permutation(torch.tensor([seed]), "memory patches", torch.tensor(image), len(positions))[0]
+    return positions[order[:quota].to(positions.device)].sort().values
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -47,7 +47,7 @@ from nearsight.study.statistics import (
     paired_difference,
     separation,
 )
-from nearsight.study.statistics.dissociation import ACCURACY_MARGIN, LOCALITY_MARGIN, SAME_ACCURACY, SAME_LOCALITY
+from nearsight.study.statistics.intervals import ACCURACY_MARGIN, LOCALITY_MARGIN, SAME_ACCURACY, SAME_LOCALITY
 
 
 def common_tables(results: StudyResults) -> list[Table]:

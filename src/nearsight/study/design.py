@@ -5,20 +5,27 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
+from numbers import Integral
 from typing import Any, Literal
 
 from nearsight.configuration import encode
-from nearsight.errors import InputError, unknown_name
-from nearsight.study.conditions import ENDS, condition_name
-from nearsight.study.factors import Factor, Levels
+from nearsight.errors import InputError, check_at_least, unknown_name
+from nearsight.models import ModelConfig
+from nearsight.randomness import different_seeds
+from nearsight.study.factors import ENDS, Factor, Levels, condition_name
 from nearsight.study.fractions import FRACTION, Fraction
 from nearsight.study.results import SCHEMA, run_columns
-from nearsight.study.seeds import listed
-from nearsight.study.settings import assumed_names, flat_settings, shared_settings
-from nearsight.study.small import MOST_SEEDS, shrink
-from nearsight.train import RunConfig, RunName
+from nearsight.train import ASSUMED, DataConfig, RunConfig, RunName
 
 Scale = Literal["full", "small"]
+Factors = Mapping[str, Sequence[str]]
+"""Factor → the labels of its levels; the first is the base, the last is all the way on."""
+MOST_SEEDS = 2
+"""Of a study at small scale."""
+_HEAD_WIDTH = 4
+_PATCH_SIZE = 8
+_CHANNELS = 8
+_NUM_TRAIN = 120
 
 
 @dataclass(frozen=True)
@@ -196,3 +203,94 @@ class Study:
         for factor in self.parsed:
             config = factor.apply(config, levels[factor.name])
         return shrink(config) if self.scale == "small" else config
+
+
+def listed(seeds: int | Sequence[int]) -> tuple[int, ...]:
+    """Every seed. A number says how many, from 0 on. NumPy's whole numbers, and arrays of them, will do."""
+    given: Any = seeds
+    if not isinstance(given, bool) and isinstance(given, Integral):
+        number = int(given)
+        check_at_least("seeds", number, 1)
+        return tuple(range(number))
+    return different_seeds(given, needed="how many, or which: whole numbers")
+
+
+def add_one(factors: Factors) -> list[dict[str, str]]:
+    """What does each factor do by itself? The base, then each factor alone at each of its other levels."""
+    base = {name: labels[0] for name, labels in factors.items()}
+    return [base, *({**base, name: label} for name, labels in factors.items() for label in labels[1:])]
+
+
+def leave_one_out(factors: Factors) -> list[dict[str, str]]:
+    """What is each factor needed for? All factors on, then each of them alone at its base."""
+    full = {name: labels[-1] for name, labels in factors.items()}
+    return [full, *({**full, name: labels[0]} for name, labels in factors.items())]
+
+
+def flat_settings(config: RunConfig) -> dict[str, object]:
+    """{"model.depth": 8, "protocol.cutmix.p": 0.5, …} of a run, without its seed and without what has no effect."""
+    fields = encode(config)
+    del fields["seed"]
+    if not config.measure_every:
+        del fields["measure_every"], fields["num_measured_during"]
+    augmentations = fields["protocol"].pop("augment")
+    for augmentation in augmentations:
+        fields["protocol"][augmentation.pop("name")] = augmentation
+    return flat(fields)
+
+
+def flat(fields: Mapping[str, Any], above: str = "") -> dict[str, object]:
+    """Nested settings under dotted names."""
+    found: dict[str, object] = {}
+    for name, value in fields.items():
+        found |= flat(value, f"{above}{name}.") if isinstance(value, Mapping) else {f"{above}{name}": value}
+    return found
+
+
+def shared_settings(runs: Sequence[Mapping[str, object]]) -> dict[str, object]:
+    """What is the same in every run that has it: an augmentation's settings are shared by the runs that use it."""
+    names = dict.fromkeys(name for settings in runs for name in settings)
+    shared = {}
+    for name in names:
+        values = [settings[name] for settings in runs if name in settings]
+        if all(value == values[0] for value in values):
+            shared[name] = values[0]
+    return shared
+
+
+def assumed_names(names: Iterable[str]) -> list[str]:
+    """Those whose values the paper does not report."""
+    return [name for name in names if any(f".{name}".endswith(f".{assumed}") for assumed in ASSUMED)]
+
+
+def shrink(config: RunConfig) -> RunConfig:
+    """The same run on a few images of the embedded set, with a narrow model, for two epochs, on any processor.
+
+    It tests the path from recipe to report, and is no result. Depth and heads stay, so that tables and figures keep
+    their form.
+    """
+    protocol = config.protocol
+    return RunConfig(
+        model=_narrow(config.model),
+        data=DataConfig(
+            name="shapes", num_train=_num_train(config.data), num_test=40, split_seed=config.data.split_seed
+        ),
+        protocol=dataclasses.replace(protocol, batch_size=32, max_epochs=2, warmup_epochs=1, patience=2),
+        seed=config.seed,
+        precision="fp32",
+        num_measured=20,
+        measure_every=min(config.measure_every, 1),
+        num_measured_during=10,
+    )
+
+
+def _num_train(data: DataConfig) -> int:
+    """Fewer where the run has fewer than its data set, so that the two stay apart."""
+    return _NUM_TRAIN if data.num_train is None else _NUM_TRAIN // 2
+
+
+def _narrow(model: ModelConfig) -> ModelConfig:
+    if not model.is_transformer:
+        return dataclasses.replace(model, channels=_CHANNELS)
+    width = _HEAD_WIDTH * model.num_heads
+    return dataclasses.replace(model, patch_size=_PATCH_SIZE, width=width, mlp_width=2 * width)

@@ -8,9 +8,12 @@ runs.csv         a row per complete run; with heads.csv and history.csv, which c
 provenance.json  code, libraries and machines of all runs, and time of those that were not taken from tables
 """
 
+import json
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,16 +21,22 @@ import pandas as pd
 
 from nearsight.configuration import decode
 from nearsight.errors import InputError
-from nearsight.files import check_file, check_output_folder, output_folder, remove_remains, write_json, write_text
-from nearsight.kinds import STUDY, check_kind
-from nearsight.study.design import Study
-from nearsight.study.elapsed import elapsed_seconds
+from nearsight.files import (
+    STUDY,
+    check_file,
+    check_kind,
+    check_output_folder,
+    output_folder,
+    remove_remains,
+    write_json,
+    write_text,
+)
+from nearsight.study.design import Study, flat_settings
 from nearsight.study.lock import Holder, Locks
-from nearsight.study.repair import result_problem
-from nearsight.study.results import SCHEMA, StudyResults, read_description, read_rows, run_folder
-from nearsight.study.settings import flat_settings
+from nearsight.study.results import SCHEMA, StudyResults, check_place, read_description, read_rows, run_folder
+from nearsight.study.run_tables import result_problem
 from nearsight.train import RunConfig, RunFolder, RunName
-from nearsight.train.provenance import CERTIFIED, TAKEN_FROM, joined
+from nearsight.train.integrity import CERTIFIED, TAKEN_FROM, joined
 
 State = Literal["done", "running", "started", "missing", "damaged"]
 
@@ -64,8 +73,7 @@ class StudyFolder:
         """Refuse a folder that is another study's, or that nothing can be written to; nothing is changed."""
         check_output_folder(self.path)
         check_kind(self.path, STUDY)
-        if study.scale == "small" and "results" in self.path.resolve().parts:
-            raise InputError(f"{self.path} is for results, and a study at small scale has none; choose another --out")
+        check_place(self.path, study.scale)
         has_tables = (self.path / "runs.csv").exists()
         if not (self.path / "study.json").exists():
             if has_tables:
@@ -203,3 +211,38 @@ def _words(value: Any) -> str:
     if isinstance(value, Sequence) and not isinstance(value, str):
         return ", ".join(map(str, value))
     return "none" if value is None else str(value)
+
+
+def elapsed_seconds(runs: Iterable[RunFolder]) -> float:
+    """How long a study took by the clock: the time in which at least one of its runs was at work, by their events.
+
+    Stacks train their runs together and processes share a device, so the seconds of runs and epochs cannot be added up.
+    Of runs that were taken from tables nobody knows.
+    """
+    total, until = 0.0, float("-inf")
+    for begin, end in sorted(span for run in runs for span in _spans(run)):
+        total += max(0.0, end - max(begin, until))
+        until = max(until, end)
+    return total
+
+
+def _spans(run: RunFolder) -> Iterator[tuple[float, float]]:
+    """When the run was at work, in seconds since 1970. One that was killed was so until its last event at least."""
+    try:
+        lines = run.events.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError):
+        return
+    starts = [number for number, line in enumerate(lines) if '"event": "started"' in line]
+    for start, following in pairwise([*starts, len(lines)]):
+        # A line may have been cut short by what killed the run; a log is not worth a complaint.
+        moments = (_moment(line) for line in reversed(lines[start + 1 : following]))
+        begin, end = _moment(lines[start]), next((moment for moment in moments if moment is not None), None)
+        if begin is not None and end is not None:
+            yield begin, end
+
+
+def _moment(line: str) -> float | None:
+    try:
+        return datetime.fromisoformat(json.loads(line)["time"]).timestamp()
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        return None

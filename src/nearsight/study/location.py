@@ -28,7 +28,7 @@ from nearsight.data.locations import user_cache_folder
 from nearsight.errors import InputError
 from nearsight.files import WriteError, canonical_hash, replacing
 from nearsight.train import RunFolder, RunName
-from nearsight.train.provenance import TAKEN_FROM
+from nearsight.train.integrity import TAKEN_FROM
 
 SCHEMA = 1
 """Version of the manifest; raised whenever an older reader would go wrong."""

@@ -115,6 +115,12 @@ class StudyResults:
         return tuple(written)
 
 
+def check_place(path: Path, scale: str) -> None:
+    """Refuse a folder of results for a study that has none."""
+    if scale == "small" and "results" in path.resolve().parts:
+        raise InputError(f"{path} is for results, and a study at small scale has none; choose another --out")
+
+
 def run_columns(factors: tuple[str, ...]) -> tuple[str, ...]:
     return ("run", "condition", *factors, "seed", *RESULT_COLUMNS)
 

@@ -1,17 +1,29 @@
 """Runs that another study has already done: a run is what its config says, whichever study asks for it."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from nearsight.configuration import decode
 from nearsight.errors import InputError
-from nearsight.files import LostError
+from nearsight.files import LostError, read_object, write_json, write_text
 from nearsight.study.folder import StudyFolder
 from nearsight.study.lock import Locks
-from nearsight.study.tabled_runs import tabled_runs
-from nearsight.train import RunFolder, RunName
-from nearsight.train.checksums import copy_complete
+from nearsight.study.results import COURSE, StudyResults, read_description
+from nearsight.study.run_tables import EPOCH_COLUMNS, OF_LATER_VERSIONS, RESULT_COLUMNS, named_as_told
+from nearsight.study.simulation_folder import is_simulation
+from nearsight.train import HEADS_COLUMNS, LAYERS_COLUMNS, RunConfig, RunFolder, RunName
+from nearsight.train.heads import is_due
+from nearsight.train.integrity import CERTIFIED, CHECKSUMS, CONFIG, PROVENANCE, TAKEN_FROM, copy_complete
+
+_OF_PROVENANCE = ("images_per_second", "wall_seconds")
+"""Columns of runs.csv that a run says in its provenance.json, the others in its result.json."""
+_WAY_OUT = "put back the files as they were committed, or leave this folder out of --reuse"
 
 
 class ReusableRun(Protocol):
@@ -76,3 +88,136 @@ def put_run(run: RunName, folder: StudyFolder, locks: Locks, put: Callable[[RunF
         locks.release(run)
         raise
     locks.clear(run)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TabledRun:
+    """A run of which tables alone are left: committed results keep no run folders, but nearly all that those said.
+
+    It becomes a complete run folder without weights and without a log. What tables do not have stays absent; what they
+    have is the same to the last digit. It is checked before anything is written: tables that were cut short, or that
+    are not of one study, would otherwise become a run that looks whole.
+    """
+
+    config: RunConfig
+    result: Mapping[str, Any]
+    tables: Mapping[str, pd.DataFrame]
+    """File of a run folder → what it holds."""
+    provenance: Mapping[str, Any]
+
+    def put(self, target: RunFolder) -> None:
+        """Make the run's folder. What makes it complete comes last, and what another training left there goes first:
+        its weights and its log would pass for those of this run."""
+        for path in (target.path / PROVENANCE, target.path / CHECKSUMS, target.checkpoint, target.model, target.events):
+            path.unlink(missing_ok=True)
+        write_json(target.path / CONFIG, self.config.to_json())
+        for name, table in self.tables.items():
+            write_text(target.path / name, table.to_csv(index=False))
+        write_json(target.path / "result.json", self.result)
+        target.finish(self.provenance)
+
+
+def tabled_runs(folder: Path, wanted: Collection[RunName]) -> dict[RunName, TabledRun]:
+    """Run → what a folder of results says of it, of the wanted runs that are there."""
+    if is_simulation(folder):
+        raise InputError(f"{folder} is of a simulation, which has no runs to reuse; leave it out of --reuse")
+    cells = {cell["run"]: cell for cell in read_description(folder)["cells"] if cell["run"] in wanted}
+    if not cells:
+        return {}
+    results = StudyResults.read(folder)
+    origin = _origin(folder, results.name)
+    unknown = [name for name in OF_LATER_VERSIONS if results.runs[name].isna().all()]
+    parts = {
+        name: dict(iter(getattr(results, name).groupby("run"))) for name in ("heads", "layers", "history", "course")
+    }
+    found: dict[RunName, TabledRun] = {}
+    for row in results.runs.drop(columns=unknown).to_dict("records"):
+        run = row["run"]
+        if run not in cells:
+            continue
+        if run in found:
+            raise InputError(f"{folder / 'runs.csv'} is damaged: it has run {run} twice; {_WAY_OUT}")
+        frames = {name: of_runs.get(run, getattr(results, name).iloc[:0]) for name, of_runs in parts.items()}
+        config = _config(folder, cells[run])
+        _check(folder, config, row, frames)
+        found[run] = _tabled(config, row, frames, origin)
+    return found
+
+
+def _tabled(
+    config: RunConfig, row: Mapping[Any, Any], frames: Mapping[str, pd.DataFrame], origin: Mapping[str, Any]
+) -> TabledRun:
+    told = named_as_told({name: row[name] for name in RESULT_COLUMNS if name in row})
+    named = {"identity": config.identity}
+    # Where heads were followed, those of the model are among those of the course.
+    heads = frames["course"] if config.measure_every else frames["heads"].assign(epoch=row["best_epoch"])
+    return TabledRun(
+        config=config,
+        result={**named, **{name: value for name, value in told.items() if name not in _OF_PROVENANCE}},
+        tables={
+            "heads.csv": heads[list(HEADS_COLUMNS)],
+            "layers.csv": frames["layers"][list(LAYERS_COLUMNS)],
+            "history.csv": frames["history"][list(EPOCH_COLUMNS)],
+        },
+        provenance={**origin, "seed": config.seed, **named, **{name: told[name] for name in _OF_PROVENANCE}},
+    )
+
+
+def _origin(folder: Path, study: str) -> dict[str, Any]:
+    """Which code and machines a run of the study may be of: results say it of all their runs together."""
+    held = read_object(folder / PROVENANCE, missing=f"{folder} does not say how it was made", way_out=f"; {_WAY_OUT}")
+    told: dict[str, Any] = {}
+    for name in CERTIFIED:
+        values = held.get(name)
+        told[name] = values[0] if isinstance(values, list) and len(values) == 1 else values
+    return {**told, TAKEN_FROM: study}
+
+
+def _config(folder: Path, cell: Mapping[str, Any]) -> RunConfig:
+    path, run = folder / "study.json", cell["run"]
+    try:
+        config = decode(RunConfig, cell["config"])
+    except InputError as error:
+        raise InputError(f"{path}: the config of run {run} cannot be read: {error}; {_WAY_OUT}") from error
+    if config.identity != run:
+        raise InputError(f"{path} is damaged: the config of run {run} is that of run {config.identity}; {_WAY_OUT}")
+    return config
+
+
+def _check(folder: Path, config: RunConfig, row: Mapping[Any, Any], frames: Mapping[str, pd.DataFrame]) -> None:
+    """Refuse tables that do not tell the whole of a run, or of which one is another study's."""
+    problem = (
+        _problem_of_history(row, frames["history"])
+        or _problem_of_heads(frames["heads"], frames["layers"])
+        or (_problem_of_course(config, row, frames["heads"], frames["course"]) if config.measure_every else "")
+    )
+    if problem:
+        raise InputError(f"{folder / problem}, of run {config.identity}; {_WAY_OUT}")
+
+
+def _problem_of_history(row: Mapping[Any, Any], history: pd.DataFrame) -> str:
+    epochs = list(history["epoch"])
+    if len(epochs) != row["epochs"] or epochs != list(range(1, len(epochs) + 1)):
+        return f"history.csv is damaged: it does not have the {row['epochs']} epochs that runs.csv tells"
+    if list(history.loc[history["epoch"] == row["best_epoch"], "val_acc"]) != [row["best_val_acc"]]:
+        return "history.csv is damaged: it does not have the best epoch that runs.csv tells"
+    return ""
+
+
+def _problem_of_heads(heads: pd.DataFrame, layers: pd.DataFrame) -> str:
+    if set(heads["layer"]) != set(layers["layer"]):
+        return "heads.csv is damaged: it does not have the layers that layers.csv has"
+    return ""
+
+
+def _problem_of_course(config: RunConfig, row: Mapping[Any, Any], heads: pd.DataFrame, course: pd.DataFrame) -> str:
+    due = {epoch for epoch in range(int(row["epochs"]) + 1) if is_due(config, epoch)}
+    if len(heads) and not due <= set(course["epoch"]):
+        return f"{COURSE} is damaged or missing: it does not have the heads at all epochs at which they were measured"
+    if not np.array_equal(_numbers(course[course["epoch"] == row["best_epoch"]]), _numbers(heads), equal_nan=True):
+        return f"{COURSE} is damaged: it does not have the heads of the best epoch that heads.csv has"
+    return ""
+
+
+def _numbers(heads: pd.DataFrame) -> NDArray[np.float64]:
+    return heads[[name for name in HEADS_COLUMNS if name not in ("epoch", "layer_name")]].to_numpy(dtype=np.float64)

@@ -1,4 +1,4 @@
-"""What one complete run gave, from its folder.
+"""What one complete run gave, from its folder; and, where something in one is damaged, how the run can still be done.
 
 A study reads thousands of these, so the small files of a run become plain columns, and data frames only where somebody
 asks for them: making one takes longer than reading the file.
@@ -6,9 +6,10 @@ asks for them: making one takes longer than reading the file.
 
 import csv
 import gzip
+import json
 import math
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -22,7 +23,7 @@ from numpy.typing import NDArray
 
 from nearsight.errors import InputError
 from nearsight.files import check_file
-from nearsight.train import HEADS_COLUMNS, LAYERS_COLUMNS, HistoryRow, RunFolder
+from nearsight.train import HEADS_COLUMNS, LAYERS_COLUMNS, SCHEMA, HistoryRow, RunConfig, RunFolder
 
 RESULT_COLUMNS = (
     *("epochs", "best_epoch", "best_val_acc", "test_acc", "min_mad", "max_mad", "min_entropy", "max_entropy"),
@@ -204,3 +205,73 @@ def _numbers(values: Sequence[str]) -> NDArray[Any]:
         return np.array(list(map(int, values)), dtype=np.int64)
     except ValueError:
         return np.array([float(value) if value else math.nan for value in values], dtype=np.float64)
+
+
+def result_problem(folder: RunFolder) -> str:
+    """What is wrong with a complete folder, in words; nothing if it can be read."""
+    try:
+        read_run(folder)
+    except InputError as error:
+        return str(error)
+    return ""
+
+
+def make_ready(folder: RunFolder, config: RunConfig, tell: Callable[[Path, str], None]) -> None:
+    """Make a folder one that training starts from or continues; for nobody but the one who trains there.
+
+    What is damaged is kept beside and done again; `tell` is given it and the reason. What belongs to another run, was
+    written by a newer nearsight or cannot be touched is an `InputError` that names it.
+    """
+    if not folder.path.exists():
+        return
+    try:
+        if problem := _config_problem(folder, config):
+            tell(folder.path, problem)
+            _set_aside(folder.path)
+            return
+        if folder.is_complete and (problem := result_problem(folder)):
+            tell(folder.path / "provenance.json", problem)
+            _set_aside(folder.path / "provenance.json")  # without it, the end of the run is done again
+        if not folder.is_complete and (problem := _checkpoint_problem(folder, config)):
+            tell(folder.checkpoint, problem)
+            _set_aside(folder.checkpoint)
+    except OSError as error:
+        raise InputError(f"{folder.path} cannot be continued: {error.strerror or error}") from error
+
+
+def _config_problem(folder: RunFolder, config: RunConfig) -> str:
+    path = folder.path / "config.json"
+    check_file(path)
+    try:
+        stored = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return f"{path} is missing" if any(folder.path.glob("*.safetensors")) else ""
+    except (ValueError, RecursionError) as error:  # not JSON, or not UTF-8
+        return f"{path} is damaged: {error}"
+    try:
+        folder.read_config()
+    except InputError as error:
+        schema = stored.get("schema") if isinstance(stored, dict) else None
+        if isinstance(schema, int) and schema > SCHEMA:
+            raise
+        return str(error)
+    folder.check(config)
+    return ""
+
+
+def _checkpoint_problem(folder: RunFolder, config: RunConfig) -> str:
+    try:
+        stored = folder.read_checkpoint(config)
+    except (InputError, KeyError) as error:
+        return str(error)
+    if stored is not None:
+        folder.write_history(stored[0].history)  # which the end of a run does not write again
+    return ""
+
+
+def _set_aside(path: Path) -> None:
+    """Out of the way, not lost: its content may be worth a look."""
+    number = 1
+    while (place := path.with_name(f"{path.name}.damaged-{number}")).exists():
+        number += 1
+    path.rename(place)

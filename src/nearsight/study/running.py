@@ -13,10 +13,10 @@ from nearsight.files import output_folder
 from nearsight.study.design import Cell, Study
 from nearsight.study.executors import Executor, LocalExecutor, Work
 from nearsight.study.folder import StudyFolder
-from nearsight.study.listening import StudyListener
 from nearsight.study.location import DamagedError, PublishedStudy, StudyPublisher, scratch_folder
 from nearsight.study.results import read_description
 from nearsight.study.reusing import ReusableRun, WholeRun, put_run, reusable_runs, reuse_runs
+from nearsight.study.worker import StudyListener
 from nearsight.train import RunConfig, RunName, Stop, TrainingError, check_images_of_finished
 
 StackBy = Literal["seed", "all"]

@@ -13,10 +13,7 @@ import torch
 from nearsight.configuration import encode, identifying
 from nearsight.errors import InputError
 from nearsight.files import canonical_hash
-from nearsight.study.design import Scale
-from nearsight.study.seeds import listed
-from nearsight.study.settings import shared_settings
-from nearsight.study.small import MOST_SEEDS
+from nearsight.study.design import MOST_SEEDS, Scale, flat, listed, shared_settings
 
 SCHEMA = 1
 """Version of a simulation's study.json and tables; raised whenever an older reader would go wrong."""
@@ -119,11 +116,3 @@ class Simulation:
             "levels": self.levels,
             "cells": [dataclasses.asdict(cell) for cell in self.cells],
         }
-
-
-def flat(fields: Mapping[str, Any], above: str = "") -> dict[str, object]:
-    """Nested settings under dotted names."""
-    found: dict[str, object] = {}
-    for name, value in fields.items():
-        found |= flat(value, f"{above}{name}.") if isinstance(value, Mapping) else {f"{above}{name}": value}
-    return found

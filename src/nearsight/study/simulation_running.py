@@ -14,7 +14,7 @@ from nearsight.study.lock import Locks
 from nearsight.study.simulation import RUNS, Simulation, SimulationCell
 from nearsight.study.simulation_folder import SimulationFolder
 from nearsight.train import Stop, StoppedError
-from nearsight.train.provenance import provenance
+from nearsight.train.integrity import provenance
 
 _LOCK = "simulation"
 

@@ -1,11 +1,20 @@
 """Training: what (protocol, config), how (engine: one model or a stack of them), and what remains (run folder)."""
 
-from nearsight.train.config import SCHEMA, DataConfig, RunConfig, RunName
-from nearsight.train.failing import LostProcessError, TrainingError
+from nearsight.train.config import (
+    ASSUMED,
+    PROTOCOLS,
+    SCHEMA,
+    DataConfig,
+    Protocol,
+    RunConfig,
+    RunName,
+    baseline,
+    locat,
+    modern,
+)
 from nearsight.train.folder import HEADS_COLUMNS, LAYERS_COLUMNS, HistoryRow, RunFolder, write_heads
 from nearsight.train.heads import measure_on_test, measure_stack
 from nearsight.train.planning import plan_stacks
-from nearsight.train.protocol import ASSUMED, PROTOCOLS, Protocol, baseline, locat, modern
 from nearsight.train.runner import (
     Listener,
     check_images_of_finished,
@@ -14,7 +23,7 @@ from nearsight.train.runner import (
     train_runs,
     train_stack,
 )
-from nearsight.train.stopping import Stop, StoppedError
+from nearsight.train.stopping import LostProcessError, Stop, StoppedError, TrainingError
 
 __all__ = [
     "ASSUMED",

@@ -1,42 +1,133 @@
-"""How K cells train as one program: the step, the epoch and the evaluation of a stack. K = 1 is one model.
+"""How K cells train as one program: the epoch of a stack and its evaluation. K = 1 is one model.
 
 A cell's numbers depend on its own config and on nothing else: its batches, augmentations and initial weights follow
 from its seed, its weights meet only its own images, and its epoch is its own, so cells may join and leave at any epoch.
 
-Shape suffixes: K cells, B samples, S steps, C classes.
+Shape suffixes: K cells, B samples, S steps, E batches, N images, C channels or classes.
 """
 
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from nearsight.augment import Pipeline
-from nearsight.augment.compiled import CompiledPipeline
+from nearsight.augment import Pipeline, normalize
+from nearsight.augment.pipeline import CompiledPipeline
 from nearsight.data import Dataset, DeviceImages, epoch_batches, stratified_split
 from nearsight.errors import InputError
-from nearsight.train.capture import Advance
-from nearsight.train.checking import check_alike, check_shareable, check_sizes
 from nearsight.train.config import RunConfig
-from nearsight.train.droppath import PathDropping
-from nearsight.train.evaluation import Evaluation
-from nearsight.train.optimizer import AdamW
-from nearsight.train.processes import Processes
-from nearsight.train.schedule import learning_rates
-from nearsight.train.share import Share
+from nearsight.train.optimizer import AdamW, learning_rates
+from nearsight.train.planning import check_alike, check_shareable, check_sizes
+from nearsight.train.processes import Processes, Share
 from nearsight.train.stacked import (
     Weights,
     bring_constants,
     running_statistics,
     stack_weights,
+    stacked_forward,
     verify_stacking,
     weightless,
 )
-from nearsight.train.step import Epoch, Step
-from nearsight.train.teacher import Teacher
+from nearsight.train.step import Advance, Epoch, PathDropping, Step, Teacher, captured
+
+_LARGEST_BATCH = 512
+
+
+class Evaluation:
+    """Loss and accuracy of every cell on the same images, without augmentation or smoothing.
+
+    Like a step, a program that finds its place by itself.
+    """
+
+    def __init__(
+        self,
+        skeleton: nn.Module,
+        weights: Weights,
+        images: DeviceImages,
+        index_N: Tensor,
+        mean_C: Tensor,
+        std_C: Tensor,
+        *,
+        reduced: bool,
+        processes: Processes | None = None,
+    ) -> None:
+        """`weights` are looked at anew in every run. `processes` are those that share the images, if several do."""
+        self.processes, self.num_of_all = processes or Processes(), len(index_N)
+        index_N = self.processes.share(index_N)
+        self.skeleton, self.weights, self.images, self.reduced = skeleton, weights, images, reduced
+        self.mean_C, self.std_C = mean_C, std_C
+        device, num_cells = images.device, len(next(iter(weights.values())))
+        self.batch_size = min(_LARGEST_BATCH, len(index_N))
+        num_batches = -(-len(index_N) // self.batch_size)
+        # Every batch is whole, as a captured graph wants it: the last one is filled up with images that do not count.
+        self.index_EB = torch.zeros(num_batches, self.batch_size, dtype=index_N.dtype, device=device)
+        self.index_EB.view(-1)[: len(index_N)] = index_N
+        self.num_images = len(index_N)
+        """Of this process."""
+        self.number = torch.zeros(1, dtype=torch.int64, device=device)
+        self.loss_K = torch.zeros(num_cells, dtype=torch.float64, device=device)
+        self.correct_K = torch.zeros(num_cells, dtype=torch.int64, device=device)
+        self._advance: Advance | None = None
+
+    def __call__(self) -> tuple[list[float], list[float]]:
+        """(mean cross-entropy, accuracy) of every cell."""
+        for tensor in self._state:
+            tensor.zero_()
+        with _in_eval_mode(self.skeleton):
+            self._run()
+        loss_K, correct_K = self.processes.summed([self.loss_K, self.correct_K])
+        return (loss_K / self.num_of_all).tolist(), (correct_K.double() / self.num_of_all).tolist()
+
+    def capture(self) -> None:
+        """Run as a graph from now on, where there are graphs; worth it if it runs more than once."""
+        if self.images.resident and self.images.device.type == "cuda":
+            with _in_eval_mode(self.skeleton):
+                self._advance = captured(self._next, self._state, self.images.device)
+
+    def _run(self) -> None:
+        if self.images.resident:
+            advance = self._advance or self._next
+            for _ in self.index_EB:
+                advance()
+        else:
+            for batch in self.images.stream(self.images.positions(self.index_EB)):
+                self._next(batch)
+
+    @property
+    def _state(self) -> list[Tensor]:
+        return [self.number, self.loss_K, self.correct_K]
+
+    @torch.no_grad()
+    def _next(self, batch: tuple[Tensor, Tensor] | None = None) -> None:
+        index_B = self.index_EB.index_select(0, self.number)[0]
+        images_BCHW, labels_B = batch or (self.images.gather(index_B), self.images.labels(index_B))
+        normal = normalize(images_BCHW, self.mean_C, self.std_C)
+        num_cells = len(self.loss_K)
+        images_KBCHW = normal.expand(num_cells, *normal.shape)
+        logits_KBC = stacked_forward(self.skeleton, self.weights, images_KBCHW, reduced=self.reduced)
+        labels_KB = labels_B.expand(num_cells, -1)
+        position_B = self.number * self.batch_size + torch.arange(self.batch_size, device=index_B.device)
+        counts_B = position_B < self.num_images
+        losses_KB = F.cross_entropy(logits_KBC.movedim(-1, 1), labels_KB, reduction="none")
+        self.loss_K += (losses_KB.double() * counts_B).sum(-1)
+        self.correct_K += ((logits_KBC.argmax(-1) == labels_KB) & counts_B).sum(-1)
+        self.number += 1
+
+
+@contextmanager
+def _in_eval_mode(skeleton: nn.Module) -> Iterator[None]:
+    """Batch norms then use their running statistics, and leave them as they are."""
+    training = skeleton.training
+    try:
+        skeleton.eval()
+        yield
+    finally:
+        skeleton.train(training)
 
 
 def initial_model(config: RunConfig, dataset: Dataset) -> nn.Module:
@@ -175,20 +266,16 @@ class Stack:
     def select(self, keep: Sequence[int]) -> "Stack":
         """The stack of the cells at these positions; the others' memory is given up."""
         index = torch.tensor(keep, device=self.device)
-        return Stack(
-            tuple(self.configs[k] for k in keep),
-            self.skeleton,
-            self.optimizer.select(index),
-            {name: statistic[index] for name, statistic in self.statistics.items()},
-            [self.epochs_done[k] for k in keep],
-            self.pipeline.select(index),
-            self.smoothing_K[index],
-            self.images,
-            self.training_N,
-            self.validation_N,
-            None if self.dropping is None else self.dropping.select(index),
-            self.teacher,
-            self.processes,
+        return replace(
+            self,
+            configs=tuple(self.configs[k] for k in keep),
+            optimizer=self.optimizer.select(index),
+            statistics={name: statistic[index] for name, statistic in self.statistics.items()},
+            epochs_done=[self.epochs_done[k] for k in keep],
+            pipeline=self.pipeline.select(index),
+            smoothing_K=self.smoothing_K[index],
+            dropping=None if self.dropping is None else self.dropping.select(index),
+            _programs=None,
         )
 
     def run_epoch(self, on_step: Callable[[int], None] = lambda step: None) -> list[EpochResult]:

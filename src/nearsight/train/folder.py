@@ -28,10 +28,21 @@ from nearsight.data import Dataset
 from nearsight.errors import InputError
 from nearsight.files import append_line, check_file, read_object, write_text
 from nearsight.tensorfile import load_tensors, save_tensors
-from nearsight.train.checksums import CHECKSUMS, PROVENANCE, certify, changing, check_sums, check_there, way_out
-from nearsight.train.claiming import CONFIG, check_owner, check_still_there, claim
 from nearsight.train.config import SCHEMA, RunConfig
-from nearsight.train.provenance import TAKEN_FROM
+from nearsight.train.integrity import (
+    CHECKSUMS,
+    CONFIG,
+    PROVENANCE,
+    TAKEN_FROM,
+    certify,
+    changing,
+    check_owner,
+    check_still_there,
+    check_sums,
+    check_there,
+    claim,
+    way_out,
+)
 
 HEADS_COLUMNS = ("epoch", "layer", "layer_name", "head", "mad", "mad_std", "entropy", "entropy_std", "num_images")
 LAYERS_COLUMNS = ("layer", "layer_name", "locality_score", "patch_cls_similarity", "num_images")
@@ -82,26 +93,8 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-
-    @property
-    def checkpoint(self) -> Path:
-        return self.path / "checkpoint.safetensors"
-
-    @property
-    def model(self) -> Path:
-        return self.path / "model.safetensors"
-
-    @property
-    def heads(self) -> Path:
-        return self.path / "heads.csv"
-
-    @property
-    def layers(self) -> Path:
-        return self.path / "layers.csv"
-
-    @property
-    def events(self) -> Path:
-        return self.path / "events.jsonl"
+        self.checkpoint, self.model = path / "checkpoint.safetensors", path / "model.safetensors"
+        self.heads, self.layers, self.events = path / "heads.csv", path / "layers.csv", path / "events.jsonl"
 
     @property
     def is_complete(self) -> bool:
@@ -199,9 +192,7 @@ class RunFolder:
         return Progress(history=rows, heads=frame), tensors
 
     def write_history(self, rows: Sequence[HistoryRow]) -> None:
-        columns = [field.name for field in fields(HistoryRow)]
-        frame = pd.DataFrame([asdict(row) for row in rows], columns=columns)
-        write_text(self.path / "history.csv", frame.to_csv(index=False))
+        write_rows(self.path / "history.csv", HistoryRow, rows)
 
     def write_heads_so_far(self, rows: pd.DataFrame) -> None:
         """heads.csv of a run that is not over."""
@@ -219,6 +210,12 @@ class RunFolder:
         """Append to events.jsonl."""
         stamp = datetime.now().astimezone().isoformat(timespec="milliseconds")
         append_line(self.events, json.dumps({"time": stamp, "event": event, **details}))
+
+
+def write_rows(path: Path, kind: type[Any], rows: Sequence[Any]) -> None:
+    """A table of dataclasses of this kind, a column per field."""
+    frame = pd.DataFrame([asdict(row) for row in rows], columns=[field.name for field in fields(kind)])
+    write_text(path, frame.to_csv(index=False))
 
 
 def write_heads(path: Path, frame: pd.DataFrame, epoch: int, *, others: pd.DataFrame | None = None) -> None:
@@ -246,3 +243,24 @@ def _as_tensors(heads: pd.DataFrame) -> dict[str, Tensor]:
 def _as_frame(tensors: Mapping[str, Tensor], layer_names: Sequence[str]) -> pd.DataFrame:
     frame = pd.DataFrame({name: tensors[f"{_HEADS_PREFIX}{name}"].numpy() for name in _NUMBERS})
     return frame.assign(layer_name=[layer_names[layer] for layer in frame["layer"]])[list(HEADS_COLUMNS)]
+
+
+class FolderElsewhere(RunFolder):
+    """A folder that another process reads and writes; it may even lie on another machine. Here nothing is done."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.is_finished = False
+        """Whether the other process has said that it is complete."""
+
+    @property
+    def is_complete(self) -> bool:
+        return self.is_finished
+
+    def claim(self, config: RunConfig, dataset: Dataset | None = None) -> None: ...
+
+    def write_checkpoint(self, progress: Progress, tensors: dict[str, Tensor], config: RunConfig) -> None: ...
+
+    def write_heads_so_far(self, rows: pd.DataFrame) -> None: ...
+
+    def log(self, event: str, **details: Any) -> None: ...

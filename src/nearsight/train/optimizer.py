@@ -1,8 +1,8 @@
 """AdamW on stacked weights: K models with their own learning rates and decays, as one program on one tensor.
 
-All parameters of all cells lie in one tensor [K, P], and so do their moments: an update is a few passes over it,
-however many parameters there are, and a compiled program sees K as one number. Per cell it is `torch.optim.AdamW`,
-which has no learning rate per slice of a tensor; the tests compare the two.
+All parameters of all cells lie in one tensor [K, P], and so do their moments: an update is a few passes over it (by a
+kernel, one), however many parameters there are, and a compiled program sees K as one number. Per cell it is
+`torch.optim.AdamW`, which has no learning rate per slice of a tensor; the tests compare the two.
 
 Shape suffixes: K cells, P parameters of a cell, one after the other.
 """
@@ -14,11 +14,35 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from nearsight.train.fused.adamw import adamw_update
+from nearsight.train.config import Protocol
 from nearsight.train.stacked import Weights
-from nearsight.triton_language import runs_on
+from nearsight.triton_language import kernel, runs_on, tl
 
+TRIANGLE_FLOOR = 1e-7
+"""Learning rate at both ends of the triangular schedule (S2)."""
 _EPS = 1e-8
+_BLOCK = 2048
+"""Parameters that a program of the kernel updates."""
+
+
+def learning_rates(protocol: Protocol, epoch: int, steps_per_epoch: int) -> Tensor:
+    """The learning rate of every step of an epoch (counted from 0), float64 [steps]: linear warm-up, then half a cosine
+    (S1 §4.3.1) or a straight line (S2 §5.1) down.
+
+    Cosine: step s of the warm-up's w steps gets (s + 1) / w of the peak, so that the first step already moves and the
+    last one is at the peak; it then ends at zero with the last step of the last epoch. Triangular: the first step is at
+    the floor, the one after the warm-up at the peak, and the one that would come after the last at the floor again.
+    """
+    done = torch.arange(epoch * steps_per_epoch, (epoch + 1) * steps_per_epoch, dtype=torch.float64)
+    warmup = min(protocol.warmup_epochs, protocol.max_epochs) * steps_per_epoch
+    total = protocol.max_epochs * steps_per_epoch
+    if protocol.schedule == "triangular":
+        height = torch.where(done < warmup, done / max(warmup, 1), (total - done) / max(total - warmup, 1))
+        return TRIANGLE_FLOOR + (protocol.peak_lr - TRIANGLE_FLOOR) * height
+    step = done + 1
+    rising = step / max(warmup, 1)
+    falling = 0.5 * (1 + torch.cos(torch.pi * (step - warmup) / max(total - warmup, 1)))
+    return protocol.peak_lr * torch.where(step <= warmup, rising, falling)
 
 
 def decays(name: str, weight_K: Tensor) -> bool:
@@ -131,20 +155,14 @@ class AdamW:
         self, gradient_KP: Tensor, lr_K: Tensor, gradient_scale_K: Tensor | None, step_K: Tensor, root_K: Tensor
     ) -> None:
         """The same in one pass over memory; in place, as the plain one."""
-        adamw_update(
-            self.weights_KP,
-            gradient_KP.contiguous(),
-            self.first_KP,
-            self.second_KP,
-            self.decays_P,
-            shrinkage_K=lr_K * self.weight_decay_K,
-            shrinks_all_K=self.decay_all_K,
-            gradient_scale_K=gradient_scale_K,
-            step_K=step_K,
-            root_K=root_K,
-            betas=self.betas,
-            eps=_EPS,
-        )
+        num_cells, num_parameters = self.weights_KP.shape
+        beta1, beta2 = self.betas
+        _adamw_kernel[(-(-num_parameters // _BLOCK), num_cells)](
+            self.weights_KP, gradient_KP.contiguous(), self.first_KP, self.second_KP, self.decays_P,
+            lr_K * self.weight_decay_K, self.decay_all_K, gradient_scale_K, step_K, root_K, num_parameters,
+            1 - beta1, beta2, 1 - beta2, _EPS,
+            BLOCK=_BLOCK, num_warps=8,
+        )  # fmt: skip
 
     @torch.no_grad()
     def select(self, keep: Tensor) -> "AdamW":
@@ -170,3 +188,28 @@ class AdamW:
         # One by one: in which order a GPU sums several at once depends on how many there are.
         norm_K = torch.stack([torch.linalg.vector_norm(gradient_P) for gradient_P in gradient_KP])
         return (self.clip_norm_K / (norm_K + 1e-6)).clamp(max=1.0)
+
+
+@kernel
+def _adamw_kernel(
+    weights, gradient, first, second, decays, shrinkage, shrinks_all, gradient_scale, step, root, num_parameters,
+    share1, beta2, share2, eps,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    cell = tl.program_id(1).to(tl.int64)
+    place_P = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    used_P = place_P < num_parameters
+    at_P = cell * num_parameters + place_P
+    gradient_P = tl.load(gradient + at_P, mask=used_P, other=0.0)
+    if gradient_scale is not None:
+        gradient_P *= tl.load(gradient_scale + cell)
+    first_P = tl.load(first + at_P, mask=used_P, other=0.0)
+    first_P += share1 * (gradient_P - first_P)
+    second_P = tl.load(second + at_P, mask=used_P, other=0.0) * beta2 + gradient_P * gradient_P * share2
+    shrinks_P = (tl.load(decays + place_P, mask=used_P, other=0) != 0) | (tl.load(shrinks_all + cell) != 0)
+    factor_P = 1.0 - tl.load(shrinkage + cell) * tl.where(shrinks_P, 1.0, 0.0)
+    moved_P = first_P / (tl.sqrt(second_P) / tl.load(root + cell) + eps) * tl.load(step + cell)
+    weight_P = tl.load(weights + at_P, mask=used_P, other=0.0) * factor_P - moved_P
+    tl.store(first + at_P, first_P, mask=used_P)
+    tl.store(second + at_P, second_P, mask=used_P)
+    tl.store(weights + at_P, weight_P, mask=used_P)

@@ -11,14 +11,12 @@ import torch
 from nearsight.data import Dataset, load_dataset
 from nearsight.errors import InputError, check_at_least
 from nearsight.train.cell import Cell
-from nearsight.train.claiming import check_finished
 from nearsight.train.config import DataConfig, RunConfig
-from nearsight.train.elsewhere import FolderElsewhere
-from nearsight.train.failing import TrainingError
-from nearsight.train.folder import RunFolder
+from nearsight.train.folder import FolderElsewhere, RunFolder
+from nearsight.train.integrity import check_finished
 from nearsight.train.planning import is_out_of_memory, plan_stacks
 from nearsight.train.processes import Processes
-from nearsight.train.stopping import Stop
+from nearsight.train.stopping import Stop, TrainingError
 from nearsight.train.trainer import DivergedError, Listener, Trainer
 
 __all__ = [

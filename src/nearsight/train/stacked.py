@@ -2,23 +2,25 @@
 
 Weights have a leading axis K and the images of all cells are one batch (`stackedweight`), so no model needs a second
 version of its code. A model that uses its weights in a way not known there, or that reorders its batch, runs by
-`torch.vmap` (`vmapped`): slower, and for any model. One with running statistics (batch norms) runs cell after cell: its
-batches must not be mixed, and the grouped convolutions that vmap makes of several cells' are slower than these.
+`torch.vmap`: slower, and for any model. One with running statistics (batch norms) runs cell after cell: its batches
+must not be mixed, and the grouped convolutions that vmap makes of several cells' are slower than these.
 
 Shape suffixes: K cells, B samples, C channels or classes, H rows, W columns.
 """
 
 import copy
 from collections.abc import Mapping, Sequence
+from typing import Any
 from weakref import WeakSet
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.overrides import TorchFunctionMode
 
 from nearsight.train.fused.pending import fusing
 from nearsight.train.stackedweight import UnstackableError, stack_up
-from nearsight.train.vmapped import vmapped_forward
 
 Weights = dict[str, Tensor]
 
@@ -153,3 +155,89 @@ def verify_stacking(skeleton: nn.Module, models: Sequence[nn.Module], image_size
         cell.train(mode)
     if runs_as_one_batch(skeleton) and not torch.allclose(together, alone, rtol=1e-3, atol=1e-3):
         _by_vmap.add(skeleton)
+
+
+def vmapped_forward(model: nn.Module, weights_K: dict[str, Tensor], images_KBCHW: Tensor) -> Tensor:
+    """Outputs [K, B, …] of K models, whatever they do with their weights; numerics are those of the module itself.
+
+    Left alone, `torch.vmap` loses speed in two places, where a function mode steps in: linear layers on inputs of more
+    than two dimensions (each image would get its own copy of the weights) and attention (a Python loop over K).
+    """
+
+    def one_cell(weights: dict[str, Tensor], images_BCHW: Tensor) -> Tensor:
+        output: Tensor = functional_call(model, weights, (images_BCHW,))
+        return output
+
+    with _StackFriendly():
+        stacked: Tensor = torch.vmap(one_cell, randomness="error")(weights_K, images_KBCHW)
+        return stacked
+
+
+class _StackFriendly(TorchFunctionMode):
+    """Says the same with operations that batch well over a leading axis of weights."""
+
+    def __torch_function__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is F.linear:
+            return _linear(*args, **kwargs)
+        if func is F.scaled_dot_product_attention:
+            return _attention(*args, **kwargs)
+        return func(*args, **kwargs)
+
+
+def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    flat = F.linear(input.flatten(0, -2), weight, bias)
+    return flat.view(*input.shape[:-1], flat.shape[-1])
+
+
+def _attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    if attn_mask is None and not (dropout_p or is_causal or enable_gqa) and query.dim() == 4:
+        folded: Tensor = _FoldedAttention.apply(query, key, value, scale)
+        return folded
+    return F.scaled_dot_product_attention(
+        query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+    )
+
+
+class _FoldedAttention(torch.autograd.Function):
+    """Attention has no weights, so a stack of K batches is one batch K times as large."""
+
+    @staticmethod
+    def forward(query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
+        return F.scaled_dot_product_attention(query, key, value, scale=scale)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        *saved, ctx.scale = inputs
+        ctx.save_for_backward(*saved)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        # Reached only when nothing is stacked: under vmap autograd sees the folded call itself.
+        query, key, value = (tensor.detach().requires_grad_() for tensor in ctx.saved_tensors)
+        with torch.enable_grad():
+            output = F.scaled_dot_product_attention(query, key, value, scale=ctx.scale)
+        return *torch.autograd.grad(output, (query, key, value), gradient), None
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple[int | None, ...], query: Tensor, key: Tensor, value: Tensor, scale: float | None
+    ) -> tuple[Tensor, int]:
+        def folded(tensor: Tensor, dim: int | None) -> Tensor:
+            stacked = tensor.expand(info.batch_size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
+            return stacked.flatten(0, 1)
+
+        query, key, value = (folded(*pair) for pair in zip((query, key, value), in_dims[:3], strict=True))
+        attended = F.scaled_dot_product_attention(query, key, value, scale=scale)
+        return attended.view(info.batch_size, -1, *attended.shape[1:]), 0

@@ -6,25 +6,182 @@ nor waits for anything within an epoch.
 
 One of several processes steps on its share of the batch, and gradients are added up before the optimiser sees them.
 
-Shape suffixes: K cells, B samples, S steps of an epoch, C channels or classes, P parameters.
+Shape suffixes: K cells, B samples, S steps of an epoch, C channels or classes, H rows, W columns, P parameters, n
+places where a branch can be dropped.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
+import torch.distributed
 import torch.nn.functional as F
+from timm.layers import calculate_drop_path_rates
 from torch import Tensor, nn
 
-from nearsight.augment import Pipeline, smooth_targets
-from nearsight.augment.compiled import CompiledPipeline
-from nearsight.data import DeviceImages
+from nearsight.augment import Pipeline, grey_levels, smooth_targets
+from nearsight.augment.pipeline import CompiledPipeline
+from nearsight.data import Dataset, DeviceImages
+from nearsight.data.loading import dataset_spec
+from nearsight.errors import InputError
+from nearsight.models import load_model, load_source
 from nearsight.randomness import Draws
-from nearsight.train.capture import Advance, captured
-from nearsight.train.droppath import PathDropping
+from nearsight.train.folder import RunFolder
 from nearsight.train.optimizer import AdamW
-from nearsight.train.share import Share
+from nearsight.train.processes import Share
 from nearsight.train.stacked import Weights, stacked_forward
-from nearsight.train.teacher import Teacher
+
+Advance = Callable[[], None]
+"""Does the next piece of work; where it is, is on the device."""
+
+_NUM_WARM_UPS = 2
+_STREAM = "drop_path"
+
+
+def captured(program: Advance, state: Sequence[Tensor], device: torch.device) -> Advance:
+    """`program` as one CUDA graph, launched as a whole. `state` is what it changes; that is left as it was.
+
+    Kernels are compiled and libraries find their memory while it warms up, neither of which a graph can hold.
+    """
+    with torch.cuda.device(device):
+        before = [tensor.clone() for tensor in state]
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(_NUM_WARM_UPS):
+                program()
+                # Each time: there may be only one piece of work, and none to go on to.
+                for tensor, value in zip(state, before, strict=True):
+                    tensor.copy_(value)
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        # Where processes talk, a thread of their library watches over it, and must not be taken for part of this.
+        mode = "thread_local" if torch.distributed.is_initialized() else "global"
+        with torch.cuda.graph(graph, capture_error_mode=mode):
+            program()
+        replay: Advance = graph.replay
+        return replay
+
+
+class DropPath(nn.Module):
+    """Stochastic depth (Huang et al. 2016): scales each sample's branch by its factor, if there are factors.
+
+    It stands where timm has its own, which asks torch's generator, whose numbers depend on what else is trained. These
+    factors belong to the samples, as all randomness here does, and the step brings them along with the weights: both
+    have a leading axis K, and that is all a stacked forward wants to know. In evaluation there are none.
+    """
+
+    factor: Tensor | None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("factor", None, persistent=False)
+
+    def forward(self, branch: Tensor) -> Tensor:
+        if self.factor is None:
+            return branch
+        factor = self.factor
+        while factor.dim() < branch.dim():
+            factor = factor.unsqueeze(-1)
+        return branch * factor
+
+
+@dataclass(frozen=True)
+class PathDropping:
+    """Where a model drops branches, and how often each cell keeps them."""
+
+    buffers: tuple[str, ...]
+    """Names of the buffers that take the factors, place by place."""
+    keep_Kn: Tensor
+    """Probability that a branch is kept."""
+
+    @classmethod
+    def install(cls, model: nn.Module, rates: Sequence[float], device: torch.device) -> "PathDropping":
+        """Make places for the factors in the model's blocks. `rates` are the cells' at the last block; the first drops
+        nothing, also where it is the only one, and it rises evenly between them, as in timm."""
+        blocks = getattr(model, "blocks", ())
+        places = [
+            (number, name)
+            for number, block in enumerate(blocks)
+            for name, _ in block.named_children()
+            if name.startswith("drop_path")
+        ]
+        if not places:
+            raise InputError(f"drop_path cannot be used: {type(model).__name__} has no blocks with a place for it")
+        for number, name in places:
+            setattr(blocks[number], name, DropPath())
+        by_block = torch.tensor([calculate_drop_path_rates(rate, len(blocks)) for rate in rates])
+        keep_Kn = 1 - by_block[:, [number for number, _ in places]]
+        return cls(tuple(f"blocks.{number}.{name}.factor" for number, name in places), keep_Kn.to(device))
+
+    def __call__(self, draws: Draws) -> Weights:
+        """The factors [K, B] of a step's samples, by the buffers' names. Their mean is 1."""
+        coin_KBn = draws.per_sample(_STREAM, len(self.buffers))
+        keep_K1n = self.keep_Kn.unsqueeze(1)
+        factor_KBn = (coin_KBn < keep_K1n) / keep_K1n
+        return dict(zip(self.buffers, factor_KBn.unbind(-1), strict=True))
+
+    def select(self, keep: Tensor) -> "PathDropping":
+        """That of the cells at these positions."""
+        return replace(self, keep_Kn=self.keep_Kn[keep])
+
+
+@dataclass(frozen=True)
+class Teacher:
+    """A trained model whose predictions take the place of labels (S2 trains Jumbo so; Fuller et al. 2026).
+
+    It sees what its pupils see, prepared as it was when it learned itself.
+    """
+
+    model: nn.Module
+    scale_C: Tensor
+    """From images as the data set normalises them to images as the teacher's did: x · scale + shift."""
+    shift_C: Tensor
+
+    @classmethod
+    def load(cls, name: str, dataset: Dataset, device: torch.device) -> "Teacher":
+        """The best weights of a run folder, or a model of `load_source` with its published weights."""
+        if Path(name).is_dir():
+            folder = RunFolder(Path(name))
+            if folder.is_pretraining:
+                raise InputError(
+                    f"teacher {name} was pretrained without labels and has no classes; take a labelled run"
+                )
+            folder.check_weights()
+            spec = dataset_spec(folder.read_config().data.name)
+            model, mean, std = load_model(folder.model), spec.mean, spec.std
+        else:
+            sourced = load_source(name, pretrained=True)
+            model, mean, std = sourced.model, sourced.data_config["mean"], sourced.data_config["std"]
+        own_mean_C, own_std_C = grey_levels(mean, device), grey_levels(std, device)
+        mean_C, std_C = grey_levels(dataset.mean, device), grey_levels(dataset.std, device)
+        teacher = cls(
+            model.to(device).eval().requires_grad_(False), std_C / own_std_C, (mean_C - own_mean_C) / own_std_C
+        )
+        teacher._check(name, dataset, device)
+        return teacher
+
+    def _check(self, name: str, dataset: Dataset, device: torch.device) -> None:
+        if getattr(self.model, "num_classes", None) == 0:  # its features would pass for classes
+            raise InputError(f"teacher {name} has no classifier; take a model that was trained on {dataset.name}")
+        try:
+            answer = self(torch.zeros(1, 1, 3, *dataset.image_size, device=device))
+        except (AssertionError, RuntimeError) as error:
+            raise InputError(f"teacher {name} does not take images of {dataset.image_size} pixels: {error}") from error
+        if answer.shape[-1] != dataset.num_classes:
+            raise InputError(
+                f"teacher {name} knows {answer.shape[-1]} classes, but {dataset.name} has {dataset.num_classes}"
+            )
+
+    @torch.no_grad()
+    def __call__(self, images_KBCHW: Tensor, *, reduced: bool = False) -> Tensor:
+        """What it takes normalised images for: class distributions [K, B, C]."""
+        images = images_KBCHW.flatten(0, 1) * self.scale_C[:, None, None] + self.shift_C[:, None, None]
+        with torch.autocast(images.device.type, torch.bfloat16, enabled=reduced):
+            logits: Tensor = self.model(images)
+        by_cell: Tensor = logits.float().softmax(-1).unflatten(0, images_KBCHW.shape[:2])
+        return by_cell
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,22 @@
-"""Ending training early and well: somebody wishes it, training heeds the wish after the step it is in."""
+"""How training ends before its end: since it cannot go on, or because somebody wishes it."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
+
+
+class TrainingError(RuntimeError):
+    """Training cannot go on; the run folder keeps the last good checkpoint."""
+
+
+class LostProcessError(TrainingError):
+    """One of several processes that train together is gone, or does not answer."""
+
+    def __init__(self, num_processes: int, reason: str) -> None:
+        super().__init__(
+            f"another of {num_processes} processes is gone or does not answer ({reason}); the last checkpoint is kept, "
+            "and the same command continues, on any number of processes"
+        )
 
 
 class StoppedError(Exception):
@@ -18,7 +33,8 @@ class StoppedError(Exception):
 
 
 class Stop:
-    """A wish that training end. Anybody may make it at any time: a signal handler, another thread, a listener."""
+    """A wish that training end, heeded after the step it is in. Anybody may make it at any time: a signal handler,
+    another thread, a listener."""
 
     def __init__(self) -> None:
         self.by: str | None = None
@@ -41,3 +57,14 @@ class Stop:
             yield
         finally:
             self.is_heeded = False
+
+
+def divergence(folder: Path, loss: float, epoch: int) -> str:
+    """That a loss is not finite, in which epoch (counted from 1), and what is left of the run in this folder."""
+    kept = f"the checkpoint of epoch {epoch - 1} is kept" if epoch > 1 else "no epoch was finished"
+    return f"the loss of {folder} became {loss} in epoch {epoch}; {kept}"
+
+
+def way_out_of_divergence(precision: str) -> str:
+    """What to try, of runs in this arithmetic."""
+    return "Try a lower --protocol.lr" + ("" if precision == "fp32" else ", or --precision fp32")

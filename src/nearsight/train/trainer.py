@@ -9,17 +9,13 @@ import torch
 
 from nearsight.data import Dataset
 from nearsight.files import LostError
-from nearsight.train.cell import Cell
+from nearsight.train.cell import Cell, finish
 from nearsight.train.config import RunConfig
-from nearsight.train.diverging import divergence, way_out_of_divergence
-from nearsight.train.elsewhere import FolderElsewhere
 from nearsight.train.engine import EpochResult, Stack
-from nearsight.train.failing import TrainingError
-from nearsight.train.finishing import finish
-from nearsight.train.folder import HistoryRow, Progress, RunFolder
+from nearsight.train.folder import FolderElsewhere, HistoryRow, Progress, RunFolder
 from nearsight.train.heads import TimeCourse
 from nearsight.train.processes import Processes
-from nearsight.train.stopping import Stop, StoppedError
+from nearsight.train.stopping import Stop, StoppedError, TrainingError, divergence, way_out_of_divergence
 
 _FINISHED = "finished"
 """What the first process says to those that wait while it finishes a run."""

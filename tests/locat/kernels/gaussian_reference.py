@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nearsight.locat.grid import Grid
-from nearsight.locat.kernels.launch import Geometry, Inputs
+from nearsight.locat.gaussian import Grid
+from nearsight.locat.kernels.attention import Geometry, Inputs
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 TOLERANCE = {F32: 1e-5, F16: 3e-3, BF16: 2e-2}

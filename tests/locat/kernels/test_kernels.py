@@ -12,10 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nearsight import triton_language
-from nearsight.locat.grid import Grid
-from nearsight.locat.kernels import gaussian_attention, is_supported, launch, tiling
-from nearsight.locat.kernels.launch import Geometry, Inputs
-from nearsight.locat.kernels.tiling import Tiling
+from nearsight.locat.gaussian import Grid
+from nearsight.locat.kernels import attention, gaussian_attention, is_supported
+from nearsight.locat.kernels.attention import Geometry, Inputs, Tiling
 
 shared = runpy.run_path(str(Path(__file__).with_name("gaussian_reference.py")))
 Case, make_inputs, reference = shared["Case"], shared["make_inputs"], shared["reference"]
@@ -62,8 +61,8 @@ TILINGS = [
 
 
 def run(inputs: Inputs, geometry: Geometry, out_grad: Tensor) -> tuple[Tensor, Inputs]:
-    out, log_sum = launch.forward(inputs, geometry)
-    return out, launch.backward(inputs, geometry, out, log_sum, out_grad)
+    out, log_sum = attention.forward(inputs, geometry)
+    return out, attention.backward(inputs, geometry, out, log_sum, out_grad)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -80,7 +79,7 @@ def test_against_float64(case: Any, memory: Any) -> None:
 
 @pytest.mark.parametrize(("grid", "tiles"), TILINGS)
 def test_any_tiles(grid: Grid, tiles: Tiling, memory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "tiling_of", lambda *_: tiles)
+    monkeypatch.setattr(attention, "tiling_of", lambda *_: tiles)
     case = Case(grid, 16)
     inputs, out_grad = make_inputs(case, 1, 1, memory.normal)
     expected = reference(inputs, case.geometry, out_grad)
@@ -186,10 +185,10 @@ def test_tiles_hold_all_keys_and_little_else(which: Any, dtype: torch.dtype) -> 
         (7, 14, 24, 32, 64), (7, 14, 16, 37, 64), (0, 1, 5), (24, 64, 128)
     ):
         grid = Grid(rows, cols, prefix)
-        tiles = tiling.tiling_of(which, grid, size, dtype)
-        slots = tiling.num_tiles("backward_key", grid, tiles) * tiles.rows * tiles.cols
+        tiles = attention.tiling_of(which, grid, size, dtype)
+        slots = attention.num_tiles("backward_key", grid, tiles) * tiles.rows * tiles.cols
         assert grid.num_tokens <= slots <= 1.3 * grid.num_tokens + 64
-        assert tiling.num_tiles("forward", grid, tiles) == math.ceil(grid.num_tokens / tiles.queries)
+        assert attention.num_tiles("forward", grid, tiles) == math.ceil(grid.num_tokens / tiles.queries)
 
 
 def test_the_reference_by_hand() -> None:

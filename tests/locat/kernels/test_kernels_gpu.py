@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from nearsight.locat.grid import Grid
-from nearsight.locat.kernels import gaussian_attention, launch
-from nearsight.locat.kernels.launch import Inputs
+from nearsight.locat.gaussian import Grid
+from nearsight.locat.kernels import attention, gaussian_attention
+from nearsight.locat.kernels.attention import Inputs
 
 pytestmark = pytest.mark.gpu
 shared = runpy.run_path(str(Path(__file__).with_name("gaussian_reference.py")))
@@ -39,8 +39,8 @@ def normal(*shape: int, dtype: torch.dtype = F32) -> Tensor:
 def test_against_float64(case: Any) -> None:
     torch.manual_seed(0)
     inputs, out_grad = make_inputs(case, 3, 12, normal)
-    out, log_sum = launch.forward(inputs, case.geometry)
-    grads = launch.backward(inputs, case.geometry, out, log_sum, out_grad)
+    out, log_sum = attention.forward(inputs, case.geometry)
+    grads = attention.backward(inputs, case.geometry, out, log_sum, out_grad)
     tolerance = TOLERANCE[case.dtype] * (case.sharpness if case.dtype == F32 else 1)
     for image, head in ((0, 0), (1, 7), (2, 11)):
         one = Inputs(*(x[image : image + 1, head : head + 1] for x in inputs))
@@ -82,7 +82,11 @@ def test_no_program_for_other_batches() -> None:
     for images in (2, 16, 1, 5):
         step(Inputs(*(x.detach().requires_grad_() for x in make_inputs(case, images, 12, normal)[0])), case)
         counts.append(
-            sum(len(of_device[0]) for kernel in launch._KERNELS.values() for of_device in kernel.device_caches.values())
+            sum(
+                len(of_device[0])
+                for kernel in attention._KERNELS.values()
+                for of_device in kernel.device_caches.values()
+            )
         )
     assert counts[1:] == counts[:1] * 3
 

@@ -9,8 +9,15 @@ from torch import Tensor
 
 from nearsight.data import Dataset, load_dataset
 from nearsight.models import ModelConfig
-from nearsight.train.dino import COLLAPSED_BELOW, CropsConfig, DinoConfig, DinoProtocol, DinoTraining, ImagesConfig
-from nearsight.train.dino import step as step_module
+from nearsight.train.dino import (
+    COLLAPSED_BELOW,
+    CropsConfig,
+    DinoConfig,
+    DinoProtocol,
+    DinoTraining,
+    ImagesConfig,
+    training,
+)
 
 CONFIG = DinoConfig(
     model=ModelConfig(patch_size=8, depth=2, width=16, num_heads=2, mlp_width=16),
@@ -46,8 +53,8 @@ def test_it_is_that_of_the_batches(dataset: Dataset, monkeypatch: pytest.MonkeyP
         said.append(teacher_distributions(*arguments))
         return said[-1]
 
-    teacher_distributions = step_module.teacher_distributions
-    monkeypatch.setattr(step_module, "teacher_distributions", noting)
+    teacher_distributions = training.teacher_distributions
+    monkeypatch.setattr(training, "teacher_distributions", noting)
     result = DinoTraining(CONFIG, dataset, torch.device("cpu")).run_epoch(0)
     batches = [batch.double().flatten(0, 1) for batch in said]
     assert len(batches) == 6

@@ -15,7 +15,6 @@ from torch import Tensor
 from nearsight.data import load_dataset
 from nearsight.errors import InputError
 from nearsight.models import ModelConfig, load_model
-from nearsight.recipes.dino import PRETRAININGS
 from nearsight.train import RunFolder, Stop, StoppedError, TrainingError
 from nearsight.train.dino import (
     CropsConfig,
@@ -29,6 +28,7 @@ from nearsight.train.dino import (
     pretrain,
 )
 from nearsight.train.dino.networks import build_network
+from nearsight.train.dino.recipes import PRETRAININGS
 from nearsight.train.dino.views import MultiCrop, Views, global_augmentations, local_augmentations
 
 CPU = torch.device("cpu")

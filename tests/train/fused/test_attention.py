@@ -12,7 +12,7 @@ from torch import Tensor
 from nearsight import triton_language
 from nearsight.train.fused import attention
 from nearsight.train.fused.attention import attention_backward, attention_forward
-from nearsight.train.fused.attention_launch import Tiling, is_supported, tiling_of
+from nearsight.train.fused.attention_parts import Tiling, is_supported, tiling_of
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 TOLERANCE = {F32: 1e-5, F16: 2e-3, BF16: 1.5e-2}

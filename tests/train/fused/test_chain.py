@@ -10,9 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nearsight.locat.grid import Grid
-from nearsight.train.fused.branches import AttentionBranch, Branch, MlpBranch, Weights, sum_of_products
-from nearsight.train.fused.chain import run_chain
+from nearsight.locat.gaussian import Grid
+from nearsight.train.fused.branches import AttentionBranch, Branch, MlpBranch, Weights, run_chain, sum_of_products
 from nearsight.train.fused.local_bias import LocalBias
 from nearsight.train.fused.local_branch import LocalAttentionBranch
 from nearsight.train.fused.positional_branch import PositionalBranch

@@ -9,10 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nearsight.locat.bias import Kernel
-from nearsight.locat.grid import Grid
+from nearsight.locat.gaussian import Grid, Kernel
 from nearsight.train.fused import local_attention
-from nearsight.train.fused.attention_launch import Tiling
+from nearsight.train.fused.attention_parts import Tiling
 from nearsight.train.fused.local_attention import local_attention_backward, local_attention_forward
 from nearsight.train.fused.local_bias import LocalBias
 

@@ -21,9 +21,8 @@ from nearsight.train.structure import (
     descend,
     find_phases,
 )
+from nearsight.train.structure.descent import Tracker, exact_from
 from nearsight.train.structure.model import Weights, initial_weights, performance, risk_and_gradients
-from nearsight.train.structure.phases import exact_from
-from nearsight.train.structure.tracking import Tracker
 
 SEEDS = torch.tensor([2, 9])
 
@@ -175,7 +174,7 @@ def test_what_diverges_is_told_and_not_associated() -> None:
 
 
 def test_a_kept_attention_is_learned_once_and_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    from nearsight.train.structure import running
+    from nearsight.train.structure import descent as descent_module
 
     asked: list[StructureRun] = []
 
@@ -183,7 +182,7 @@ def test_a_kept_attention_is_learned_once_and_left_as_it_is(monkeypatch: pytest.
         asked.append(run)
         return descend(run, *rest, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(running, "descend", counting)
+    monkeypatch.setattr(descent_module, "descend", counting)
     monkeypatch.setattr(StructureRun, "before", property(lambda run: small()))
     runner, device = StructureRunner(), torch.device("cpu")
     data = small().data

@@ -1,13 +1,26 @@
 """Images with a class for every pixel: ADE20K, PASCAL VOC and Context, COCO-Stuff, CamVid, in their official layouts.
 
-Nothing is decoded ahead: images have sizes of their own, and are read when they are asked for.
+Nothing is decoded ahead: images have sizes of their own, and are read when they are asked for. A new data set is one
+file here, or anywhere else, that calls `register_segmentation`.
 """
 
-from nearsight.data.segmentation.check import check_segmentation
-from nearsight.data.segmentation.loading import SegmentationSet, find_segmentation, load_segmentation
-from nearsight.data.segmentation.masks import IGNORED, MaskedImages
-from nearsight.data.segmentation.registry import SEGMENTATION_SETS
-from nearsight.data.segmentation.source import SegmentationSource, SegmentationSpec
+import importlib
+import pkgutil
+
+from nearsight.data.segmentation.masks import (
+    IGNORED,
+    SEGMENTATION_SETS,
+    MaskedImages,
+    SegmentationSet,
+    SegmentationSource,
+    SegmentationSpec,
+    find_segmentation,
+    load_segmentation,
+    register_segmentation,
+)
+
+for _module in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"nearsight.data.segmentation.{_module.name}")  # which registers what it finds
 
 __all__ = [
     "IGNORED",
@@ -16,7 +29,7 @@ __all__ = [
     "SegmentationSet",
     "SegmentationSource",
     "SegmentationSpec",
-    "check_segmentation",
     "find_segmentation",
     "load_segmentation",
+    "register_segmentation",
 ]

@@ -1,10 +1,13 @@
-"""Pairs of an image and its mask, read together, with every way in which they may not fit named by file.
+"""Data sets of images with masks: pairs of files that are read together, and how a set is registered and loaded.
+
+Every way in which an image and its mask may not fit is named by file.
 
 Shape suffixes: C channels, H rows, W columns.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Self
 
@@ -13,12 +16,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nearsight.data.opening import UnreadableError, opened_image, opened_rgb
-from nearsight.errors import InputError
+from nearsight.data.decoding import UnreadableError, is_image_name, opened_image, opened_rgb
+from nearsight.data.locations import data_folder, incomplete, read_published
+from nearsight.errors import InputError, unknown_name
+from nearsight.files import canonical_hash, reading
 
 IGNORED = 255
 """In masks as they are handed out, of every data set: pixels that have no class."""
 
+Pairs = tuple[tuple[Path, Path], ...]
+"""(image, mask) files."""
 _INVALID = -1
 _INDEXED_MODES = ("1", "L", "P", "I", "I;16")
 """Pillow's names for pictures with one number per pixel; of a palette it is the index that counts."""
@@ -119,3 +126,150 @@ def _read_numbers(mask: Path) -> NDArray[np.integer]:
 
 def _size(array: NDArray[np.generic]) -> str:
     return f"{array.shape[1]}×{array.shape[0]}"
+
+
+def listed_pairs(names: Path, images: Path, masks: Path) -> Pairs:
+    """The pairs that a file names, one a line, images ending in .jpg and masks in .png."""
+    lines = read_published(names).split()
+    for name in lines:
+        if Path(name).name != name:  # a path could point anywhere
+            raise InputError(f"{names} has {name!r}, which is no name of an image; get it again")
+    pairs = tuple((images / f"{name}.jpg", masks / f"{name}.png") for name in lines)
+    _check_present([image for image, _ in pairs], images)
+    _check_present([mask for _, mask in pairs], masks)
+    return _checked(pairs, names)
+
+
+def folder_pairs(images: Path, masks: Path, mask_ending: str = ".png") -> Pairs:
+    """Every image of a folder, in the order of their names, with the mask of its name."""
+    found = sorted(path for path in images.iterdir() if is_image_name(path.name))
+    pairs = tuple((image, masks / f"{image.stem}{mask_ending}") for image in found)
+    _check_present([mask for _, mask in pairs], masks)
+    return _checked(pairs, images)
+
+
+def missing_parts(folder: Path, parts: Sequence[str]) -> list[str]:
+    """Those files and folders that are not there."""
+    return [part for part in parts if not (folder / part).exists()]
+
+
+def _check_present(wanted: Sequence[Path], folder: Path) -> None:
+    # One listing instead of a question per file: there may be a hundred thousand.
+    present = {path.name for path in folder.iterdir()}
+    missing = [path.name for path in wanted if path.name not in present]
+    if missing:
+        raise incomplete(folder, missing)
+
+
+def _checked(pairs: Pairs, where: Path) -> Pairs:
+    if not pairs:
+        raise InputError(f"{where} names no images; get it again")
+    return pairs
+
+
+@dataclass(frozen=True, kw_only=True)
+class SegmentationSource:
+    """A data set of masks that was found on disk."""
+
+    folder: Path
+    """Where it was found."""
+    layout: str
+    """Which of the official layouts it has, in words."""
+    class_names: tuple[str, ...]
+    """In the order of the classes."""
+    labels: LabelTable
+    """What the numbers in its masks mean."""
+    train: Pairs
+    """The official training images."""
+    test: Pairs
+    """The images that published numbers are on: the official validation set where the test set has no labels."""
+
+
+SegmentationFinder = Callable[[Path], SegmentationSource | None]
+"""Data folder → the data set in it, or None when it is absent."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SegmentationSpec:
+    """A line of the registry."""
+
+    about: str
+    """One line for people."""
+    find: SegmentationFinder
+    num_classes: int
+    num_train: int
+    """Official number of training images."""
+    num_test: int
+    """Official number of test images."""
+
+
+SEGMENTATION_SETS: dict[str, SegmentationSpec] = {}
+"""The data sets of masks by name."""
+
+
+def register_segmentation(name: str, spec: SegmentationSpec) -> None:
+    """Make a data set of masks known by its name: to `load_segmentation` and to the commands."""
+    if name in SEGMENTATION_SETS:
+        raise ValueError(f"there is a data set {name!r} already: {SEGMENTATION_SETS[name].about}")
+    SEGMENTATION_SETS[name] = spec
+
+
+@dataclass(frozen=True, kw_only=True)
+class SegmentationSet:
+    """Images with a class for every pixel, to train on and to test on."""
+
+    name: str
+    folder: Path
+    """Where it was found."""
+    class_names: tuple[str, ...]
+    """In the order of the labels."""
+    train: MaskedImages
+    test: MaskedImages
+    """The images that published numbers are on."""
+    ignore_index: int = IGNORED
+    """The label of pixels without a class."""
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.class_names)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Digest of the names and sizes of all its files: to read a hundred thousand of them would take minutes."""
+        with reading(self.folder):
+            files = [
+                [str(path.relative_to(self.folder)), path.stat().st_size]
+                for part in (self.train, self.test)
+                for pair in part.pairs
+                for path in pair
+            ]
+        return canonical_hash([self.name, files], digits=64)
+
+
+def find_segmentation(name: str, data_dir: Path | None = None) -> SegmentationSource:
+    """The files of a data set of masks, or an error that says where they should be."""
+    if name not in SEGMENTATION_SETS:
+        raise unknown_name("data set with masks", name, SEGMENTATION_SETS)
+    folder = data_folder(data_dir)
+    with reading(folder):
+        source = SEGMENTATION_SETS[name].find(folder)
+    if source is None:
+        raise InputError(
+            f"{name} is not in {folder}; put it there in its official layout, or say with --data-dir where it is"
+        )
+    return source
+
+
+def load_segmentation(name: str, data_dir: Path | None = None) -> SegmentationSet:
+    """The data set of this name, from `data_dir`, else from `NEARSIGHT_DATA`, else from the user's cache folder.
+
+    Images are read when they are asked for; what is wrong with one of them is known then, or by `check_segmentation`.
+    """
+    source = find_segmentation(name, data_dir)
+    return SegmentationSet(
+        name=name,
+        folder=source.folder,
+        class_names=source.class_names,
+        train=MaskedImages(source.train, source.labels),
+        test=MaskedImages(source.test, source.labels),
+    )

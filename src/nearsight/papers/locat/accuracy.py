@@ -35,8 +35,6 @@ from nearsight.papers.locat.rules import (
     judge_order,
 )
 from nearsight.papers.protocol.heads import ORDERED
-from nearsight.recipes.compact import compact_cifar100, compact_tiny_imagenet
-from nearsight.recipes.fixed import trained_for
 from nearsight.report.claims import Claim
 from nearsight.report.conditions import missing_notes, num_seeds, ordered_conditions
 from nearsight.report.responses import share_notes
@@ -48,6 +46,7 @@ from nearsight.study.recipes import recipe
 from nearsight.study.results import StudyResults
 from nearsight.study.statistics import MeanInterval, mean_interval, paired_difference
 from nearsight.train import RunConfig, locat
+from nearsight.train.recipes import compact_cifar100, compact_tiny_imagenet, trained_for
 
 _EPOCHS = 100
 _TINY_EPOCHS = 40  # of twice as many images

@@ -2,7 +2,7 @@
 
 from nearsight.report.rules import Finding, Verdict
 from nearsight.study.statistics import MeanInterval
-from nearsight.study.statistics.dissociation import ACCURACY_MARGIN
+from nearsight.study.statistics.intervals import ACCURACY_MARGIN
 
 _POINTS = f"{100 * ACCURACY_MARGIN:g} point"
 

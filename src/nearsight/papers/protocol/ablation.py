@@ -15,7 +15,6 @@ from nearsight.papers.protocol.heads import HEAD_CLAIMS, PLANE, HeadClaim
 from nearsight.papers.protocol.length import LENGTH_CLAIMS, length_and_distance, length_table
 from nearsight.papers.protocol.own_patch import every_head, own_patch_questions, own_patch_table
 from nearsight.papers.structure.learned_positions import association_and_distance, association_table
-from nearsight.recipes.compact import compact_cifar10, compact_cifar100, compact_tiny_imagenet
 from nearsight.report.claims import Claim
 from nearsight.report.conditions import pair_columns
 from nearsight.report.rules import (
@@ -38,6 +37,7 @@ from nearsight.study.recipes import RunRecipe, recipe
 from nearsight.study.results import StudyResults
 from nearsight.study.statistics import mean_interval, paired_difference, separation
 from nearsight.train import RunConfig
+from nearsight.train.recipes import compact_cifar10, compact_cifar100, compact_tiny_imagenet
 
 
 @recipe("ablation-cifar100")

@@ -15,7 +15,7 @@ from nearsight.errors import InputError
 from nearsight.papers.protocol.numbers import PUBLISHED, without_cutmix
 from nearsight.report.own_patch import OWN_PATCH
 from nearsight.study.results import StudyResults
-from nearsight.study.statistics.dissociation import LOCALITY_MARGIN
+from nearsight.study.statistics.intervals import LOCALITY_MARGIN
 
 Array = NDArray[np.float64]
 

@@ -19,8 +19,6 @@ from nearsight.papers.protocol.emergence_figures import (
 )
 from nearsight.papers.protocol.numbers import BASELINE, MODERN, ONLY_CUTMIX, WITHOUT_CUTMIX
 from nearsight.papers.protocol.unreported import ablation_fitted_cifar100
-from nearsight.recipes.compact import compact_cifar100
-from nearsight.recipes.fixed import trained_for
 from nearsight.report.claims import Claim
 from nearsight.report.fits import Estimate
 from nearsight.report.own_patch import OWN_PATCH, grid_of
@@ -31,6 +29,7 @@ from nearsight.study import Study
 from nearsight.study.recipes import recipe
 from nearsight.study.results import StudyResults
 from nearsight.study.statistics import mean_interval
+from nearsight.train.recipes import compact_cifar100, trained_for
 
 _EPOCHS = 100
 # About as long as early stopping lets Modern train under the settings that fit the paper best.

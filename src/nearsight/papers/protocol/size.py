@@ -17,8 +17,6 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 
 from nearsight.augment import CutMix
-from nearsight.recipes.compact import compact_cifar100
-from nearsight.recipes.fixed import trained_for
 from nearsight.report.conditions import scale_notes
 from nearsight.report.contrasts import contrast_table, sign_questions
 from nearsight.report.figures.style import add_legend, house_style, light_grid, model_style
@@ -30,6 +28,7 @@ from nearsight.report.tables import Row, Table, seeds_in_words
 from nearsight.study import OFF, Study
 from nearsight.study.recipes import recipe
 from nearsight.study.results import StudyResults
+from nearsight.train.recipes import compact_cifar100, trained_for
 
 _EPOCHS = 60
 _HEAD_WIDTH = 24

@@ -16,8 +16,6 @@ from nearsight.augment import AutoAugment, CutMix
 from nearsight.errors import InputError, unknown_name
 from nearsight.papers.protocol.ablation import ablation, ablation_cifar100
 from nearsight.papers.protocol.numbers import BASELINE, ONLY_CUTMIX, PUBLISHED, with_cutmix
-from nearsight.recipes.compact import compact_cifar100
-from nearsight.recipes.fixed import trained_for
 from nearsight.report.claims import Claim
 from nearsight.report.conditions import FACTOR_NAMES, scale_notes
 from nearsight.report.figures.style import (
@@ -40,6 +38,7 @@ from nearsight.study.factors import Levels
 from nearsight.study.recipes import recipe
 from nearsight.study.results import StudyResults
 from nearsight.study.statistics import Effects, factorial_effects
+from nearsight.train.recipes import compact_cifar100, trained_for
 
 _EPOCHS = 60
 # The first level of each is the conventional guess that all other studies start from.

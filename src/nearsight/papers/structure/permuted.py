@@ -21,8 +21,6 @@ from nearsight.errors import InputError
 from nearsight.papers.locat.rules import judge_order
 from nearsight.papers.structure import numbers as s3
 from nearsight.papers.structure.rules import AS_LITTLE, KEEPS, ORDER, judge_as_little, judge_keeps
-from nearsight.recipes.compact import compact_cifar10, compact_cifar100
-from nearsight.recipes.fixed import trained_for
 from nearsight.report.claims import OURS, Claim
 from nearsight.report.conditions import missing_notes, scale_notes
 from nearsight.report.figures.style import MUTED, ModelStyle, add_legend, house_style, light_grid, model_style
@@ -36,6 +34,7 @@ from nearsight.study.results import StudyResults
 from nearsight.study.statistics import MeanInterval, mean_interval
 from nearsight.study.statistics.intervals import LEVEL
 from nearsight.train import DataConfig, RunConfig, modern
+from nearsight.train.recipes import compact_cifar10, compact_cifar100, trained_for
 
 _PERMUTED_EPOCHS = 12
 _POSITIONAL_EPOCHS = 60

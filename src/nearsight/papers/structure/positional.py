@@ -24,8 +24,7 @@ from nearsight.report.study_tables import INTERVALS
 from nearsight.report.tables import MISSING, Table, rounded, seeds_in_words
 from nearsight.study.results import StudyResults
 from nearsight.study.statistics import MeanInterval, mean_interval, paired_difference
-from nearsight.study.statistics.dissociation import ACCURACY_MARGIN
-from nearsight.study.statistics.intervals import by_seed
+from nearsight.study.statistics.intervals import ACCURACY_MARGIN, by_seed
 
 ASSOCIATION = "position_association"
 MEASURES: Mapping[str, Measure] = {

@@ -57,7 +57,7 @@ from nearsight.report.simulations import (
 from nearsight.report.tables import seeds_in_words
 from nearsight.study.simulation_folder import SimulationResults
 from nearsight.study.statistics import mean_interval
-from nearsight.train.structure.phases import MOVED, NEAR
+from nearsight.train.structure.descent import MOVED, NEAR
 
 TITLES = ("before", "after", "after, by sets", "by sets, mean over seeds")
 PANEL = 1.85

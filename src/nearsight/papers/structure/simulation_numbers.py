@@ -12,7 +12,7 @@ from nearsight.report.simulations import attention_of, by_seed, conditions_of, c
 from nearsight.report.tables import MISSING, Table, percent, rounded, seeds_in_words, share, with_interval
 from nearsight.study.simulation_folder import SimulationResults
 from nearsight.study.statistics import MeanInterval, mean_interval
-from nearsight.train.structure.phases import NEAR
+from nearsight.train.structure.descent import NEAR
 
 LEARNED = 0.9
 """Share of its largest value at which v counts as learned."""

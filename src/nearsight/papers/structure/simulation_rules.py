@@ -11,7 +11,7 @@ from nearsight.report.rules import Finding, Verdict
 from nearsight.report.simulations import share_in_words, share_interval
 from nearsight.report.tables import percent, rounded, share, with_interval
 from nearsight.study.statistics import MeanInterval, mean_interval
-from nearsight.train.structure.phases import NEAR
+from nearsight.train.structure.descent import NEAR
 
 
 def chance_of_association(data: PatchData) -> float:

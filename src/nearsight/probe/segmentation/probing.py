@@ -23,19 +23,16 @@ from torch import Tensor
 from nearsight.data import measuring_subset
 from nearsight.data.segmentation import SegmentationSet
 from nearsight.errors import InputError, check_at_least
-from nearsight.models.sources.base import one_line
+from nearsight.models.sourced import one_line
 from nearsight.probe.features import FeatureSpec, reading
-from nearsight.probe.frozen import FrozenModel
+from nearsight.probe.frozen import FAILURES, FrozenModel, check_side, size_step, take_other_sizes
 from nearsight.probe.segmentation.config import SegmentConfig
 from nearsight.probe.segmentation.crops import TrainingCrops
-from nearsight.probe.segmentation.evaluation import Prediction, Tester
-from nearsight.probe.segmentation.folder import SegmentFolder, probe_record
-from nearsight.probe.segmentation.result import SegmentResult
-from nearsight.probe.segmentation.training import Features, HeadTraining, LossRow
-from nearsight.probe.sizes import FAILURES, check_side, size_step, take_other_sizes
+from nearsight.probe.segmentation.head import Features, HeadTraining, LossRow, Prediction, Tester
+from nearsight.probe.segmentation.result import SegmentFolder, SegmentResult, probe_record
 from nearsight.tensorfile import save_tensors
 from nearsight.train import Stop, StoppedError
-from nearsight.train.provenance import provenance
+from nearsight.train.integrity import provenance
 
 NUM_SHOWN = 6
 """Predictions that are drawn."""

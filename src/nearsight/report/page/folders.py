@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from nearsight.errors import InputError
-from nearsight.files import read_object, write_text
-from nearsight.kinds import MEASURED, PROBES, RUN, STUDY, mark_of
+from nearsight.files import MEASURED, PROBES, RUN, STUDY, mark_of, read_object, write_text
 from nearsight.lens import patch_grid
 from nearsight.models import load_model
 from nearsight.report.inputs import ModelHeads

@@ -1,9 +1,17 @@
 """What a study's runs say, as pure functions on data frames with a row per run (or per head of a run)."""
 
-from nearsight.study.statistics.dissociation import correlations, dissociations
 from nearsight.study.statistics.effects import Effects, factorial_effects
-from nearsight.study.statistics.heads import energy_distance, layer_responses, sorted_heads
-from nearsight.study.statistics.intervals import MeanInterval, by_condition, mean_interval, paired_difference
+from nearsight.study.statistics.intervals import (
+    MeanInterval,
+    by_condition,
+    correlations,
+    dissociations,
+    energy_distance,
+    layer_responses,
+    mean_interval,
+    paired_difference,
+    sorted_heads,
+)
 from nearsight.study.statistics.permutation import Separation, separation
 
 __all__ = [

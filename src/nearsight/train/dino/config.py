@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from nearsight.augment import GaussianBlur
-from nearsight.augment.colorjitter import LARGEST_HUE
+from nearsight.augment.colour import LARGEST_HUE
 from nearsight.configuration import check_choices, decode, encode, identifying, settle_numbers
 from nearsight.errors import InputError, check_at_least, check_below_one, check_numbers, check_probability
 from nearsight.files import canonical_hash

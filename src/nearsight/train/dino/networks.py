@@ -1,19 +1,20 @@
-"""Student and teacher: a backbone that takes images of several sizes, and a projection head.
+"""Student and teacher: a backbone that takes images of several sizes, a projection head, and the weights of both.
 
 Both are one code with different weights. It runs as a stack of one model, so that what the stacked engine has for
 blocks (fused kernels in bfloat16) serves here too.
 
-Shape suffixes: K cells, here one; V views, B samples, C channels, H rows, W columns, D features, P prototypes; N tokens
-of a global crop, n of a local one.
+Shape suffixes: K cells, here one; V views, B samples, C channels, H rows, W columns, D features, b channels of the
+bottleneck, P prototypes; N tokens of a global crop, n of a local one.
 """
 
 import contextlib
 import copy
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from timm.layers import resample_abs_pos_embed
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -21,11 +22,46 @@ from torch.func import functional_call
 from nearsight.errors import InputError
 from nearsight.randomness import Draws
 from nearsight.train.dino.config import DinoConfig
-from nearsight.train.dino.head import DinoHead
-from nearsight.train.droppath import PathDropping
-from nearsight.train.stacked import Weights, bring_constants, stacked_forward, verify_stacking, weightless
+from nearsight.train.optimizer import AdamW
+from nearsight.train.stacked import (
+    Weights,
+    bring_constants,
+    stack_weights,
+    stacked_forward,
+    verify_stacking,
+    weightless,
+)
+from nearsight.train.step import PathDropping
 
+_NUM_LAYERS = 3
 _POSITIONS = "pos_embed"
+_BETAS = (0.9, 0.999)
+
+
+class DinoHead(nn.Module):
+    """Three layers with GELU between them, an L2 norm, and prototypes of length 1: cosines with each of them.
+
+    A weight-normed layer whose gain stays 1, as in the original: only the direction of a prototype counts.
+    """
+
+    def __init__(self, width: int, *, hidden: int, bottleneck: int, num_prototypes: int) -> None:
+        super().__init__()
+        widths = [width, *[hidden] * (_NUM_LAYERS - 1), bottleneck]
+        layers: list[nn.Module] = []
+        for position in range(_NUM_LAYERS):
+            layer = nn.Linear(widths[position], widths[position + 1])
+            nn.init.trunc_normal_(layer.weight, std=0.02)
+            nn.init.zeros_(layer.bias)
+            layers += [layer, nn.GELU()]
+        self.mlp = nn.Sequential(*layers[:-1])
+        # Drawn as torch draws a linear layer; its scale has no effect but on how fast it turns.
+        self.prototypes = nn.Parameter(torch.empty(num_prototypes, bottleneck).uniform_(-1, 1) * bottleneck**-0.5)
+
+    def forward(self, features_BD: Tensor) -> Tensor:
+        """Cosines [B, P] with the prototypes."""
+        # Norms in float32: under autocast the MLP's output is in bfloat16.
+        bottleneck_Bb = F.normalize(self.mlp(features_BD).float(), dim=-1)
+        return F.linear(bottleneck_Bb, F.normalize(self.prototypes, dim=-1))
 
 
 class DinoNetwork(nn.Module):
@@ -153,3 +189,76 @@ def _resampled(backbone: Any, size: tuple[int, int], name: str, device: torch.de
 def _of_part(weights: Weights, prefix: str) -> Weights:
     """The weights of a part of the network, by their names in it."""
     return {name.removeprefix(prefix): weight for name, weight in weights.items() if name.startswith(prefix)}
+
+
+@dataclass
+class Pair:
+    """Some weights of the student with their optimiser, and those of the teacher that follows it.
+
+    All numbers of one kind lie in one row, so that an update is a few passes over memory however many parameters there
+    are, and stay where they are, so that a captured step finds them.
+
+    Shape suffixes: K cells, here one; P numbers of all parameters, one after the other; n parameters.
+    """
+
+    optimizer: AdamW
+    """Holds the student's."""
+    teacher_KP: Tensor
+    parameter_P: Tensor
+    """Which parameter each number belongs to."""
+
+    @classmethod
+    def start(cls, weights: Mapping[str, Tensor], device: torch.device) -> "Pair":
+        """Both with these weights."""
+        sizes = torch.tensor([weight.numel() for weight in weights.values()])
+        decays = torch.tensor([weight.dim() > 1 for weight in weights.values()])
+        optimizer = AdamW.start(
+            stack_weights([weights], device),
+            betas=_BETAS,
+            weight_decay=[0.0],  # it changes with every step
+            decay_all=[False],
+            clip_norm=[None],  # each parameter is clipped by itself, and not all together
+        )
+        # Positions and CLS tokens decay here, as in the original.
+        optimizer = replace(optimizer, decays_P=decays.repeat_interleave(sizes).to(device))
+        parameter_P = torch.arange(len(sizes)).repeat_interleave(sizes).to(device)
+        return cls(optimizer, optimizer.weights_KP.clone(), parameter_P)
+
+    @property
+    def teacher(self) -> Weights:
+        """The teacher's by name, each with a leading axis of 1."""
+        return self.optimizer.arrangement.views(self.teacher_KP)
+
+    @property
+    def state(self) -> list[Tensor]:
+        """What a step changes."""
+        return [*self.optimizer.state, self.teacher_KP]
+
+    @torch.no_grad()
+    def update(self, gradient_KP: Tensor, lr_K: Tensor, weight_decay_K: Tensor, *, clip_norm: float) -> None:
+        """AdamW on the student, with each parameter's gradient clipped by itself."""
+        parts = list(self.optimizer.arrangement.views(gradient_KP).values())
+        norm_n = torch.stack(torch._foreach_norm(parts))
+        scale_n = (clip_norm / (norm_n + 1e-6)).clamp(max=1.0)
+        self.optimizer.weight_decay_K.copy_(weight_decay_K)
+        self.optimizer.step(gradient_KP * scale_n.index_select(0, self.parameter_P), lr_K)
+
+    @torch.no_grad()
+    def follow(self, share: Tensor) -> None:
+        """Let the teacher go this share of the way to the student."""
+        self.teacher_KP.lerp_(self.optimizer.weights_KP, share)
+
+    def named(self) -> dict[str, Tensor]:
+        """Everything there is, by the names of parameters and what it is of them, in the memory of all."""
+        optimizer = self.optimizer
+        rows = {
+            "student": optimizer.weights_KP,
+            "teacher": self.teacher_KP,
+            "optimizer/first": optimizer.first_KP,
+            "optimizer/second": optimizer.second_KP,
+        }
+        return {
+            f"{kind}/{name}": part
+            for kind, row_KP in rows.items()
+            for name, part in optimizer.arrangement.parts(row_KP[0]).items()
+        }

@@ -1,31 +1,114 @@
 """Pretraining runs from start to finish. Killed at any moment, a run continues from its last checkpoint and gives the
-numbers it would have given."""
+numbers it would have given.
+
+Its folder is a run folder with the files every run has, and a history of its own:
+
+config.json              what was asked for
+checkpoint.safetensors   where training is: student, teacher, optimiser, centre, history
+history.csv              a row per epoch (derived from the checkpoint)
+events.jsonl             what happened when, for people
+model.safetensors        the teacher's backbone, without a classifier, when training is over
+result.json              the last epoch
+checksums.json           what all these files were when the run was finished, so that damage is noticed
+provenance.json          code, libraries, machine, time; written last: a folder that has it is complete
+"""
 
 import math
 import time
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from nearsight.configuration import decode
 from nearsight.data import Dataset, load_dataset
 from nearsight.errors import InputError, check_at_least
 from nearsight.files import write_json
 from nearsight.models import save_model
-from nearsight.train.claiming import check_finished
+from nearsight.tensorfile import load_tensors, save_tensors
+from nearsight.train.config import SCHEMA
 from nearsight.train.dino.config import DinoConfig
-from nearsight.train.dino.folder import DinoFolder, DinoRow
 from nearsight.train.dino.training import DinoTraining
-from nearsight.train.diverging import divergence, way_out_of_divergence
-from nearsight.train.failing import TrainingError
+from nearsight.train.folder import RunFolder, write_rows
+from nearsight.train.integrity import CONFIG, check_finished, check_owner, check_still_there, claim, provenance
 from nearsight.train.processes import Processes
-from nearsight.train.provenance import provenance
-from nearsight.train.stopping import Stop, StoppedError
+from nearsight.train.stopping import Stop, StoppedError, TrainingError, divergence, way_out_of_divergence
 
 COLLAPSED_BELOW = 0.01
 """Nats that the teacher's output tells about the image, below which it says the same of all: whether it names one
 prototype for each of them or all prototypes alike."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DinoRow:
+    """One line of history.csv; epochs count from 1, entropies are in nats."""
+
+    epoch: int
+    loss: float
+    lr: float
+    weight_decay: float
+    momentum: float
+    teacher_entropy: float
+    prototypes_used: float
+    information: float
+    centre_norm: float
+    seconds: float
+
+
+class DinoFolder:
+    """The files of one pretraining run."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.run = RunFolder(path)
+        """The same folder, for what all runs have in common."""
+
+    def check(self, config: DinoConfig) -> None:
+        """Refuse a folder that is another run's, or that no run can be written to; nothing is changed."""
+        check_owner(self.path, config.identity, self._held)
+
+    def claim(self, config: DinoConfig, dataset: Dataset | None = None) -> None:
+        """Make the folder this run's, on these images if they are known, or find that it already is."""
+        self.check(config)
+        claim(self.path, config.to_json(), dataset)
+
+    def _held(self) -> str | None:
+        found = self.run.held()
+        if self.run.is_pretraining and found != self.read_config().identity:
+            raise InputError(
+                f"{self.path} was begun by another version of nearsight, or its {CONFIG} was changed since; "
+                "choose another --out"
+            )
+        return found
+
+    def read_config(self) -> DinoConfig:
+        settings, path = self.run.read_settings(), self.path / CONFIG
+        parts = {"schema": int, "config": dict, "dino": dict}
+        if not all(isinstance(settings.get(name), kind) for name, kind in parts.items()):
+            raise InputError(f"{path} is not the config of a DINO run")
+        return DinoConfig.from_json(settings, str(path))
+
+    def write_checkpoint(self, rows: Sequence[DinoRow], state: dict[str, Tensor], config: DinoConfig) -> None:
+        """Put down where the run is, in one file. What people read is made from it."""
+        stored = {"schema": SCHEMA, "identity": config.identity, "history": [asdict(row) for row in rows]}
+        check_still_there(self.path)
+        self.write_history(rows)  # first: after the last checkpoint nobody would write it again
+        save_tensors(self.run.checkpoint, state, stored)
+
+    def read_checkpoint(self, config: DinoConfig) -> tuple[tuple[DinoRow, ...], dict[str, Tensor]] | None:
+        """Where the run is, or None if it has not finished an epoch."""
+        if not self.run.checkpoint.exists():
+            return None
+        tensors, stored = load_tensors(self.run.checkpoint)
+        if stored.get("identity") != config.identity:
+            raise InputError(f"{self.run.checkpoint} belongs to run {stored.get('identity')}, not {config.identity}")
+        where = f"{self.run.checkpoint} history"
+        return tuple(decode(DinoRow, row, where) for row in stored["history"]), tensors
+
+    def write_history(self, rows: Sequence[DinoRow]) -> None:
+        write_rows(self.path / "history.csv", DinoRow, rows)
 
 
 class DinoListener:

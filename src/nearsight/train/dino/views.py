@@ -23,7 +23,7 @@ from nearsight.augment import (
     ResizedCrop,
     Solarize,
 )
-from nearsight.augment.compiled import CompiledPipeline
+from nearsight.augment.pipeline import CompiledPipeline
 from nearsight.data import Dataset
 from nearsight.randomness import Draws
 from nearsight.train.dino.config import CropsConfig

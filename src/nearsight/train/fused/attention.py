@@ -15,15 +15,17 @@ Shape suffixes: R images, N queries, M keys, H heads, d head size. Names in capi
 import torch
 from torch import Tensor
 
-from nearsight.train.fused.attention_launch import Shape, launch, tiling_of
 from nearsight.train.fused.attention_parts import (
+    Shape,
     add_bias,
     image_and_head,
+    launch,
     load,
     load_all,
     load_numbers,
     shares_of,
     store,
+    tiling_of,
     weighed,
     weights_of,
     without_empty_slots,
@@ -74,22 +76,11 @@ def _launch(run: object, inputs: list[Tensor], bias_K3Hd: Tensor, results: list[
 
 @kernel
 def _forward_kernel(
-    qkv,
-    bias,
-    out,
-    scale,
-    num_images_per_cell,
-    TOKENS: tl.constexpr,
-    HEADS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    WIDTH_BLOCK: tl.constexpr,
-    MAIN: tl.constexpr,
-    TAIL: tl.constexpr,
-    QUERIES: tl.constexpr,
-    LOOPED: tl.constexpr,
-    HEADS_PER_PROGRAM: tl.constexpr,
+    qkv, bias, out, scale, num_images_per_cell,
+    TOKENS: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr, WIDTH_BLOCK: tl.constexpr, MAIN: tl.constexpr,
+    TAIL: tl.constexpr, QUERIES: tl.constexpr, LOOPED: tl.constexpr, HEADS_PER_PROGRAM: tl.constexpr,
     PRECISION: tl.constexpr,
-):
+):  # fmt: skip
     ROW: tl.constexpr = HEADS * WIDTH
     image, first_head = image_and_head(HEADS, HEADS_PER_PROGRAM)
     for i in range(HEADS_PER_PROGRAM):
@@ -126,23 +117,11 @@ def _attend(
 
 @kernel
 def _backward_kernel(
-    qkv,
-    out_grad,
-    bias,
-    qkv_grad,
-    scale,
-    num_images_per_cell,
-    TOKENS: tl.constexpr,
-    HEADS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    WIDTH_BLOCK: tl.constexpr,
-    MAIN: tl.constexpr,
-    TAIL: tl.constexpr,
-    QUERIES: tl.constexpr,
-    LOOPED: tl.constexpr,
-    HEADS_PER_PROGRAM: tl.constexpr,
+    qkv, out_grad, bias, qkv_grad, scale, num_images_per_cell,
+    TOKENS: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr, WIDTH_BLOCK: tl.constexpr, MAIN: tl.constexpr,
+    TAIL: tl.constexpr, QUERIES: tl.constexpr, LOOPED: tl.constexpr, HEADS_PER_PROGRAM: tl.constexpr,
     PRECISION: tl.constexpr,
-):
+):  # fmt: skip
     ROW: tl.constexpr = HEADS * WIDTH
     image, first_head = image_and_head(HEADS, HEADS_PER_PROGRAM)
     for i in range(HEADS_PER_PROGRAM):

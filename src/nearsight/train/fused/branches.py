@@ -1,4 +1,5 @@
-"""The branches of pre-norm transformer blocks: what each makes of the normalised residual stream, and its backward.
+"""The branches of pre-norm transformer blocks: what each makes of the normalised residual stream, and its backward; and
+a chain of them as one operation.
 
 Matrix products are the library's; what lies between them is one kernel each. The forward keeps what the backward cannot
 make again cheaply: packed queries, keys and values, attended rows, and the MLP's hidden units.
@@ -8,19 +9,28 @@ Shape suffixes: K cells, R rows (tokens) of a cell, C channels, M hidden units, 
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
-from typing import Any, NamedTuple
+from itertools import islice, pairwise
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from nearsight.train.fused.attention import attention_backward, attention_forward
 from nearsight.train.fused.folding import fold, unfold_gradients
-from nearsight.train.fused.gelu import gelu_backward, gelu_forward
-from nearsight.train.fused.residual import Gradient, Normal
-from nearsight.train.fused.sums import sum_rows
+from nearsight.train.fused.rows import (
+    Gradient,
+    Normal,
+    add_branch,
+    gelu_backward,
+    gelu_forward,
+    norm_back,
+    normalize_stream,
+    start_back,
+    sum_rows,
+)
 
 Kept = tuple[Tensor, ...]
 WeightGradients = tuple[Tensor | None, ...]
@@ -193,3 +203,100 @@ def sum_of_products(gradient_KRo: Tensor, rows_KRi: Tensor) -> Tensor:
     if not gradient_KRo.is_cuda:  # elsewhere torch gives products no other precision
         return torch.bmm(gradient_KRo.float().mT, rows_KRi.float())
     return torch.bmm(gradient_KRo.mT, rows_KRi, out_dtype=torch.float32)
+
+
+T = TypeVar("T")
+
+
+class _Beside:
+    """A second stream of a CUDA device; elsewhere, work is done at once.
+
+    Gradients of a block's weights are wanted at the end of the backward, not before the next block. With few cells
+    their products are small and leave most of a GPU idle, so they run beside the work that others wait for.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._held: list[object] = []
+
+    def run(self, work: Callable[[], T]) -> T:
+        """What `work` gives, once it is done: `join` before it is used."""
+        if self._stream is None:
+            return work()
+        # What it works on must keep its memory until it is done, and is not known to the allocator to be in use.
+        self._held.append(work)
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            return work()
+
+    def join(self) -> None:
+        """Let the current stream wait for all work that was begun."""
+        if self._stream is not None:
+            torch.cuda.current_stream().wait_stream(self._stream)
+        self._held.clear()
+
+
+def run_chain(rows_KRC: Tensor, branches: Sequence[Branch], weights: Sequence[Weights], dtype: torch.dtype) -> Tensor:
+    """The residual stream after these branches; float32, with products in `dtype`."""
+    flat = [tensor for of_branch in weights for tensor in of_branch.all]
+    result: Tensor = _Chain.apply(rows_KRC, tuple(branches), dtype, *flat)
+    return result
+
+
+class _Chain(torch.autograd.Function):
+    """What is added to the stream and the norm before the next branch are one kernel, and so is what goes the other
+    way: that is why branches are not operations of their own."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, rows_KRC: Tensor, branches: tuple[Branch, ...], dtype: torch.dtype, *flat: Tensor | None
+    ) -> Tensor:
+        keep = any(ctx.needs_input_grad)
+        weights = _by_branch(flat, branches)
+        normals, kept = [normalize_stream(rows_KRC, branches[0].eps, dtype)], []
+        for (branch, following), of_branch in zip(pairwise((*branches, None)), weights, strict=True):
+            assert branch is not None
+            added_KRC, saved = branch.forward(normals[-1].rows_KRC, of_branch)
+            rows_KRC, normal = add_branch(
+                rows_KRC, added_KRC, of_branch.second_bias_Ko, following.eps if following else None
+            )
+            if keep:
+                kept.append(saved)
+            if normal is not None:
+                normals = [*normals, normal] if keep else [normal]
+        if keep:
+            ctx.branches, ctx.dtype = branches, dtype
+            ctx.present = [tensor is not None for tensor in flat]
+            saved_tensors = [tensor for saved in kept for tensor in saved]
+            ctx.num_kept = len(kept[0])
+            ctx.save_for_backward(
+                *(tensor for tensor in flat if tensor is not None),
+                *(tensor for normal in normals for tensor in normal),
+                *saved_tensors,
+            )
+        return rows_KRC
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient_KRC: Tensor) -> tuple[Any, ...]:
+        saved = iter(ctx.saved_tensors)
+        branches: tuple[Branch, ...] = ctx.branches
+        weights = _by_branch([next(saved) if present else None for present in ctx.present], branches)
+        normals = [Normal(next(saved), next(saved)) for _ in branches]
+        kept = [tuple(next(saved) for _ in range(ctx.num_kept)) for _ in branches]
+        gradient = start_back(gradient_KRC.contiguous(), ctx.dtype)
+        beside = _Beside(gradient_KRC.device)
+        flat: list[Tensor | None] = []
+        for branch, of_branch, normal, of_forward in zip(
+            reversed(branches), reversed(weights), reversed(normals), reversed(kept), strict=True
+        ):
+            branch_gradient, weight_gradients = branch.backward(gradient, normal, of_forward, of_branch)
+            flat = [*beside.run(weight_gradients), *flat]
+            gradient = norm_back(gradient, branch_gradient, normal)
+        beside.join()
+        return gradient.rows_KRC, None, None, *flat
+
+
+def _by_branch(flat: Sequence[Any], branches: Sequence[Branch]) -> list[Weights]:
+    tensors = iter(flat)
+    return [Weights.taken_from(tensors, branch) for branch in branches]

@@ -20,13 +20,22 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nearsight.locat.attention import attend_locally
-from nearsight.train.fused.branches import Branch, Weights
-from nearsight.train.fused.chain import run_chain
-from nearsight.train.fused.recognised import attention_branch, mlp_branch
-from nearsight.train.fused.recognised_local import local_attention, local_attention_branch
-from nearsight.train.fused.recognised_positional import positional_branch, weighed_by_maps
-from nearsight.train.fused.tiles import is_supported_width
-from nearsight.train.fused.waiting import RULES, Operation, Pending, evaluated
+from nearsight.train.fused.attention_parts import is_supported
+from nearsight.train.fused.branches import AttentionBranch, Branch, MlpBranch, Weights, run_chain
+from nearsight.train.fused.local_branch import local_attention, local_attention_branch
+from nearsight.train.fused.positional_branch import positional_branch, weighed_by_maps
+from nearsight.train.fused.rows import is_supported_width
+from nearsight.train.fused.waiting import (
+    RULES,
+    Operation,
+    Pending,
+    before,
+    behind_reshapes,
+    evaluated,
+    is_norm_of,
+    lies,
+    weights_of,
+)
 from nearsight.train.stackedweight import StackedWeight, plainly, rules_replaced
 from nearsight.triton_language import runs_on
 
@@ -149,12 +158,51 @@ def _norm_of_stream(func: Any, input: Tensor, *args: Any, **kwargs: Any) -> Any:
     return _norm(input.operation.dtype, input, *args, **kwargs)
 
 
+def _mlp_branch(stream_BNC: Tensor, second: Operation) -> tuple[Branch, Weights] | None:
+    """fc2(gelu(fc1(norm(stream)))), if that is what waits."""
+    first = before(before(second, F.linear), F.gelu)
+    norm = before(first, F.linear)
+    if first is None or not is_norm_of(norm, stream_BNC) or not is_supported_width(first.shape.shape[-1]):
+        return None
+    return MlpBranch(norm.args[4]), weights_of(norm, first, second)
+
+
+def _attention_branch(stream_BNC: Tensor, projection: Operation) -> tuple[Branch, Weights] | None:
+    """projection(attention(qkv(norm(stream)))), if that is what waits."""
+    heads_together = before(projection, F.linear)
+    attention = behind_reshapes(heads_together)
+    if heads_together is None or attention is None or attention.func is not F.scaled_dot_product_attention:
+        return None
+    parts = [tensor.operation for tensor in attention.args]
+    packed = behind_reshapes(parts[0])
+    norm = before(packed, F.linear)
+    if packed is None or not is_norm_of(norm, stream_BNC):
+        return None
+    batch, heads, tokens, size = attention.shape.shape
+    width = heads * size
+    part_strides = (tokens * 3 * width, size, 3 * width, 1)
+    as_usual = (
+        packed.shape.shape == (batch, tokens, 3 * width)
+        and all(
+            lies(part, packed.shape, number * width, attention.shape.shape, part_strides)
+            for number, part in enumerate(parts)
+        )
+        and lies(heads_together, attention.root, 0, (batch, tokens, width), (tokens * width, width, 1))
+        and is_supported(tokens, size, projection.dtype, stream_BNC.device)
+    )
+    if not as_usual:
+        return None
+    scale = attention.kwargs.get("scale")
+    branch = AttentionBranch(norm.args[4], tokens, heads, size**-0.5 if scale is None else scale)
+    return branch, weights_of(norm, packed, projection)
+
+
 def _add(func: Any, one: Any, other: Any, **options: Any) -> Any:
     if options:
         return NotImplemented
     for stream, pending in ((one, other), (other, one)):
         if isinstance(pending, Pending) and isinstance(stream, Tensor) and stream.shape == pending.shape:
-            for recognised in (mlp_branch, attention_branch, local_attention_branch, positional_branch):
+            for recognised in (_mlp_branch, _attention_branch, local_attention_branch, positional_branch):
                 if (found := recognised(stream, pending.operation)) is not None:
                     branch, weights = found
                     shape = torch.empty(stream.shape, dtype=torch.float32, device="meta")

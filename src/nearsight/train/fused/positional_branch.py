@@ -1,20 +1,24 @@
-"""The attention branch of blocks whose maps come from positions alone: all images of a cell have the same ones.
+"""The attention branch of blocks whose maps come from positions alone, and how it is found among operations that wait.
 
-So a head weighs the values of all its images by one product, for which they lie side by side. What the kernels of
-`attention` would read and write of queries, keys and values for each image is more than these two reorderings do.
+All images of a cell have the same maps. So a head weighs the values of all its images by one product, for which they
+lie side by side. What the kernels of `attention` would read and write of queries, keys and values for each image is
+more than these two reorderings do.
 
 Shape suffixes: K cells, R rows (tokens) of a cell, B images of a cell, C channels, H heads, d head size, N and M tokens
 (queries and keys), o and i channels of a matrix.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from nearsight.train.fused.branches import Back, Branch, Weights, sum_of_products
-from nearsight.train.fused.sums import sum_rows
+from nearsight.train.fused.rows import sum_rows
+from nearsight.train.fused.waiting import Operation, Pending, before, behind_reshapes, is_norm_of, lies, weights_of
+from nearsight.train.stackedweight import StackedWeight
 
 _BYTES = 16
 """That rows of a matrix are a multiple of, as the library's fast products want them."""
@@ -73,3 +77,43 @@ def _maps(weights: Weights, dtype: torch.dtype) -> Tensor:
     num_keys = maps_KHNM.shape[3]
     padded = F.pad(maps_KHNM.to(dtype), (0, -num_keys % (_BYTES // dtype.itemsize)))
     return padded.flatten(0, 1)[..., :num_keys]
+
+
+_WEIGHED = "hnm,bmhd->bnhd"
+
+
+def weighed_by_maps(func: Any, equation: Any, *operands: Any) -> Any:
+    """The rule for `torch.einsum`."""
+    if equation != _WEIGHED or not isinstance(operands[0], StackedWeight) or not isinstance(operands[1], Pending):
+        return NotImplemented
+    maps_HNM, value_BMHd = operands
+    num_images, num_keys, num_heads, size = value_BMHd.shape
+    if tuple(maps_HNM.shape) != (num_heads, num_keys, num_keys):
+        return NotImplemented
+    dtype = value_BMHd.operation.dtype
+    shape = torch.empty((num_images, num_keys, num_heads, size), dtype=dtype, device="meta")
+    return Pending.of(Operation(func, (equation, maps_HNM, value_BMHd), {}, shape, dtype), value_BMHd)
+
+
+def positional_branch(stream_BNC: Tensor, projection: Operation) -> tuple[Branch, Weights] | None:
+    """projection(weighed by maps(values(norm(stream)))), if that is what waits."""
+    heads_together = before(projection, F.linear)
+    weighed = behind_reshapes(heads_together)
+    if heads_together is None or weighed is None or weighed.func is not torch.einsum:
+        return None
+    _, maps_HNM, value_BMHd = weighed.args
+    by_head = value_BMHd.operation
+    values = behind_reshapes(by_head)
+    norm = before(values, F.linear)
+    if values is None or not is_norm_of(norm, stream_BNC):
+        return None
+    batch, tokens, heads, size = weighed.shape.shape
+    width = heads * size
+    as_usual = (
+        values.shape.shape == (batch, tokens, width)
+        and lies(by_head, values.shape, 0, (batch, tokens, heads, size), (tokens * width, width, size, 1))
+        and lies(heads_together, weighed.shape, 0, (batch, tokens, width), (tokens * width, width, 1))
+    )
+    if not as_usual:
+        return None
+    return PositionalBranch(norm.args[4], tokens, heads), weights_of(norm, values, projection, [maps_HNM])

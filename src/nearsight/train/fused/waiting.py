@@ -1,17 +1,20 @@
 """Results that wait for what comes after them: they have a shape, and know what they are to be made of.
 
-Whenever something is done with one that no rule is about, it is made, by its ordinary operations.
+Whenever something is done with one that no rule is about, it is made, by its ordinary operations. Whoever looks for a
+branch among operations that wait finds here what it takes.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from nearsight.train.stackedweight import UnstackableError, plainly
+from nearsight.train.fused.branches import Weights
+from nearsight.train.stackedweight import UnstackableError, plain, plainly
 
 _NoSubclasses = torch._C.DisableTorchFunctionSubclass
 
@@ -101,3 +104,40 @@ class Pending(Tensor):
 
 def evaluated(values: Any) -> Any:
     return tree_map_only(Pending, lambda pending: pending.operation.evaluate(), values)
+
+
+def weights_of(norm: Operation, first: Operation, second: Operation, further: Sequence[Tensor] = ()) -> Weights:
+    """Those of the operations of a branch, and some that only it has."""
+    stacked = (*norm.args[2:4], *first.args[1:], *second.args[1:])
+    tensors = [None if weight is None else _dense(plain(weight)) for weight in stacked]
+    return Weights._make([*tensors, tuple(_dense(plain(weight)) for weight in further)])
+
+
+def _dense(weight_K: Tensor) -> Tensor:
+    """With each cell's numbers one after the other, as kernels read them; cells may lie apart."""
+    return weight_K if weight_K[0].is_contiguous() else weight_K.contiguous()
+
+
+def before(operation: Operation | None, func: Any) -> Operation | None:
+    """What waits before this operation, if this is the one named."""
+    if operation is None or operation.func is not func or not isinstance(operation.args[0], Pending):
+        return None
+    return operation.args[0].operation
+
+
+def behind_reshapes(operation: Operation | None) -> Operation | None:
+    """What was reshaped, if this is a reshape, or one of one; else the operation itself."""
+    while operation is not None and operation.reshapes is not None:
+        operation = operation.reshapes
+    return operation
+
+
+def lies(operation: Operation, root: Tensor | None, offset: int, shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether a result is this view of `root`."""
+    view = operation.shape
+    same_memory = view is root or view._base is root
+    return same_memory and (view.storage_offset(), *view.shape, *view.stride()) == (offset, *shape, *strides)
+
+
+def is_norm_of(operation: Operation | None, rows: Tensor) -> TypeGuard[Operation]:
+    return operation is not None and operation.func is F.layer_norm and operation.args[0] is rows

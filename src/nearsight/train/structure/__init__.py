@@ -1,10 +1,7 @@
 """S3's simplified model on structured patches: what it learns, step by step, for many seeds at once."""
 
-from nearsight.train.structure.config import Descent, PositionalModel, StructureRun
-from nearsight.train.structure.descent import Descended, descend
-from nearsight.train.structure.phases import Phases, find_phases
-from nearsight.train.structure.running import RESULTS, StructureRunner
-from nearsight.train.structure.tracking import CURVES
+from nearsight.train.structure.descent import CURVES, RESULTS, Descended, Phases, StructureRunner, descend, find_phases
+from nearsight.train.structure.model import Descent, PositionalModel, StructureRun
 
 __all__ = [
     "CURVES",

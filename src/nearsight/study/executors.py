@@ -1,0 +1,127 @@
+"""Who does the cells of a study: this process, several, or a cluster."""
+
+import dataclasses
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from nearsight.data.locations import ENVIRONMENT_VARIABLE
+from nearsight.errors import InputError, check_at_least
+from nearsight.study.driver import RunsTable, StudyDriver
+from nearsight.study.folder import StudyFolder
+from nearsight.study.worker import Runner, StudyListener, StudyWorker, Work, training
+from nearsight.train import RunFolder, RunName, Stop
+from nearsight.work import (
+    Retries,
+    check_device,
+    connected,
+    import_ray,
+    num_cores,
+    places,
+    process_pool,
+    ray_pool,
+)
+
+__all__ = ["Executor", "LocalExecutor", "ProcessesExecutor", "RayExecutor", "Retries", "Work"]
+
+
+class Executor(Protocol):
+    """Does the cells of a study: in this process, in several, on several machines. It changes no number."""
+
+    def check(self) -> None:
+        """Refuse what cannot work, before anything is written."""
+        ...
+
+    def run(self, work: Work, listener: StudyListener, stop: Stop) -> dict[RunName, Exception]:
+        """Do all that other runners are not at; run → what was wrong with it, of those that could not be done.
+
+        A cell that cannot go on does not keep the others from their end. If a stop is requested, whole epochs are put
+        on disk and `StoppedError` raised.
+        """
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalExecutor:
+    """One runner, here, group by group, its cells stacked."""
+
+    device: torch.device | str = "cpu"
+
+    def check(self) -> None:
+        """This process is there."""
+
+    def run(self, work: Work, listener: StudyListener, stop: Stop) -> dict[RunName, Exception]:
+        folder = StudyFolder(work.folder)
+        table = RunsTable(folder)
+        with folder.locks().kept_alive() as locks:
+
+            def completed(run: RunFolder) -> None:
+                table.refresh()
+                if work.location is not None:
+                    work.location.publish(run)
+
+            runner = Runner(folder, locks, listener, training(work, self.device, stop), completed)
+            runner.run(work.groups, work.cells_per_stack)
+        return runner.failed
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessesExecutor:
+    """Workers that take stacks of cells. One that dies is replaced, and its cells go on from their checkpoints.
+
+    A program that uses this must start its own work under `if __name__ == "__main__"`: workers import its main module.
+    """
+
+    device: torch.device | str = "cpu"
+    """cuda: every GPU that is seen; one with a number: that one."""
+    workers: int | None = None
+    """How many processes; by default one per GPU, or on a CPU one per core."""
+    retries: Retries = field(default_factory=Retries)
+
+    def __post_init__(self) -> None:
+        if self.workers is not None:
+            check_at_least("workers", self.workers, 1)
+
+    def check(self) -> None:
+        if str(self.device) == "cuda" and torch.cuda.device_count() == 0:
+            raise InputError("there is no GPU for a worker process; use --device cpu")
+
+    def run(self, work: Work, listener: StudyListener, stop: Stop) -> dict[RunName, Exception]:
+        workplaces = places(torch.device(self.device), self.workers)
+        num_threads = max(1, min(torch.get_num_threads(), num_cores() // len(workplaces)))
+        with process_pool(StudyWorker(work), workplaces, num_threads=num_threads) as pool:
+            return StudyDriver(work, pool, self.retries, listener, stop).run()
+
+
+@dataclass(frozen=True, kw_only=True)
+class RayExecutor:
+    """Stacks of cells as Ray tasks. All nodes have the same nearsight, and the study's folder under the same path."""
+
+    address: str = "auto"
+    """auto: the cluster that runs here; local: a new one of this machine alone; else where its head is, HOST:PORT."""
+    device: str = "auto"
+    """Of the workers; auto: a GPU for each, if the cluster has any when the study starts."""
+    cpus: int = 1
+    """Cores for each task."""
+    retries: Retries = field(default_factory=Retries)
+
+    def __post_init__(self) -> None:
+        check_at_least("cpus", self.cpus, 1)
+        check_device(self.device)
+        import_ray()
+
+    def check(self) -> None:
+        if self.address != "local":  # that one is made when it is needed
+            with connected(self.address):
+                pass
+
+    def run(self, work: Work, listener: StudyListener, stop: Stop) -> dict[RunName, Exception]:
+        # Workers have another working directory, and another environment.
+        named = work.data_dir or os.environ.get(ENVIRONMENT_VARIABLE)
+        data_dir = Path(named).expanduser().resolve() if named else None
+        work = dataclasses.replace(work, folder=work.folder.resolve(), data_dir=data_dir)
+        with ray_pool(StudyWorker(work), address=self.address, device=self.device, cpus=self.cpus) as pool:
+            return StudyDriver(work, pool, self.retries, listener, stop).run()
