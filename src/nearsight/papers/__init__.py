@@ -1,25 +1,11 @@
 """The papers, and our own questions beside them: one file per study. Importing this package declares them all."""
 
-from nearsight.papers.locat import accuracy, dense, parts
-from nearsight.papers.protocol import ablation, emergence, mixing, size, unreported
-from nearsight.papers.structure import parts as structure_parts
-from nearsight.papers.structure import permuted, simulations
+import importlib
+import pkgutil
+
 from nearsight.study.recipes import SIMULATIONS, STUDIES, find_study, find_study_or_simulation
 
-__all__ = [
-    "SIMULATIONS",
-    "STUDIES",
-    "ablation",
-    "accuracy",
-    "dense",
-    "emergence",
-    "find_study",
-    "find_study_or_simulation",
-    "mixing",
-    "parts",
-    "permuted",
-    "simulations",
-    "size",
-    "structure_parts",
-    "unreported",
-]
+for _module in pkgutil.walk_packages(__path__, f"{__name__}."):
+    importlib.import_module(_module.name)  # which registers its recipe and declares what is told of its runs
+
+__all__ = ["SIMULATIONS", "STUDIES", "find_study", "find_study_or_simulation"]

@@ -1,14 +1,14 @@
 """Contrasts of a study as a table, as a figure and as questions: declared once, estimated by one fit."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
 
 from nearsight.errors import InputError
-from nearsight.report.claims import Claim
+from nearsight.report.claims import OURS, Claim
 from nearsight.report.conditions import scale_notes
-from nearsight.report.fits import Contrast, Estimate, LeastSquares
+from nearsight.report.fits import POOLED, Contrast, Estimate, LeastSquares, condition_means
 from nearsight.report.marks import Drawing, ForestRow, add_footnote, forest
-from nearsight.report.responses import responses_of
+from nearsight.report.responses import responses_of, with_early_layers
 from nearsight.report.rules import SIGN, Finding, judge_sign
 from nearsight.report.tables import Row, Table, seeds_in_words
 from nearsight.study.results import StudyResults
@@ -18,15 +18,20 @@ Fit = Callable[[StudyResults, str], LeastSquares]
 NO_RUNS = "no two conditions that it compares have a run yet"
 
 
+def of_conditions(results: StudyResults, response: str) -> LeastSquares:
+    """A mean per condition: what contrasts `between` conditions are estimated from."""
+    return condition_means(with_early_layers(results), response)
+
+
 def contrast_table(
     results: StudyResults,
     contrasts: Iterable[Contrast],
-    fit: Fit,
     *,
-    name: str,
     title: str,
-    label: Callable[[Contrast], Row],
-    notes: Iterable[str],
+    fit: Fit = of_conditions,
+    name: str = "contrasts",
+    label: Callable[[Contrast], Row] = lambda contrast: Row(what=contrast.name),
+    notes: Iterable[str] = (POOLED,),
 ) -> Table:
     """Every contrast on locality, focus and accuracy, of those whose conditions have runs; `label` begins its rows."""
     responses = responses_of(results)
@@ -53,10 +58,10 @@ def columns_of_estimate(estimate: Estimate) -> dict[str, float]:
 
 
 def contrast_figure(
-    results: StudyResults, contrasts: Iterable[Contrast], fit: LeastSquares, *, reference: str, caption: str
+    results: StudyResults, contrasts: Iterable[Contrast], *, caption: str, reference: str | None = None
 ) -> Drawing:
-    """What each contrast does to the most local head; the reference is drawn apart."""
-    rows = []
+    """What each contrast between conditions does to the most local head; the reference is drawn apart."""
+    fit, rows = of_conditions(results, "min_mad"), []
     for contrast in contrasts:
         try:
             estimate = fit.estimate(contrast.weights)
@@ -72,7 +77,9 @@ def contrast_figure(
     return Drawing(figure=figure, caption=f"{caption} {told}")
 
 
-def sign_questions(contrasts: Sequence[Contrast], fit: Fit, response: str, *, source: str) -> tuple[Claim, ...]:
+def sign_questions(
+    contrasts: Iterable[Contrast], response: str, *, source: str = OURS, fit: Fit = of_conditions
+) -> tuple[Claim, ...]:
     """Whether each contrast has the sign that its question asks for, in one response."""
 
     def judge(contrast: Contrast, results: StudyResults) -> Finding:

@@ -13,10 +13,10 @@ from typing import Any
 from nearsight.augment import CutFill, CutMix, CutOut, Mixup, RandomErasing, TileShuffle
 from nearsight.errors import InputError
 from nearsight.report.claims import Claim, shared_seeds
-from nearsight.report.contrasts import contrast_figure, contrast_table
-from nearsight.report.fits import POOLED, Contrast, LeastSquares, between, condition_means
+from nearsight.report.contrasts import contrast_figure, contrast_table, of_conditions
+from nearsight.report.fits import POOLED, Contrast, between
 from nearsight.report.marks import Drawing
-from nearsight.report.responses import EARLY_LAYERS, share_notes, with_early_layers
+from nearsight.report.responses import EARLY_LAYERS, share_notes
 from nearsight.report.rules import PART_OF_WHOLE, SIGN, Finding, judge_part, judge_sign
 from nearsight.report.studies import report_on
 from nearsight.report.tables import Row, Table
@@ -172,16 +172,10 @@ LONG_CONTRASTS = (
 )
 
 
-def _fit(results: StudyResults, response: str) -> LeastSquares:
-    return condition_means(with_early_layers(results), response)
-
-
 def _table(contrasts: Sequence[Contrast], about: str, results: StudyResults) -> Table:
     return contrast_table(
         results,
         contrasts,
-        _fit,
-        name="contrasts",
         title="the cut, the mix and the label",
         label=lambda contrast: Row().both("name", contrast.name, "what").both("contrast", contrast.words),
         notes=(
@@ -195,7 +189,7 @@ def _table(contrasts: Sequence[Contrast], about: str, results: StudyResults) -> 
 
 def _figure(contrasts: Sequence[Contrast], about: str, results: StudyResults) -> Drawing:
     caption = f"What each part of CutMix changes in the distance of the most local head{about}."
-    return contrast_figure(results, contrasts, _fit(results, "min_mad"), reference=WHOLE.name, caption=caption)
+    return contrast_figure(results, contrasts, caption=caption, reference=WHOLE.name)
 
 
 def _question(contrast: Contrast, rule: str, judge: Callable[[Contrast, StudyResults], Finding], *needs: str) -> Claim:
@@ -211,13 +205,13 @@ def _question(contrast: Contrast, rule: str, judge: Callable[[Contrast, StudyRes
 
 
 def _judge_part(contrast: Contrast, results: StudyResults) -> Finding:
-    fit = _fit(results, "min_mad")
+    fit = of_conditions(results, "min_mad")
     n = int(results.runs["seed"].nunique())
     return judge_part(fit.estimate(contrast.weights), fit.estimate(WHOLE.weights), n=n)
 
 
 def _judge_when_all_are_there(contrast: Contrast, results: StudyResults) -> Finding:
-    estimate = _fit(results, "min_mad").estimate(contrast.weights)
+    estimate = of_conditions(results, "min_mad").estimate(contrast.weights)
     n = len(shared_seeds(results.runs, *contrast.weights))
     if n < LONG_SEEDS:
         raise InputError(f"{estimate.in_words()} with {n} of {LONG_SEEDS} seeds; judged when all are there")

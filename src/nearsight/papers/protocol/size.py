@@ -24,7 +24,7 @@ from nearsight.report.fits import Contrast, LeastSquares, least_squares
 from nearsight.report.marks import Drawing, add_footnote
 from nearsight.report.responses import EARLY, EARLY_LAYERS, known_shares, share_notes, with_early_layers
 from nearsight.report.studies import report_on
-from nearsight.report.tables import Row, Table, seeds_in_words
+from nearsight.report.tables import Table, seeds_in_words
 from nearsight.study import OFF, Study
 from nearsight.study.recipes import recipe
 from nearsight.study.results import StudyResults
@@ -156,10 +156,9 @@ def size_table(results: StudyResults) -> Table:
     return contrast_table(
         results,
         CONTRASTS,
-        fit_of,
-        name="size",
         title="size, images and CutMix",
-        label=lambda contrast: Row(what=contrast.name),
+        fit=fit_of,
+        name="size",
         notes=(
             "Ordinary least squares on all runs: width and depth in doublings of S1's, CutMix and images as two "
             f"levels, and these interactions; {len(results.runs)} runs, {fit_of(results, EARLY).residual_df} of them "
@@ -251,7 +250,7 @@ def _add_legend(figure: Figure, results: StudyResults, lines: list[tuple[str, st
 
 report_on(
     "size-cifar100",
-    claims=sign_questions(CONTRASTS, fit_of, EARLY, source="MAD of the early layers"),
+    claims=sign_questions(CONTRASTS, EARLY, source="MAD of the early layers", fit=fit_of),
     tables=[size_table],
     figures={"distance-by-size": distance_by_size},
 )
