@@ -22,7 +22,7 @@ from nearsight.report import writing
 from nearsight.report.marks import Drawing
 from nearsight.report.rules import Verdict
 from nearsight.report.studies import report_of
-from nearsight.report.writing import write_study_report
+from nearsight.report.writing import study_verdicts, write_study_report
 from nearsight.study import Cell, StudyResults
 
 REPRODUCED, DIRECTION, NOT, UNTESTED = tuple(Verdict)
@@ -48,7 +48,7 @@ def of_permuted(*, seeds: int = 3, spread: float = 0.001, **changed: dict[str, f
 
 
 def verdicts(results: StudyResults) -> list[str]:
-    return [str(judgement.finding.verdict) for judgement in judge_claims(results)]
+    return [str(judgement.finding.verdict) for judgement in study_verdicts(results).judgements]
 
 
 # permuted-cifar100
@@ -117,14 +117,14 @@ def test_conditions_are_called_after_networks_and_tiles() -> None:
 
 def test_the_papers_claims_and_our_questions_are_counted_apart() -> None:
     results = of_permuted(ViT={"32×32": 0.38})
-    text = verdict_markdown(results, judge_claims(results))
+    text = study_verdicts(results).markdown()
     summary = text.splitlines()[2]
     assert summary.startswith("Of 6 claims of S3 (arXiv 2210.09221): 5 reproduced, 1 not reproduced.")
     assert "Of 2 questions of our own: 2 yes. 27 runs, 3 seeds per condition." in summary
     assert "| claim or question | paper | ours |" in text
     assert "learned from all runs" in text
     positional = of_positional()
-    summary = verdict_markdown(positional, judge_claims(positional)).splitlines()[2]
+    summary = study_verdicts(positional).markdown().splitlines()[2]
     assert "Of 1 claim of S3 (arXiv 2210.09221): 1 reproduced. Of 3 questions of our own: 3 answered" in summary
 
 
@@ -146,7 +146,7 @@ def test_what_says_nothing_of_networks_is_left_out(made: str, tmp_path: Path, mo
 def test_missing_conditions_leave_the_rest() -> None:
     results = only(of_permuted(), lambda runs: ~((runs["model"] == "ResNet-18") & (runs["tiles"] == "1×1")))
     assert verdicts(results) == [REPRODUCED, UNTESTED, UNTESTED] * 2 + ["yes"] * 2
-    reasons = [judgement.finding.ours for judgement in judge_claims(results)]
+    reasons = [judgement.finding.ours for judgement in study_verdicts(results).judgements]
     assert "no seed of ResNet-18 has a run with 4×4 tiles and one without shuffling" in reasons[1]
     table = permutation_table(results)
     assert len(table.numbers) == 8
