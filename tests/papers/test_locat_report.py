@@ -9,21 +9,15 @@ import pytest
 from scipy import stats
 
 from nearsight.papers.locat import numbers as s2
-from nearsight.papers.locat.accuracy import (
-    differences_to,
-    layers_table,
-    locality_table,
-    locat_cifar100,
-    locat_cutmix_cifar100,
-    locat_tiny_imagenet,
-)
-from nearsight.papers.locat.cutmix import Answer, Beside, Effect, beside, cutmix_table, interaction
-from nearsight.papers.locat.figures import FAMILIES, accuracy_and_locality
-from nearsight.papers.locat.measures import run_measures
-from nearsight.papers.locat.rules import judge_comparable, judge_not_worse
+from nearsight.papers.locat.cutmix import Answer, Beside, beside, cutmix_table, interaction, locat_cutmix_cifar100
+from nearsight.papers.locat.measured import differences_to, layers_table, locality_table
+from nearsight.papers.locat.plane import FAMILIES, accuracy_and_locality
+from nearsight.papers.locat.variants import locat_cifar100, locat_tiny_imagenet
 from nearsight.report.claims import judge
 from nearsight.report.figures import svg_text
-from nearsight.report.rules import Verdict
+from nearsight.report.fits import Estimate
+from nearsight.report.responses import run_measures
+from nearsight.report.rules import Verdict, judge_comparable, judge_not_worse
 from nearsight.report.studies import report_of
 from nearsight.report.writing import study_verdicts, write_study_report
 from nearsight.study import StudyResults, run_study
@@ -327,7 +321,7 @@ def test_tables_hold_scipys_intervals():
 
 
 def effect(value, half):
-    return Effect(value=value, low=value - half, high=value + half, n=3)
+    return Estimate(value=value, low=value - half, high=value + half)
 
 
 @pytest.mark.parametrize("sign", [-1, 1])
@@ -348,7 +342,7 @@ def effect(value, half):
 def test_answers(without, with_other, change, answer, sign):
     effects = {"without": without, "with_other": with_other, "change": change}
     signed = {name: effect(sign * value, half) for name, (value, half) in effects.items()}
-    assert Beside(**signed, p=0.01).answer(sign) is answer
+    assert Beside(**signed).answer(sign) is answer
 
 
 def cutmix(distances, noise=0.004, **options):
@@ -402,10 +396,12 @@ def test_effects_beside_locat_are_differences_of_cells_with_the_noise_within_all
     t = stats.t.ppf(0.975, 16)
     for effect, value, num_means in ((ours.without, plain, 2), (ours.with_other, beside_both, 2)):
         half = t * np.sqrt(num_means * noise / 3)
-        assert dataclasses.astuple(effect) == pytest.approx((value, value - half, value + half, 24))
+        assert (effect.value, effect.low, effect.high) == pytest.approx((value, value - half, value + half))
     change, error = beside_both - plain, np.sqrt(4 * noise / 3)
-    assert dataclasses.astuple(ours.change) == pytest.approx((change, change - t * error, change + t * error, 24))
-    assert ours.p == pytest.approx(2 * stats.t.sf(abs(change) / error, 16))
+    assert (ours.change.value, ours.change.low, ours.change.high) == pytest.approx(
+        (change, change - t * error, change + t * error)
+    )
+    assert ours.change.p == pytest.approx(2 * stats.t.sf(abs(change) / error, 16))
 
 
 def test_half_the_distance_left_is_less_in_distance_but_the_same_share():
@@ -428,9 +424,13 @@ def test_the_interaction_is_that_of_the_cell_means_with_the_noise_within_cells()
     # Each of the four means is over two models and three seeds.
     half = stats.t.ppf(0.975, num_cells * (num_seeds - 1)) * np.sqrt(4 * noise / (2 * num_seeds))
     change = at["on"] - at["off"]
-    assert dataclasses.astuple(ours.change) == pytest.approx((change, change - half, change + half, 24))
+    assert (ours.change.value, ours.change.low, ours.change.high) == pytest.approx(
+        (change, change - half, change + half)
+    )
     half = stats.t.ppf(0.975, num_cells * (num_seeds - 1)) * np.sqrt(2 * noise / (2 * num_seeds))
-    assert dataclasses.astuple(ours.with_other) == pytest.approx((at["on"], at["on"] - half, at["on"] + half, 24))
+    assert (ours.with_other.value, ours.with_other.low, ours.with_other.high) == pytest.approx(
+        (at["on"], at["on"] - half, at["on"] + half)
+    )
     assert ours.without.value == pytest.approx(at["off"])
 
 

@@ -5,8 +5,7 @@ import dataclasses
 import pytest
 import torch
 
-from nearsight.papers.structure import permuted  # noqa: F401 (registers them)
-from nearsight.study.recipes import find_study
+from nearsight.papers import find_study
 from nearsight.train.engine import Stack
 from nearsight.train.planning import cell_bytes, plan_stacks
 from nearsight.train.runner import load_data

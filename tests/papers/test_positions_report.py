@@ -9,15 +9,14 @@ from made_up_results import drawn, made_up, noise, only
 from scipy import stats
 
 from nearsight.errors import InputError
-from nearsight.papers.structure import numbers as s3
-from nearsight.papers.structure.permuted import (
-    permutation_curves,
-    permutation_table,
-    permuted_cifar100,
+from nearsight.papers.structure.permuted import CURVES, permutation_curves, permutation_table, permuted_cifar100
+from nearsight.papers.structure.positional import (
+    PAIRS,
     positional_cifar100,
     positional_svhn,
+    positional_table,
+    seeds_of_both,
 )
-from nearsight.papers.structure.positional import positional_table, seeds_of_both
 from nearsight.report import writing
 from nearsight.report.marks import Drawing
 from nearsight.report.rules import Verdict
@@ -172,7 +171,7 @@ def test_the_permutation_curves_are_the_means() -> None:
         edges = band.get_paths()[0].vertices
         last = edges[np.isclose(edges[:, 0], numbers[-1]), 1]
         assert (last.min(), last.max()) == pytest.approx((at_pixels.min(), at_pixels.max()))
-    changes = [drawn(change, f"paper-change-{name}")[1][0] for name in s3.CURVES]
+    changes = [drawn(change, f"paper-change-{name}")[1][0] for name in CURVES]
     assert changes == pytest.approx([0, -23, -29])
     assert drawn(papers, "paper-ResNet-18") == ([2, 32], [80, pytest.approx(57)])
     assert drawn(papers, "paper-VGG") == ([2, 32], [76, 47])
@@ -229,7 +228,7 @@ def test_the_difference_stands_beside_the_papers() -> None:
     assert list(table.shown["paper's accuracy"]) == ["68.0", "68.0", "0.0"]
     svhn = report_of(positional_svhn().name).claims[0]
     assert svhn.paper == "98.20 to 97.30 %: −0.90 points"
-    assert set(s3.PAIRS) == {f"positional-{name}" for name in ("cifar10", "cifar100", "svhn")}
+    assert set(PAIRS) == {f"positional-{name}" for name in ("cifar10", "cifar100", "svhn")}
 
 
 def test_the_boxes_are_the_seeds() -> None:
