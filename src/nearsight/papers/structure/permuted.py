@@ -12,9 +12,9 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import product
 from typing import Any, NamedTuple
 
-import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -26,8 +26,8 @@ from nearsight.recipes.compact import compact_cifar100
 from nearsight.recipes.fixed import trained_for
 from nearsight.report.claims import OURS, Claim
 from nearsight.report.conditions import missing_notes, scale_notes
-from nearsight.report.figures.style import MUTED, ModelStyle, house_style, light_grid, model_style
-from nearsight.report.fits import LeastSquares, condition_means, least_squares
+from nearsight.report.figures.style import MUTED, house_style, light_grid, model_style
+from nearsight.report.fits import LeastSquares, condition_means, least_squares, pooled_interval
 from nearsight.report.marks import WHITE_EDGE, Drawing, add_footnote, legend_above, look, with_room
 from nearsight.report.rules import NO, UNDECIDED, YES, Finding, finding_of, judge_order, judge_within, order_rule
 from nearsight.report.studies import report_on
@@ -36,7 +36,6 @@ from nearsight.study import OFF, Study
 from nearsight.study.recipes import recipe
 from nearsight.study.results import StudyResults
 from nearsight.study.statistics import MeanInterval, mean_interval
-from nearsight.study.statistics.intervals import LEVEL
 
 _EPOCHS = 12
 _RESNET = "ResNet-18"
@@ -139,17 +138,12 @@ class _Quantity(NamedTuple):
 
     def mean(self, results: StudyResults, network: str, tiles: str) -> MeanInterval:
         """Over the seeds, of nothing where there is no such run. That no seed has all runs is an `InputError`."""
-        from scipy import stats  # here, because it takes most of a second
-
-        plain, half = mean_interval(self.by_seed(results, network, tiles)), float("nan")
+        values = self.by_seed(results, network, tiles)
         try:
             fit = self.fitted(results.runs.astype({"test_acc": "float64"}))
-            if fit.residual_df and plain.n:
-                error = float(np.sqrt(self.num_runs * fit.noise / plain.n))
-                half = float(stats.t.ppf((1 + LEVEL) / 2, fit.residual_df)) * error
         except InputError:  # seeds that have no condition in common tell nothing of what is left within them
-            pass
-        return dataclasses.replace(plain, low=plain.mean - half, high=plain.mean + half)
+            return dataclasses.replace(mean_interval(values), low=float("nan"), high=float("nan"))
+        return pooled_interval(values, fit, num_runs=self.num_runs)
 
     def words(self, results: StudyResults, network: str, tiles: str) -> str:
         """Of a change or of its excess: the two numbers that it is the difference of, then it."""
@@ -250,26 +244,25 @@ def _question_about(tiles: str, size: str) -> Claim:
 
 def permutation_table(results: StudyResults) -> Table:
     """A row per network and number of tiles: accuracy, what shuffling changes, and how much more than in the ViT."""
+    points: dict[str, Any] = {"scale": 100, "digits": 2}
     rows = []
-    for network in results.factors["model"]:
-        for tiles in results.factors["tiles"]:
-            accuracy = _ACCURACY.mean(results, network, tiles)
-            if not accuracy.n:
-                continue
-            change = excess = mean_interval([])
-            with suppress(InputError):  # no seed tells
-                if tiles != _UNSHUFFLED:
-                    change = _CHANGE.mean(results, network, tiles)
-                    excess = _EXCESS.mean(results, network, tiles) if network != VIT else excess
-            papers, papers_change = _papers(network, tiles)
-            points: dict[str, Any] = {"scale": 100, "digits": 2}
-            row = Row(network=network, tiles=tiles, seeds=accuracy.n).keep(scale=results.scale)
-            row.interval("test_acc", accuracy, "test accuracy, %", **points)
-            row.show("paper's accuracy", _whole(papers))
-            row.interval("change", change, f"change from {_UNSHUFFLED}, points", **points, signed=True)
-            row.show("paper's change", _whole(papers_change, signed=True))
-            row.interval("change_beyond_vit", excess, f"change beyond that of {VIT}, points", **points, signed=True)
-            rows.append(row.keep(paper_test_acc=papers, paper_change=papers_change))
+    for network, tiles in product(results.factors["model"], results.factors["tiles"]):
+        accuracy = _ACCURACY.mean(results, network, tiles)
+        if not accuracy.n:
+            continue
+        change = excess = mean_interval([])
+        with suppress(InputError):  # no seed tells
+            if tiles != _UNSHUFFLED:
+                change = _CHANGE.mean(results, network, tiles)
+                excess = _EXCESS.mean(results, network, tiles) if network != VIT else excess
+        papers, papers_change = _papers(network, tiles)
+        row = Row(network=network, tiles=tiles, seeds=accuracy.n).keep(scale=results.scale)
+        row.interval("test_acc", accuracy, "test accuracy, %", **points)
+        row.show("paper's accuracy", _whole(papers))
+        row.interval("change", change, f"change from {_UNSHUFFLED}, points", **points, signed=True)
+        row.show("paper's change", _whole(papers_change, signed=True))
+        row.interval("change_beyond_vit", excess, f"change beyond that of {VIT}, points", **points, signed=True)
+        rows.append(row.keep(paper_test_acc=papers, paper_change=papers_change))
     if not rows:
         raise InputError("none of its networks has a run yet")
     first, last = f"{_FIRST_TILES}×{_FIRST_TILES}", f"{_LAST_TILES}×{_LAST_TILES}"
@@ -360,12 +353,8 @@ def permutation_curves(results: StudyResults) -> Drawing:
     )
 
 
-def _style(network: str) -> ModelStyle:
-    return model_style(_NETWORKS.index(network) if network in _NETWORKS else len(_NETWORKS))
-
-
 def _line(network: str, *, is_ours: bool) -> dict[str, Any]:
-    style = _style(network)
+    style = model_style(_NETWORKS.index(network) if network in _NETWORKS else len(_NETWORKS))
     hollow = {"markerfacecolor": "white", "markeredgecolor": style.colour, "markeredgewidth": 1.3, "linewidth": 1.0}
     return look(style, markersize=6, **({**WHITE_EDGE, "linewidth": 1.6} if is_ours else hollow))
 
@@ -377,8 +366,8 @@ def _draw_ours(
     cent or points."""
     drawn: list[float] = []
     for place, network in enumerate(networks):
-        beside = _BESIDE ** (place - (len(networks) - 1) / 2)
-        numbers, means, lowest, highest, colour = [], [], [], [], _style(network).colour
+        beside, line = _BESIDE ** (place - (len(networks) - 1) / 2), _line(network, is_ours=True)
+        numbers, means, lowest, highest = [], [], [], []
         for level in results.factors["tiles"]:
             try:
                 values = [100 * float(value) for value in quantity.by_seed(results, network, level)]
@@ -393,10 +382,11 @@ def _draw_ours(
             highest.append(max(values))
             drawn += values
             if mean.has_interval and any(values):  # the change from nothing to nothing is sure
-                gid = f"interval-{name}-{network}-{level}"
-                panel.plot([numbers[-1]] * 2, [100 * mean.low, 100 * mean.high], color=colour, linewidth=1.2, gid=gid)
-        panel.fill_between(numbers, lowest, highest, color=colour, alpha=0.2, linewidth=0, gid=f"band-{name}-{network}")
-        panel.plot(numbers, means, **_line(network, is_ours=True), zorder=3, gid=f"{name}-{network}")
+                ends, gid = [100 * mean.low, 100 * mean.high], f"interval-{name}-{network}-{level}"
+                panel.plot([numbers[-1]] * 2, ends, color=line["color"], linewidth=1.2, gid=gid)
+        band = {"color": line["color"], "alpha": 0.2, "linewidth": 0, "gid": f"band-{name}-{network}"}
+        panel.fill_between(numbers, lowest, highest, **band)
+        panel.plot(numbers, means, **line, zorder=3, gid=f"{name}-{network}")
     return drawn
 
 
