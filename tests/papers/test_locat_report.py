@@ -9,21 +9,17 @@ import pytest
 from scipy import stats
 
 from nearsight.papers.locat import numbers as s2
-from nearsight.papers.locat.accuracy import (
-    differences_to,
-    layers_table,
-    locality_table,
-    locat_cifar100,
-    locat_cutmix_cifar100,
-    locat_tiny_imagenet,
-)
-from nearsight.papers.locat.cutmix import Answer, Beside, Effect, beside, cutmix_table, interaction
-from nearsight.papers.locat.figures import FAMILIES, accuracy_and_locality
-from nearsight.papers.locat.measures import run_measures
-from nearsight.papers.locat.rules import judge_comparable, judge_not_worse
+from nearsight.papers.locat.cutmix import Answer, Beside, beside, cutmix_table, interaction, locat_cutmix_cifar100
+from nearsight.papers.locat.measured import differences_to, layers_table, locality_table
+from nearsight.papers.locat.plane import FAMILIES, accuracy_and_locality
+from nearsight.papers.locat.variants import locat_cifar100, locat_tiny_imagenet
+from nearsight.report.claims import judge
 from nearsight.report.figures import svg_text
-from nearsight.report.rules import Verdict
-from nearsight.report.writing import write_study_report
+from nearsight.report.fits import Estimate
+from nearsight.report.responses import run_measures
+from nearsight.report.rules import Verdict, judge_comparable, judge_not_worse
+from nearsight.report.studies import report_of
+from nearsight.report.writing import study_verdicts, write_study_report
 from nearsight.study import StudyResults, run_study
 from nearsight.study.results import HEAD_COLUMNS, LAYER_COLUMNS
 from nearsight.study.statistics import mean_interval
@@ -97,12 +93,12 @@ def variants(changed=None, **options):
 
 
 def found(results):
-    return {claim.text: judge_claim(claim, results) for claim in LOCAT_PARTS[results.name].claims}
+    return {one.claim.text: one.finding for one in study_verdicts(results).judgements}
 
 
 def finding_on(results, beginning):
-    (claim,) = (claim for claim in LOCAT_PARTS[results.name].claims if claim.text.startswith(beginning))
-    return judge_claim(claim, results)
+    (claim,) = (claim for claim in report_of(results.name).claims if claim.text.startswith(beginning))
+    return judge(claim, results).finding
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +116,7 @@ def test_the_conditions_are_those_of_the_recipes():
 
 
 def test_the_papers_numbers_are_told_with_their_place():
-    told = {claim.text: claim.paper for claim in LOCAT_PARTS["locat-cifar100"].claims}
+    told = {claim.text: claim.paper for claim in report_of("locat-cifar100").claims}
     assert told["LocAt raises accuracy, also on a small data set"] == (
         "Tiny +6.59, Small +4.80, Base +5.30 points (CIFAR-100 at 224 pixels, Table 3); "
         "Tiny +1.55, Base +1.32 points (ImageNet-1K, Table 5)"
@@ -136,7 +132,7 @@ def test_the_papers_numbers_are_told_with_their_place():
 def test_the_papers_own_numbers_confirm_the_paper(confirmed):
     assert {finding.verdict for finding in found(confirmed).values()} == {YES}
     one_seed = found(variants(seeds=1))
-    readings = {claim.text for claim in LOCAT_PARTS["locat-cifar100"].claims if claim.readings}
+    readings = {claim.text for claim in report_of("locat-cifar100").claims if claim.readings}
     # One seed shows no more than a direction, except of what the paper shows without numbers.
     assert {finding.verdict for text, finding in one_seed.items() if text not in readings} == {DIRECTION}
     tiny = made_up(locat_tiny_imagenet(), "locat-tiny-imagenet", PUBLISHED)
@@ -168,7 +164,7 @@ OF_LAYERS = ("GAug makes attention local", "LocAt's patches", "In ViT patches")
 
 
 def test_every_claim_is_refuted_somewhere_in_this_file():
-    for claim in LOCAT_PARTS["locat-cifar100"].claims:
+    for claim in report_of("locat-cifar100").claims:
         assert sum(claim.text.startswith(beginning) for beginning in (*REFUTED, *OF_LAYERS)) == 1, claim.text
 
 
@@ -325,7 +321,7 @@ def test_tables_hold_scipys_intervals():
 
 
 def effect(value, half):
-    return Effect(value=value, low=value - half, high=value + half, n=3)
+    return Estimate(value=value, low=value - half, high=value + half)
 
 
 @pytest.mark.parametrize("sign", [-1, 1])
@@ -346,7 +342,7 @@ def effect(value, half):
 def test_answers(without, with_other, change, answer, sign):
     effects = {"without": without, "with_other": with_other, "change": change}
     signed = {name: effect(sign * value, half) for name, (value, half) in effects.items()}
-    assert Beside(**signed, p=0.01).answer(sign) is answer
+    assert Beside(**signed).answer(sign) is answer
 
 
 def cutmix(distances, noise=0.004, **options):
@@ -400,10 +396,12 @@ def test_effects_beside_locat_are_differences_of_cells_with_the_noise_within_all
     t = stats.t.ppf(0.975, 16)
     for effect, value, num_means in ((ours.without, plain, 2), (ours.with_other, beside_both, 2)):
         half = t * np.sqrt(num_means * noise / 3)
-        assert dataclasses.astuple(effect) == pytest.approx((value, value - half, value + half, 24))
+        assert (effect.value, effect.low, effect.high) == pytest.approx((value, value - half, value + half))
     change, error = beside_both - plain, np.sqrt(4 * noise / 3)
-    assert dataclasses.astuple(ours.change) == pytest.approx((change, change - t * error, change + t * error, 24))
-    assert ours.p == pytest.approx(2 * stats.t.sf(abs(change) / error, 16))
+    assert (ours.change.value, ours.change.low, ours.change.high) == pytest.approx(
+        (change, change - t * error, change + t * error)
+    )
+    assert ours.change.p == pytest.approx(2 * stats.t.sf(abs(change) / error, 16))
 
 
 def test_half_the_distance_left_is_less_in_distance_but_the_same_share():
@@ -426,9 +424,13 @@ def test_the_interaction_is_that_of_the_cell_means_with_the_noise_within_cells()
     # Each of the four means is over two models and three seeds.
     half = stats.t.ppf(0.975, num_cells * (num_seeds - 1)) * np.sqrt(4 * noise / (2 * num_seeds))
     change = at["on"] - at["off"]
-    assert dataclasses.astuple(ours.change) == pytest.approx((change, change - half, change + half, 24))
+    assert (ours.change.value, ours.change.low, ours.change.high) == pytest.approx(
+        (change, change - half, change + half)
+    )
     half = stats.t.ppf(0.975, num_cells * (num_seeds - 1)) * np.sqrt(2 * noise / (2 * num_seeds))
-    assert dataclasses.astuple(ours.with_other) == pytest.approx((at["on"], at["on"] - half, at["on"] + half, 24))
+    assert (ours.with_other.value, ours.with_other.low, ours.with_other.high) == pytest.approx(
+        (at["on"], at["on"] - half, at["on"] + half)
+    )
     assert ours.without.value == pytest.approx(at["off"])
 
 
@@ -441,7 +443,7 @@ def files_under(folder):
 
 def test_figures_of_the_variants_are_the_same_each_time_and_name_every_condition():
     results = variants(noise=0.005)
-    for draw in LOCAT_PARTS[results.name].figures.values():
+    for draw in report_of(results.name).figures.values():
         assert svg_text(draw(results).figure) == svg_text(draw(results).figure)
     rows = accuracy_and_locality(results).figure.axes[0]
     assert {label.get_text() for label in rows.get_yticklabels()} == set(PUBLISHED)
@@ -451,7 +453,7 @@ def test_figures_of_the_variants_are_the_same_each_time_and_name_every_condition
 
 def test_the_verdict_on_the_variants_says_whose_claims_and_what_is_compared():
     results = variants(noise=0.005)
-    verdict = verdict_markdown(results, judge_claims(results))
+    verdict = study_verdicts(results).markdown()
     assert "Of 22 claims of S2 (arXiv 2603.04892)" in verdict
     assert "the direction of a difference is compared" in verdict
     assert "(mini-ImageNet, Table 7)" in verdict
@@ -459,7 +461,7 @@ def test_the_verdict_on_the_variants_says_whose_claims_and_what_is_compared():
 
 def test_cutmix_in_each_model_and_over_models():
     results = cutmix((0.30, 0.30, 0.15, 0.15, 0.20, 0.20, 0.11, 0.11))
-    verdict = verdict_markdown(results, judge_claims(results))
+    verdict = study_verdicts(results).markdown()
     assert "Of 16 questions:" in verdict
     assert "**yes, but less**" in verdict
     table = cutmix_table(results).numbers.set_index(["factor", "where", "response"])
@@ -467,7 +469,7 @@ def test_cutmix_in_each_model_and_over_models():
     assert table.loc[("GAug", "alone", "min_mad"), "value"] == pytest.approx(-0.15)
     assert table.loc[("cutmix", "all models without GAug", "min_mad"), "n"] == 24
     assert table.loc[("cutmix", "change by GAug", "min_mad"), ["value", "n"]].tolist() == pytest.approx([0.06, 24])
-    (legend,) = LOCAT_PARTS[results.name].figures["figure-7-layers"](results).figure.legends
+    (legend,) = report_of(results.name).figures["figure-7-layers"](results).figure.legends
     assert [text.get_text() for text in legend.get_texts()] == ["neither", "CutMix", "LocAt", "CutMix and LocAt"]
     drawn = interaction(results).figure
     lines = {line.get_gid(): line.get_ydata() for axes in drawn.axes for line in axes.lines if line.get_gid()}
@@ -482,7 +484,7 @@ def test_studies_with_few_runs_give_what_they_can(tmp_path):
     assert verdicts["LocAt raises accuracy, also on a small data set"] is DIRECTION
     assert verdicts["GAug alone raises accuracy"] is UNTESTED
     assert differences_to(s2.VIT)(some).shown["seeds"].tolist() == ["1", "1"]
-    for draw in LOCAT_PARTS[some.name].figures.values():
+    for draw in report_of(some.name).figures.values():
         assert "No complete run yet" in "".join(text.get_text() for text in draw(some).figure.texts)
     missing = ("+CutMix", "−GAug", "−PRR", "CutMix + LocAt")
     half = cutmix((0.3,) * 8, seeds=1, without=[(label, 0) for label in missing])

@@ -1,29 +1,34 @@
-"""The report of S3's image studies: planted effects are found."""
+"""S3's studies on images: planted effects are found by their reports, and their recipes are what they should be."""
 
+import dataclasses
 import math
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from made_up_results import drawn, made_up, noise, only
 from scipy import stats
 
 from nearsight.errors import InputError
-from nearsight.papers.structure import numbers as s3
-from nearsight.papers.structure.permuted import (
-    permutation_curves,
-    permutation_table,
-    permuted_cifar100,
+from nearsight.papers import find_study
+from nearsight.papers.structure.permuted import CURVES, permutation_curves, permutation_table, permuted_cifar100
+from nearsight.papers.structure.positional import (
+    PAIRS,
     positional_cifar100,
     positional_svhn,
+    positional_table,
+    seeds_of_both,
 )
-from nearsight.papers.structure.positional import positional_table, seeds_of_both
 from nearsight.report import writing
 from nearsight.report.marks import Drawing
 from nearsight.report.rules import Verdict
 from nearsight.report.studies import report_of
-from nearsight.report.writing import write_study_report
+from nearsight.report.writing import study_verdicts, write_study_report
 from nearsight.study import Cell, StudyResults
+from nearsight.train.engine import Stack
+from nearsight.train.planning import cell_bytes, plan_stacks
+from nearsight.train.runner import load_data
 
 REPRODUCED, DIRECTION, NOT, UNTESTED = tuple(Verdict)
 PERMUTED = {
@@ -48,7 +53,7 @@ def of_permuted(*, seeds: int = 3, spread: float = 0.001, **changed: dict[str, f
 
 
 def verdicts(results: StudyResults) -> list[str]:
-    return [str(judgement.finding.verdict) for judgement in judge_claims(results)]
+    return [str(judgement.finding.verdict) for judgement in study_verdicts(results).judgements]
 
 
 # permuted-cifar100
@@ -117,14 +122,14 @@ def test_conditions_are_called_after_networks_and_tiles() -> None:
 
 def test_the_papers_claims_and_our_questions_are_counted_apart() -> None:
     results = of_permuted(ViT={"32×32": 0.38})
-    text = verdict_markdown(results, judge_claims(results))
+    text = study_verdicts(results).markdown()
     summary = text.splitlines()[2]
     assert summary.startswith("Of 6 claims of S3 (arXiv 2210.09221): 5 reproduced, 1 not reproduced.")
     assert "Of 2 questions of our own: 2 yes. 27 runs, 3 seeds per condition." in summary
     assert "| claim or question | paper | ours |" in text
     assert "learned from all runs" in text
     positional = of_positional()
-    summary = verdict_markdown(positional, judge_claims(positional)).splitlines()[2]
+    summary = study_verdicts(positional).markdown().splitlines()[2]
     assert "Of 1 claim of S3 (arXiv 2210.09221): 1 reproduced. Of 3 questions of our own: 3 answered" in summary
 
 
@@ -146,7 +151,7 @@ def test_what_says_nothing_of_networks_is_left_out(made: str, tmp_path: Path, mo
 def test_missing_conditions_leave_the_rest() -> None:
     results = only(of_permuted(), lambda runs: ~((runs["model"] == "ResNet-18") & (runs["tiles"] == "1×1")))
     assert verdicts(results) == [REPRODUCED, UNTESTED, UNTESTED] * 2 + ["yes"] * 2
-    reasons = [judgement.finding.ours for judgement in judge_claims(results)]
+    reasons = [judgement.finding.ours for judgement in study_verdicts(results).judgements]
     assert "no seed of ResNet-18 has a run with 4×4 tiles and one without shuffling" in reasons[1]
     table = permutation_table(results)
     assert len(table.numbers) == 8
@@ -172,7 +177,7 @@ def test_the_permutation_curves_are_the_means() -> None:
         edges = band.get_paths()[0].vertices
         last = edges[np.isclose(edges[:, 0], numbers[-1]), 1]
         assert (last.min(), last.max()) == pytest.approx((at_pixels.min(), at_pixels.max()))
-    changes = [drawn(change, f"paper-change-{name}")[1][0] for name in s3.CURVES]
+    changes = [drawn(change, f"paper-change-{name}")[1][0] for name in CURVES]
     assert changes == pytest.approx([0, -23, -29])
     assert drawn(papers, "paper-ResNet-18") == ([2, 32], [80, pytest.approx(57)])
     assert drawn(papers, "paper-VGG") == ([2, 32], [76, 47])
@@ -229,7 +234,7 @@ def test_the_difference_stands_beside_the_papers() -> None:
     assert list(table.shown["paper's accuracy"]) == ["68.0", "68.0", "0.0"]
     svhn = report_of(positional_svhn().name).claims[0]
     assert svhn.paper == "98.20 to 97.30 %: −0.90 points"
-    assert set(s3.PAIRS) == {f"positional-{name}" for name in ("cifar10", "cifar100", "svhn")}
+    assert set(PAIRS) == {f"positional-{name}" for name in ("cifar10", "cifar100", "svhn")}
 
 
 def test_the_boxes_are_the_seeds() -> None:
@@ -255,3 +260,65 @@ def test_the_boxes_are_the_seeds() -> None:
     assert "difference, points" not in {panel.get_title(loc="left") for panel in seeds_of_both(lonely).figure.axes}
     one_seed = only(results, lambda runs: runs["seed"] == 0)
     assert "1 seed" in seeds_of_both(one_seed).caption
+
+
+# the recipes: which networks, which images, and that they run at any size
+
+
+def test_every_network_sees_every_shuffle() -> None:
+    study = find_study("permuted-cifar100")()
+    found = {
+        (cell.levels["model"], cell.levels["tiles"], cell.seed): (model.name, model.patch_size, model.shuffled_tiles)
+        for cell in study.cells
+        for model in [cell.config.model]
+    }
+    networks = {
+        "ViT": ("compact_vit", 2),
+        "Positional ViT": ("compact_vit_positional", 2),
+        "ResNet-18": ("compact_resnet18", 4),
+    }
+    tiles = {"1×1": 1, "4×4": 4, "32×32": 32}
+    assert found == {
+        (label, name, seed): (*network, num)
+        for label, network in networks.items()
+        for name, num in tiles.items()
+        for seed in range(2)
+    }
+    assert {cell.config.model.permutation_seed for cell in study.cells} == {0}
+    assert len({(cell.config.data, cell.config.protocol, cell.config.precision) for cell in study.cells}) == 1
+
+
+@pytest.mark.parametrize("data", ["cifar10", "cifar100", "svhn"])
+def test_positional_attention_is_all_that_differs(data: str) -> None:
+    study = find_study(f"positional-{data}")()
+    cells = {(cell.condition, cell.seed): cell.config for cell in study.cells}
+    assert cells.keys() == {(condition, seed) for condition in ("ViT", "Positional ViT") for seed in range(5)}
+    for (condition, seed), config in cells.items():
+        assert config.data.name == data
+        assert config.model.name == ("compact_vit" if condition == "ViT" else "compact_vit_positional")
+        alike = dataclasses.replace(cells["ViT", seed].model, name=config.model.name)
+        assert dataclasses.replace(cells["ViT", seed], model=alike) == config
+    augmentations = [augmentation.name for augmentation in study.base.protocol.augment]
+    assert augmentations == (["crop", "cutmix"] if data == "svhn" else ["crop", "flip", "autoaugment", "cutmix"])
+
+
+@pytest.mark.parametrize("name", ["permuted-cifar100", "positional-cifar10", "positional-cifar100", "positional-svhn"])
+def test_all_epochs_are_trained(name: str) -> None:
+    for cell in find_study(name)().cells:
+        assert cell.config.protocol.patience == cell.config.protocol.max_epochs
+
+
+def test_a_seed_of_any_network_fits_on_a_gpu_many_times() -> None:
+    networks = {cell.config.model.name: cell.config for cell in find_study("permuted-cifar100")().cells}
+    for config in networks.values():
+        assert 2**30 < cell_bytes(config) < 20 * 2**30
+
+
+def test_small_runs_of_every_network_train() -> None:
+    study = find_study("permuted-cifar100")(seeds=1).small()
+    configs = [cell.config for cell in study.cells if cell.levels["tiles"] == "32×32"]
+    dataset = load_data(configs[0].data)
+    for positions in plan_stacks(configs, torch.device("cpu")):
+        stack = Stack.start([configs[position] for position in positions], dataset, torch.device("cpu"))
+        for result in stack.run_epoch():
+            assert 1.5 < result.train_loss < 4.0

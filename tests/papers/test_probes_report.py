@@ -12,7 +12,7 @@ from scipy import stats
 from nearsight.errors import InputError
 from nearsight.files import write_json
 from nearsight.papers.locat import numbers as s2
-from nearsight.papers.locat.dense import CLAIMS, claims_about
+from nearsight.papers.locat.dense import all_claims, claims_about
 from nearsight.report.page.folders import read_folder
 from nearsight.report.probe_tables import (
     conditions_table,
@@ -20,6 +20,7 @@ from nearsight.report.probe_tables import (
     differences_of_conditions,
     differences_table,
     models_table,
+    probe_verdicts,
     scores_of_models,
     write_probe_report,
 )
@@ -137,57 +138,63 @@ def test_a_difference_of_one_seed_has_an_interval_over_images():
 
 
 def test_the_papers_numbers_are_those_of_its_text():
-    texts = {claim.text: claim._in_paper() for claim in CLAIMS}
+    texts = {claim.text: claim.paper for _, claim in all_claims(made_up())}
     segments = texts["LocAt's frozen features segment better than ViT's"]
     # S2 §5.2: "+6.17%, +4.86%, and +5.86%, over ViT on ADE20K, PASCAL Context, and COCO Stuff" (Tiny).
     for gain, dataset in (("+6.17, Base +4.24 (ADE20K)", 0), ("+4.86, Base +2.25 (PASCAL Context)", 1), ("+5.86", 2)):
         assert f"Tiny {gain}" in segments.split("; ")[dataset]
     # Everything it claims holds in its own tables, in every size and on every data set.
-    for claim in CLAIMS:
-        for table in claim.published.tables:
-            assert (claim.contrast(table.frame()) > 0).all(), claim.text
+    assert len(texts) == 15
+    for text, paper in texts.items():
+        gains = re.findall(r"(?:Tiny|Small|Base) (\S+\d)", paper)
+        assert gains, text
+        assert all(float(gain.replace("−", "-")) > 0 for gain in gains), text
+
+
+def judged(results):
+    return {one.claim.text: one.finding for one in probe_verdicts(results).judgements}
 
 
 def test_verdicts_follow_the_scores():
     results = made_up()
-    judged = {one.claim.text: one.finding for one in judge_claims(results)}
-    assert len(judged) == len(claims_about(results)) == 6  # no kernels, no DINO, nothing without positions
-    assert judged["LocAt's frozen features segment better than ViT's"].verdict == Verdict.REPRODUCED
-    assert judged["LocAt's patches retrieve better than ViT's, without training"].verdict == Verdict.NOT_REPRODUCED
-    assert judged["GAug alone makes features segment better"].verdict == Verdict.REPRODUCED
-    beyond = judged["Together they make them better than the better of the two alone"]
+    found = judged(results)
+    assert len(found) == len(claims_about(results)) == 6  # no kernels, no DINO, nothing without positions
+    assert found["LocAt's frozen features segment better than ViT's"].verdict == Verdict.REPRODUCED
+    assert found["LocAt's patches retrieve better than ViT's, without training"].verdict == Verdict.NOT_REPRODUCED
+    assert found["GAug alone makes features segment better"].verdict == Verdict.REPRODUCED
+    beyond = found["Together they make them better than the better of the two alone"]
     assert (beyond.verdict, round(beyond.value, 2)) == (Verdict.REPRODUCED, 0.02)
-    gap = judged["PRR makes features segment better than average pooling (GAP)"]
+    gap = found["PRR makes features segment better than average pooling (GAP)"]
     assert (gap.verdict, round(gap.value, 2)) == (Verdict.NOT_REPRODUCED, -0.01)
     assert "2.4 M parameters, 32 pixels, trained on cifar100; probed on 321 images of voc-small" in gap.ours
     # One seed says which way, and no more; a condition that is planned and missing is not tested.
-    one = {one.claim.text: one.finding.verdict for one in judge_claims(made_up(seeds=(0,)))}
-    assert one["LocAt's frozen features segment better than ViT's"] == Verdict.IN_DIRECTION
+    one = judged(made_up(seeds=(0,)))
+    assert one["LocAt's frozen features segment better than ViT's"].verdict == Verdict.IN_DIRECTION
     # Nor does it say so much where other images might turn it round: 0.02 above, of scores that may be 0.02 off.
-    assert one["GAug alone makes features segment better"] == Verdict.NOT_REPRODUCED
+    gaug = one["GAug alone makes features segment better"]
+    assert gaug.verdict == Verdict.NOT_REPRODUCED
+    assert (gaug.low, gaug.high) == pytest.approx((gaug.value - 0.02236, gaug.value + 0.02236), abs=1e-4)
+    assert re.search(r"%: \+\d\.\d\d \(−0\.\d\d to \+\d\.\d\d\) points: 2.4 M", gaug.ours)
     # Nor do two seeds of that sign, if they are as little above.
-    two = {one.claim.text: one.finding for one in judge_claims(made_up(seeds=(0, 1), noise=0.0005))}
+    two = judged(made_up(seeds=(0, 1), noise=0.0005))
     assert two["LocAt's frozen features segment better than ViT's"].verdict == Verdict.REPRODUCED
     pair = made_up(seeds=(0, 1), conditions=(s2.VIT, s2.GAUG), noise=0)
     for above, verdict in ((0.03, Verdict.IN_DIRECTION), (0.01, Verdict.NOT_REPRODUCED)):
         value = pair.rows["value"] + (above - GAINS[s2.GAUG]) * (pair.rows["condition"] == s2.GAUG)
         value += 0.005 * (-1.0) ** pair.rows["seed"].astype(float) * (pair.rows["condition"] == s2.GAUG)
         moved = pair.rows.assign(value=value, low=value - 0.01, high=value + 0.02)
-        gaug = {one.claim.text: one.finding for one in judge_claims(replace(pair, rows=moved))}
-        assert gaug["GAug alone makes features segment better"].verdict == verdict
-        assert gaug["GAug alone makes features segment better"].low < 0
+        gaug = judged(replace(pair, rows=moved))["GAug alone makes features segment better"]
+        assert gaug.verdict == verdict
+        assert gaug.low < 0
     for seeds, note in (((0,), "In brackets, of a single seed"), ((0, 1, 2), "± is half")):
         shown = made_up(seeds=seeds)
-        notes = verdict_table(shown, judge_claims(shown)).notes
+        notes = probe_verdicts(shown).notes
         assert [words for words in ("In brackets, of a single seed", "± is half") if words in " ".join(notes)] == [note]
-    (found,) = (one.finding for one in judge_claims(made_up(seeds=(0,))) if one.claim.text.startswith("GAug alone"))
-    assert (found.low, found.high) == pytest.approx((found.value - 0.02236, found.value + 0.02236), abs=1e-4)
-    assert re.search(r"%: \+\d\.\d\d \(−0\.\d\d to \+\d\.\d\d\) points: 2.4 M", found.ours)
     planned = made_up(conditions=(s2.VIT, s2.GAUG))
     unfinished = ProbeResults(name="pairs", scale="full", planned=tuple(GAINS), rows=planned.rows)
-    late = {one.claim.text: one.finding for one in judge_claims(unfinished)}
+    late = judged(unfinished)
     assert late["PRR alone makes features segment better"].verdict == Verdict.NOT_TESTED
-    text = verdict_markdown(results, judge_claims(results))
+    text = probe_verdicts(results).markdown()
     assert "Of 6 claims of S2 (arXiv 2603.04892): 4 reproduced, 2 not reproduced. 15 models, 3 seeds" in text
     assert "ViT-T and ViT-B, 6 and 86 M parameters, 224 pixels, trained on ImageNet-1K" in text
     assert text.count("*Order.*") == 1
@@ -233,7 +240,7 @@ def test_figures_show_the_numbers_with_their_intervals():
 def test_models_without_a_condition_stand_side_by_side(tmp_path):
     rows = made_up(seeds=(0,), conditions=(s2.VIT, s2.LOCAT), noise=0).rows
     alone = ProbeResults(name="two", scale="full", planned=(), rows=rows.assign(condition="", seed=pd.NA))
-    assert judge_claims(alone) == []
+    assert probe_verdicts(alone) is None
     for stale in ("verdict.md", "tables/differences.csv", "figures/differences-linear.svg", "figures/mine.svg"):
         (tmp_path / stale).parent.mkdir(exist_ok=True)
         (tmp_path / stale).write_text("of other models")
@@ -254,7 +261,7 @@ def test_the_page_says_what_the_files_say(tmp_path):
     assert (contents.kind, contents.title) == ("probes", results.name)
     page = words_of(contents.html())
     assert "nearsight probe all 'a <b>'" in page
-    for table in (models_table(results), conditions_table(results), verdict_table(results, judge_claims(results))):
+    for table in (models_table(results), conditions_table(results), probe_verdicts(results).table()):
         for cell in table.shown.iloc[0]:
             assert cell.strip("*") in page
     (tmp_path / "alone").mkdir()

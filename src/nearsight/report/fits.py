@@ -1,7 +1,7 @@
 """Contrasts from all runs at once: the noise of one condition is learned from the seeds of every other."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 import numpy as np
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from nearsight.errors import InputError
 from nearsight.report.tables import mean_and_ends
-from nearsight.study.statistics.intervals import LEVEL, MeanInterval
+from nearsight.study.statistics.intervals import LEVEL, MeanInterval, mean_interval
 
 POOLED = (
     "Intervals (95 %) come from one fit to all runs, which takes the spread over seeds to be the same everywhere; runs "
@@ -131,3 +131,17 @@ def between(
 
     weights = weight(with_it, 1) | weight(without_it, -1)
     return Contrast(name=name, text=text, weights=weights, words=f"{joined(with_it)} − {joined(without_it)}", sign=sign)
+
+
+def pooled_interval(values: "pd.Series[float]", fit: LeastSquares, *, num_runs: int) -> MeanInterval:
+    """Of the mean of values, one per seed, that are each a sum or difference of so many runs.
+
+    The noise of a run is the fit's, which learned it from all conditions: two seeds of one tell too little.
+    """
+    from scipy import stats  # here, because it takes most of a second
+
+    plain, half = mean_interval(values), float("nan")
+    if fit.residual_df and plain.n:
+        error = float(np.sqrt(num_runs * fit.noise / plain.n))
+        half = float(stats.t.ppf((1 + LEVEL) / 2, fit.residual_df)) * error
+    return replace(plain, low=plain.mean - half, high=plain.mean + half)

@@ -2,19 +2,20 @@
 
 import io
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.lines import Line2D
 from PIL import Image
 
 from nearsight.files import replacing
 from nearsight.report.figures.files import save_figure
-from nearsight.report.figures.style import INK, MUTED, ModelStyle, house_style, light_grid, model_style
+from nearsight.report.figures.style import INK, MUTED, ModelStyle, add_legend, house_style, light_grid, model_style
 from nearsight.report.fits import Estimate
 
 
@@ -187,3 +188,28 @@ def _round_places(figure: Figure) -> None:
     for axes in figure.axes:
         left, bottom, width, height = (round(float(side), 4) for side in axes.get_position().bounds)
         axes.set_position((left, bottom, width, height))
+
+
+def look(style: ModelStyle, **more: Any) -> dict[str, Any]:
+    """Of a line with markers, or, with linestyle "none", of points."""
+    return {"color": style.colour, "linestyle": style.dash, "marker": style.marker, **more}
+
+
+WHITE_EDGE = {"markeredgecolor": "white", "markeredgewidth": 0.6}
+
+
+def legend_above(figure: Figure, looks: Mapping[str, Mapping[str, Any]]) -> None:
+    """A legend in one row above all panels: name → `look`."""
+    handles = [Line2D([], [], **one) for one in looks.values()]
+    add_legend(figure, handles, list(looks), loc="outside upper left", ncols=len(looks))
+
+
+def interval_in_row(axes: Axes, low: float, high: float, place: float, colour: str, gid: str) -> None:
+    """A broad bar from end to end, on which a point will stand."""
+    axes.plot([low, high], [place] * 2, color=colour, linewidth=4, alpha=0.35, solid_capstyle="butt", gid=gid)
+
+
+def with_room(values: Collection[float], room: float, narrowest: float) -> tuple[float, float]:
+    """Limits around values: `room` on each side, as a share of what they take up, which is at least `narrowest`."""
+    middle, width = (min(values) + max(values)) / 2, max(max(values) - min(values), narrowest)
+    return middle - (0.5 + room) * width, middle + (0.5 + room) * width

@@ -1,8 +1,11 @@
-"""By how much conditions are above the first: within seeds and, where there is one seed, over test images."""
+"""The report on probed models: scores side by side, means of conditions over seeds, and what claims they bear out.
+
+Conditions are compared with the first: within seeds and, where there is one seed, over test images.
+"""
 
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -18,19 +21,23 @@ from nearsight.report.conditions import missing_notes
 from nearsight.report.figures.style import FIGURE_LABEL_LIMIT, house_style, light_grid, model_style
 from nearsight.report.fits import Estimate
 from nearsight.report.inputs import shorten
-from nearsight.report.marks import Drawing, ForestRow, add_footnote, forest
+from nearsight.report.marks import Drawing, ForestRow, add_footnote, forest, interval_in_row
 from nearsight.report.probes import ProbeResults, main_measures, title_of
 from nearsight.report.reports import Report
 from nearsight.report.studies import PROBES, report_of
-from nearsight.report.tables import MISSING, Table, percent, rounded, seeds_in_words, span, with_interval
-from nearsight.study.results import StudyResults
+from nearsight.report.tables import MISSING, Row, Table, percent, rounded, seeds_in_words, span, with_interval
 from nearsight.study.statistics import MeanInterval, mean_interval, paired_difference
 
-OF_ONE_SEED = (
+OVER_IMAGES = (
+    "Intervals (95 %) are over test images (bootstrap): they say how a model would do on other images like these, not "
+    "how another training of it would."
+)
+_OVER_SEEDS = "± is half the 95 % interval of the mean over seeds (Student's t)."
+_OF_ONE_SEED = (
     "In brackets, of a single seed: 95 % over test images, from the intervals of both scores (square and add). They "
     "say what other images would change, not what another training would."
 )
-SEEDS, IMAGES = "seeds", "test images"
+_SEEDS, _IMAGES = "seeds", "test images"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,19 +45,14 @@ class Difference(MeanInterval):
     """A difference with the interval that can be had."""
 
     interval_over: str
-    """`SEEDS` or, of a single seed, `IMAGES`; empty where there is none."""
+    """`_SEEDS` or, of a single seed, `_IMAGES`; empty where there is none."""
 
     def in_words(self) -> str:
         """In points."""
-        if self.interval_over != IMAGES:
+        if self.interval_over != _IMAGES:
             return with_interval(self, scale=100, digits=2, signed=True)
         value, low, high = (rounded(100 * number, 2, signed=True) for number in (self.mean, self.low, self.high))
         return f"{value} ({span(low, high)})"
-
-
-def reference_of(study: StudyResults) -> str:
-    """The condition with which the others are compared: the first there is."""
-    return study.factors["model"][0]
 
 
 def differences(results: ProbeResults, measure: str) -> dict[str, Difference]:
@@ -64,10 +66,10 @@ def difference(results: ProbeResults, condition: str, reference: str, measure: s
     """By how much a condition is above another, within seeds."""
     over_seeds = asdict(paired_difference(results.as_study().runs, condition, reference, measure))
     if over_seeds["n"] != 1:
-        return Difference(**over_seeds, interval_over=SEEDS if over_seeds["n"] else "")
+        return Difference(**over_seeds, interval_over=_SEEDS if over_seeds["n"] else "")
     over_images = difference_over_images(results, condition, reference, measure)
     ends = {"low": over_images.low, "high": over_images.high}
-    return Difference(**{**over_seeds, **ends}, interval_over=IMAGES if over_images.has_interval else "")
+    return Difference(**{**over_seeds, **ends}, interval_over=_IMAGES if over_images.has_interval else "")
 
 
 def difference_over_images(results: ProbeResults, condition: str, reference: str, measure: str) -> Estimate:
@@ -88,17 +90,6 @@ def difference_over_images(results: ProbeResults, condition: str, reference: str
     down = fmean(math.hypot(one.value - one.low, other.high - other.value) for one, other in pairs)
     up = fmean(math.hypot(one.high - one.value, other.value - other.low) for one, other in pairs)
     return Estimate(value=value, low=value - down, high=value + up)
-
-
-# Scores of models side by side, means of conditions over seeds, and differences within seeds.
-
-
-OVER_IMAGES = (
-    "Intervals (95 %) are over test images (bootstrap): they say how a model would do on other images like these, not "
-    "how another training of it would."
-)
-_COLUMNS = ("condition", "measure", "n", "mean", "std", "low", "high")
-OVER_SEEDS = "± is half the 95 % interval of the mean over seeds (Student's t)."
 
 
 def models_table(results: ProbeResults) -> Table:
@@ -127,62 +118,48 @@ def _score(score: Estimate | None) -> str:
 
 def conditions_table(results: ProbeResults) -> Table:
     """A row per condition: the mean of every score over its seeds."""
-    study = results.as_study()
+    study, main = results.as_study(), main_measures(results.measures)
     rows, shown = [], []
     for condition, runs in study.runs.groupby("condition", sort=False):
-        means = {name: mean_interval(runs[name].dropna()) for name in results.measures}
-        rows += [_row({"condition": condition}, name, interval) for name, interval in means.items()]
-        cells = {title_of(name): _told(means[name]) for name in main_measures(means)}
-        shown.append({"condition": str(condition), "seeds": str(len(runs)), **cells})
-    explained = [OVER_SEEDS] if study.runs["condition"].duplicated().any() else []
-    return Table(
-        name="conditions",
-        title=f"{results.name}: scores by condition, in per cent",
-        numbers=pd.DataFrame(rows),
-        shown=pd.DataFrame(shown),
-        notes=(*results.scale_notes, *explained, *missing_notes(study)),
-    )
+        words = Row().show("condition", str(condition)).show("seeds", str(len(runs)))
+        for name in results.measures:
+            mean = mean_interval(runs[name].dropna())
+            rows.append(Row().keep(condition=condition, measure=name, **asdict(mean)))
+            if name in main:
+                words.show(title_of(name), with_interval(mean, scale=100, digits=2))
+        shown.append(words)
+    explained = [_OVER_SEEDS] if study.runs["condition"].duplicated().any() else []
+    title = f"{results.name}: scores by condition, in per cent"
+    notes = (*results.scale_notes, *explained, *missing_notes(study))
+    return Table.of("conditions", title, rows, shown=shown, notes=notes)
 
 
 def differences_table(results: ProbeResults) -> Table:
     """A row per condition but the first: the difference to it in every score."""
-    study = results.as_study()
+    study, main = results.as_study(), main_measures(results.measures)
+    reference, *others = study.factors["model"]
     rows: list[dict[str, object]] = []
-    cells: dict[str, dict[str, str]] = {condition: {} for condition in study.factors["model"][1:]}
+    shown = {condition: Row().show("condition", condition) for condition in others}
     for name in results.measures:
         found = differences(results, name)
-        rows += [
-            _row({"condition": label}, name, difference) | {"interval_over": difference.interval_over}
-            for label, difference in found.items()
-        ]
-        if name in main_measures(results.measures):
-            for condition, shown in cells.items():
-                shown[title_of(name)] = found[condition].in_words() if condition in found else MISSING
+        rows += [{"condition": label, "measure": name, **asdict(one)} for label, one in found.items()]
+        for condition, words in shown.items():
+            if name in main:
+                words.show(title_of(name), found[condition].in_words() if condition in found else MISSING)
     over = {row["interval_over"] for row in rows}
-    explained = (words for kind, words in ((SEEDS, OVER_SEEDS), (IMAGES, OF_ONE_SEED)) if kind in over)
+    explained = (words for kind, words in ((_SEEDS, _OVER_SEEDS), (_IMAGES, _OF_ONE_SEED)) if kind in over)
+    columns = ["condition", "measure", *(field.name for field in fields(Difference))]
     return Table(
         name="differences",
-        title=f"{results.name}: differences to {reference_of(study)}, in points",
-        numbers=pd.DataFrame(rows, columns=[*_COLUMNS, "interval_over"]),
-        shown=pd.DataFrame([{"condition": condition, **shown} for condition, shown in cells.items()]),
+        title=f"{results.name}: differences to {reference}, in points",
+        numbers=pd.DataFrame(rows, columns=columns),
+        shown=pd.DataFrame([words.words for words in shown.values()]),
         notes=(*results.scale_notes, "Taken within seeds.", *explained, *missing_notes(study)),
     )
 
 
-def _told(interval: MeanInterval) -> str:
-    return with_interval(interval, scale=100, digits=2) if interval.n else MISSING
-
-
-def _row(of: dict[str, object], measure: str, interval: MeanInterval) -> dict[str, object]:
-    numbers = {"n": interval.n, "mean": interval.mean, "std": interval.std, "low": interval.low, "high": interval.high}
-    return {**of, "measure": measure, **numbers}
-
-
-# The scores of models with their intervals, and the differences between conditions.
-
-
 # In inches.
-ROW, AROUND, PANEL, LABELS = 0.3, 1.0, 1.9, 1.8
+_ROW, _AROUND, _PANEL, _LABELS = 0.3, 1.0, 1.9, 1.8
 
 
 def scores_of_models(results: ProbeResults) -> Drawing:
@@ -190,7 +167,7 @@ def scores_of_models(results: ProbeResults) -> Drawing:
     models, measures = results.models, main_measures(results.measures)
     looks = list(dict.fromkeys(model.condition or model.model for model in models))
     with house_style():
-        size = LABELS + PANEL * len(measures), AROUND + ROW * len(models)
+        size = _LABELS + _PANEL * len(measures), _AROUND + _ROW * len(models)
         figure = Figure(figsize=size, layout="constrained")
         panels = figure.subplots(1, len(measures), sharey=True, squeeze=False)[0]
         for panel, measure in zip(panels, measures, strict=True):
@@ -201,16 +178,8 @@ def scores_of_models(results: ProbeResults) -> Drawing:
                 style, score = model_style(looks.index(model.condition or model.model)), scores[model.model]
                 name = f"{measure}-model{place}"
                 if score.has_interval:
-                    ends = [100 * score.low, 100 * score.high]
-                    panel.plot(
-                        ends,
-                        [place, place],
-                        color=style.colour,
-                        linewidth=4,
-                        alpha=0.35,
-                        solid_capstyle="butt",
-                        gid=f"interval-{name}",
-                    )
+                    gid = f"interval-{name}"
+                    interval_in_row(panel, 100 * score.low, 100 * score.high, place, style.colour, gid)
                 panel.plot(100 * score.value, place, color=style.colour, marker=style.marker, markersize=6.5, gid=name)
             panel.set_title(f"{title_of(measure)}, %", fontsize=8.5)
             panel.xaxis.set_major_locator(MaxNLocator(nbins=4))
@@ -226,7 +195,7 @@ def scores_of_models(results: ProbeResults) -> Drawing:
 def differences_of_conditions(results: ProbeResults, measure: str) -> Drawing:
     """A row per condition: how much better it is than the first."""
     study, found = results.as_study(), differences(results, measure)
-    reference = reference_of(study)
+    reference = study.factors["model"][0]
     rows = [
         ForestRow(
             label=condition,
@@ -239,7 +208,7 @@ def differences_of_conditions(results: ProbeResults, measure: str) -> Drawing:
     counts, over = [interval.n for interval in found.values()], {interval.interval_over for interval in found.values()}
     words = "The difference within a seed"
     words += f", mean over {seeds_in_words(counts)}" if max(counts) > 1 else ""
-    told = {SEEDS: "over seeds", IMAGES: "(in brackets) over test images, since there is one seed"}
+    told = {_SEEDS: "over seeds", _IMAGES: "(in brackets) over test images, since there is one seed"}
     bars = ", ".join(kind_words for kind, kind_words in told.items() if kind in over)
     words += f"; bars: 95 % intervals {bars}." if bars else "; one seed has no interval."
     add_footnote(figure, [words, *missing_notes(study), *results.scale_notes])
@@ -255,8 +224,8 @@ def probe_verdicts(results: ProbeResults) -> Verdicts | None:
     study = results.as_study()
     judgements = [judge(claim, study) for claim in claims]
     explained = {
-        OVER_SEEDS: any(judgement.finding.n > 1 for judgement in judgements),
-        OF_ONE_SEED: any(judgement.finding.n == 1 for judgement in judgements),
+        _OVER_SEEDS: any(judgement.finding.n > 1 for judgement in judgements),
+        _OF_ONE_SEED: any(judgement.finding.n == 1 for judgement in judgements),
     }
     intervals = (words for words, is_needed in explained.items() if is_needed)
     seeds = seeds_in_words(study.runs.groupby("condition")["seed"].nunique())
@@ -270,26 +239,27 @@ def probe_verdicts(results: ProbeResults) -> Verdicts | None:
     )
 
 
-DIFFERENCES = "differences-"
-"""How the names of figures of differences begin."""
-
 _OF_CONDITIONS = (
-    "verdict.md",
+    *("verdict.md", "figures/differences-*"),
     *(f"tables/{name}.*" for name in ("conditions", "differences", "verdict")),
-    f"figures/{DIFFERENCES}*",
 )
 """Files that a report on models without conditions does not have."""
 
 
 def probe_report(results: ProbeResults) -> Report:
+    """On all models and, where they are of several conditions, on their differences."""
     if results.rows.empty:
         raise InputError("no model has been probed yet, so there is nothing to report")
-    return Report(
-        title=results.name,
-        tables=tables_of_conditions(results),
-        figures=drawings_of(results),
-        verdicts=probe_verdicts(results),
-    )
+    figures: dict[str, Callable[[], Drawing]] = {"probes": partial(scores_of_models, results)}
+    tables = [conditions_table(results)] if results.num_conditions else []
+    if results.num_conditions > 1:
+        tables.append(differences_table(results))
+        figures |= {
+            f"differences-{measure.replace('_', '-')}": partial(differences_of_conditions, results, measure)
+            for measure in main_measures(results.measures)
+            if differences(results, measure)
+        }
+    return Report(title=results.name, tables=tables, figures=figures, verdicts=probe_verdicts(results))
 
 
 def write_probe_report(results: ProbeResults, folder: Path) -> tuple[Path, ...]:
@@ -306,22 +276,3 @@ def write_probe_report(results: ProbeResults, folder: Path) -> tuple[Path, ...]:
         for path in set(folder.glob(pattern)) - set(written):
             path.unlink()
     return tuple(written)
-
-
-def tables_of_conditions(results: ProbeResults) -> list[Table]:
-    """None where the models stand for themselves; no differences of a single condition."""
-    if results.num_conditions == 0:
-        return []
-    return [conditions_table(results), *([differences_table(results)] if results.num_conditions > 1 else [])]
-
-
-def drawings_of(results: ProbeResults) -> dict[str, Callable[[], Drawing]]:
-    """The figures by their name; the first is of all models."""
-    drawings: dict[str, Callable[[], Drawing]] = {"probes": partial(scores_of_models, results)}
-    if results.num_conditions > 1:
-        drawings |= {
-            f"{DIFFERENCES}{measure.replace('_', '-')}": partial(differences_of_conditions, results, measure)
-            for measure in main_measures(results.measures)
-            if differences(results, measure)
-        }
-    return drawings

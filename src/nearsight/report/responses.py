@@ -1,18 +1,21 @@
-"""What tables ask of a run: the smallest distance, the early layers, entropy, accuracy, and shares near a patch.
+"""What tables ask of a run and of its layers: accuracy, how far and how evenly heads look, and what tokens are like.
 
 A head that looks at the nearest edge of the image has a small distance too, and does not look near: the largest shares
 of attention near a patch tell the two apart.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
 import pandas as pd
 
 from nearsight.data.loading import dataset_spec
-from nearsight.report.tables import percent
+from nearsight.errors import InputError
+from nearsight.report.tables import Row, columns_of, percent, with_interval
 from nearsight.study.results import StudyResults
-from nearsight.study.statistics import layer_responses
+from nearsight.study.statistics import MeanInterval, layer_responses, mean_interval
+from nearsight.study.statistics.intervals import by_seed
 
 
 def patches_per_side(settings: Mapping[str, object]) -> int | None:
@@ -96,3 +99,73 @@ def with_early_layers(results: StudyResults) -> pd.DataFrame:
     layers = layer_responses(results.heads)
     early = layers[layers["layer"] < EARLY_LAYERS].groupby("run")["mean_mad"].mean()
     return results.runs.assign(**{EARLY: results.runs["run"].map(early)})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measure:
+    """What a number of a run or of a layer is, and how a table has its mean over seeds."""
+
+    title: str
+    is_share: bool = False
+    """Kept as a fraction, shown in per cent; a difference in points."""
+
+    def told(self, interval: MeanInterval, *, signed: bool = False) -> str:
+        scale, digits = (100, 2) if self.is_share else (1, 3)
+        return with_interval(interval, scale=scale, digits=digits, signed=signed)
+
+    def put(self, row: Row, column: str, interval: MeanInterval, *, unit: str = "%", signed: bool = False) -> None:
+        """Into a row of a table, with the unit of a share in its title."""
+        row.keep(**columns_of(column, interval))
+        row.show(f"{self.title}, {unit}" if self.is_share else self.title, self.told(interval, signed=signed))
+
+
+OF_LAYERS = {
+    "mean_mad": Measure(title="mean MAD"),
+    "min_mad": Measure(title="min MAD"),
+    "mean_entropy": Measure(title="mean entropy"),
+    "locality_score": Measure(title="locality score"),
+    "patch_cls_similarity": Measure(title="patch–CLS similarity"),
+}
+"""Column → what it is, of a layer of a run: MAD and entropy over its heads, the others of the tokens it gives."""
+OF_RUNS = {
+    "test_acc": Measure(title="test accuracy", is_share=True),
+    **{"min_mad": OF_LAYERS["min_mad"], "mean_mad": OF_LAYERS["mean_mad"]},
+    **OF_LAYERS,
+}
+"""Column → what it is, of a run: MAD and entropy over all its heads, the score and the similarity over its layers."""
+_OF_TOKENS = ["locality_score", "patch_cls_similarity"]
+
+
+def measures_of(results: StudyResults, measures: Mapping[str, Measure] = OF_RUNS) -> dict[str, Measure]:
+    """These measures, with the shares of attention near a patch where all runs have them."""
+    return with_shares(results, measures, lambda title: Measure(title=title, is_share=True))
+
+
+def run_measures(results: StudyResults) -> pd.DataFrame:
+    """The runs with every column of `OF_RUNS`; NaN where a run was not measured so."""
+    heads = results.heads.groupby("run").agg(mean_mad=("mad", "mean"), mean_entropy=("entropy", "mean"))
+    tokens = results.layers.groupby("run")[_OF_TOKENS].mean()
+    table = results.runs.join(heads, on="run").join(tokens, on="run")
+    return table.astype(dict.fromkeys(OF_RUNS, "float64"))
+
+
+def layer_measures(results: StudyResults) -> pd.DataFrame:
+    """Per run and layer (from 0): condition, seed and every column of `OF_LAYERS`; NaN as in `run_measures`."""
+    layers = layer_responses(results.heads.dropna(subset=["mad", "entropy"]))
+    tokens = results.layers[["run", "layer", *_OF_TOKENS]]
+    both = layers.merge(tokens.astype({"layer": layers["layer"].dtype}), on=["run", "layer"], how="left")
+    table = results.runs[["run", "condition", "seed"]].merge(both, on="run")
+    return table.astype(dict.fromkeys(OF_LAYERS, "float64"))
+
+
+def interval_of(runs: pd.DataFrame, condition: str, column: str) -> MeanInterval:
+    """Over the seeds of a condition that have it."""
+    return mean_interval(runs.loc[runs["condition"] == condition, column].dropna())
+
+
+def of_shared_seeds(runs: pd.DataFrame, column: str, conditions: Sequence[str], title: str) -> pd.DataFrame:
+    """A column per condition, a row per seed that has them all. None such is an `InputError`; `title`: the measure."""
+    shared = by_seed(runs, column).reindex(columns=list(conditions)).dropna()
+    if shared.empty:
+        raise InputError(f"no seed of which all have a {title}: {', '.join(conditions)}")
+    return shared

@@ -4,13 +4,14 @@ A claim is judged by what the paper says happened, in sign and in size. The pape
 numbers have a spread that nobody knows; ours have an interval over seeds.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
 from nearsight.report.fits import Estimate
 from nearsight.report.tables import percent, rounded, share, with_interval
 from nearsight.study.statistics import MeanInterval, Separation
+from nearsight.study.statistics.intervals import ACCURACY_MARGIN
 
 # How far a size may be from the paper's and still agree, as a share of the paper's.
 SIZE_TOLERANCE = 0.10
@@ -232,3 +233,70 @@ def judge_sign(estimate: Estimate, *, sign: int, words: str, n: int) -> Finding:
     elif estimate.is_sure(-sign):
         answer = OTHER_WAY
     return Finding(verdict=answer, ours=words, value=estimate.value, low=estimate.low, high=estimate.high, n=n)
+
+
+# Where the direction alone can be compared, or a margin was said before.
+
+
+def finding_of(verdict: str, ours: MeanInterval, words: str) -> Finding:
+    return Finding(verdict=verdict, ours=words, value=ours.mean, low=ours.low, high=ours.high, n=ours.n)
+
+
+def order_rule(reason: str) -> str:
+    """What `judge_order` does; `reason`: why sizes cannot be compared."""
+    return (
+        f"*Order.* {reason}, so the direction of a difference is compared, not its size. Reproduced: it has the "
+        "paper's sign, and its 95 % interval excludes 0. In direction: it has that sign in every seed, but the "
+        "interval holds 0 or, with one seed, there is none. Not reproduced: otherwise."
+    )
+
+
+def judge_order(values: Iterable[float], ours: MeanInterval, *, sign: int, words: str) -> Finding:
+    """`values`: the difference in each seed; `ours`: their mean."""
+    verdict = Verdict.IN_DIRECTION if all(value * sign > 0 for value in values) else Verdict.NOT_REPRODUCED
+    if ours.mean * sign > 0 and ours.excludes_zero:
+        verdict = Verdict.REPRODUCED
+    return finding_of(verdict, ours, words)
+
+
+_POINT = f"{100 * ACCURACY_MARGIN:g} point"
+COMPARABLE_RULE = (
+    f"*Comparable.* Reproduced: the whole 95 % interval of the difference is within {_POINT} of accuracy on either "
+    "side. In direction: its mean is. Not reproduced: otherwise. With one seed there is only the mean. In the paper "
+    f"all that performs comparably is within {_POINT}."
+)
+NOT_WORSE = (
+    "*Not worse.* The difference to the best of the others in each seed. Reproduced: the lower end of its 95 % "
+    f"interval is above −{_POINT} of accuracy. In direction: its mean is. Not reproduced: otherwise. With one seed "
+    "there is only the mean."
+)
+
+
+def judge_comparable(ours: MeanInterval, *, words: str) -> Finding:
+    return judge_within(ours, -ACCURACY_MARGIN, ACCURACY_MARGIN, words=words)
+
+
+def judge_not_worse(ours: MeanInterval, *, words: str) -> Finding:
+    return judge_within(ours, -ACCURACY_MARGIN, INFINITE, words=words)
+
+
+def judge_within(ours: MeanInterval, lowest: float, highest: float, *, words: str) -> Finding:
+    """Whether a difference is between two margins: the whole interval or, which is less, its mean."""
+    verdict = Verdict.IN_DIRECTION if lowest <= ours.mean <= highest else Verdict.NOT_REPRODUCED
+    if lowest <= ours.low and ours.high <= highest:  # false without an interval
+        verdict = Verdict.REPRODUCED
+    return finding_of(verdict, ours, words)
+
+
+WHICH = (
+    "*Which of the two.* The one that the difference speaks for, if its 95 % interval excludes 0. Not shown: it holds "
+    "0 or, with one seed, there is none."
+)
+
+
+def judge_which(ours: MeanInterval, *, larger: str, smaller: str, words: str) -> Finding:
+    """`larger`: whom a positive difference speaks for; `smaller`: whom a negative one does."""
+    answer = NOT_SHOWN
+    if ours.excludes_zero:
+        answer = larger if ours.mean > 0 else smaller
+    return finding_of(answer, ours, words)

@@ -1,28 +1,96 @@
-"""What S2 claims about frozen features: each comparison is one function, applied to its tables and to ours alike."""
+"""What S2 claims about frozen features: its numbers, and each comparison applied to them and to ours alike.
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+S2's numbers of other backbones than ViT are left out, since what is probed here is a ViT. One number each, without a
+spread. Scores are fractions.
+"""
 
-import pandas as pd
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import NamedTuple
 
 from nearsight.errors import InputError
-from nearsight.papers.locat import dense_numbers as dense
 from nearsight.papers.locat import numbers as s2
-from nearsight.papers.locat.rules import judge_order
+from nearsight.papers.locat.numbers import PublishedTable, above
 from nearsight.report.claims import Claim
 from nearsight.report.probe_tables import difference, difference_over_images
-from nearsight.report.probes import ProbeResults, title_of
-from nearsight.report.rules import Finding, Verdict
+from nearsight.report.probes import ProbeResults, knn_measure, title_of
+from nearsight.report.responses import of_shared_seeds
+from nearsight.report.rules import Finding, Verdict, judge_order
 from nearsight.report.studies import PROBES, report_on
-from nearsight.report.tables import percent, rounded, with_interval
+from nearsight.report.tables import percent, with_interval
 from nearsight.study.results import StudyResults
 from nearsight.study.statistics import mean_interval
 
-Contrast = Callable[[pd.DataFrame], "pd.Series[float]"]
-"""From a column per condition to what should be above 0, row by row: a row is a seed, or a size of the paper's."""
+
+class _Published(NamedTuple):
+    """A score in the paper, on one data set or several."""
+
+    scale: str
+    """What its models are and were trained on."""
+    tables: tuple[PublishedTable, ...]
+    """Scores stand where a table of accuracies has accuracies."""
 
 
-ORDER = (
+def _miou(source: str, dataset: str, tiny: Mapping[str, float], base: Mapping[str, float]) -> PublishedTable:
+    """From per cent."""
+    sizes = {"Tiny": tiny, "Base": base}
+    scores = {size: {label: round(value / 100, 4) for label, value in row.items()} for size, row in sizes.items()}
+    return PublishedTable(source=source, dataset=dataset, accuracy=scores)
+
+
+_SUPERVISED = "ViT-T and ViT-B, 6 and 86 M parameters, 224 pixels, trained on ImageNet-1K"
+_SELF_SUPERVISED = "ViT-S, 22 M parameters, 224 pixels, 50 epochs of DINO on ImageNet-1K"
+_CONDITIONS = (
+    *(*s2.CORE, s2.VIT_WITHOUT_POSITIONS, s2.LOCAT_WITHOUT_POSITIONS),
+    *(s2.GAP, s2.INVERSE, s2.LAPLACE),
+)
+_MIOU = {
+    "ADE20K": (
+        (17.30, 18.98, 21.60, 23.47, 15.13, 22.69, 19.65, 22.18, 21.67),
+        (28.40, 30.26, 29.89, 32.64, 24.59, 29.73, 27.99, 28.42, 29.74),
+    ),
+    "PASCAL Context": (
+        (33.71, 34.97, 37.93, 38.57, 31.94, 38.15, 34.94, 38.16, 37.80),
+        (43.10, 44.36, 44.03, 45.35, 40.18, 44.69, 41.97, 43.48, 44.10),
+    ),
+    "COCO-Stuff": (
+        (20.29, 21.51, 25.85, 26.15, 19.35, 26.05, 22.86, 25.25, 25.56),
+        (30.43, 32.21, 32.16, 33.62, 28.79, 32.17, 29.88, 30.82, 31.95),
+    ),
+}
+"""Data set → mIoU of the conditions in per cent, Tiny and Base (Tables 1, 5 and 8)."""
+_SEGMENTATION = _Published(
+    _SUPERVISED,
+    tuple(
+        _miou("Tables 1, 5, 8", dataset, *(dict(zip(_CONDITIONS, values, strict=True)) for values in sizes))
+        for dataset, sizes in _MIOU.items()
+    ),
+)
+_RETRIEVAL = _Published(
+    _SUPERVISED,
+    (
+        _miou("Table 4", "PASCAL VOC", {s2.VIT: 39.2, s2.LOCAT: 50.3}, {s2.VIT: 55.8, s2.LOCAT: 58.7}),
+        _miou("Table 4", "ADE20K", {s2.VIT: 12.0, s2.LOCAT: 15.2}, {s2.VIT: 19.5, s2.LOCAT: 21.5}),
+    ),
+)
+_DINO_VIT, _DINO_LOCAT = f"DINO {s2.VIT}", f"DINO {s2.LOCAT}"
+_DINO = {
+    "linear": (0.6552, 0.6765),
+    knn_measure(10): (0.6169, 0.6396),
+    knn_measure(20): (0.6153, 0.6374),
+    knn_measure(100): (0.5930, 0.6119),
+    knn_measure(200): (0.5790, 0.5978),
+}
+"""Measure → accuracy of ViT and LocAt (Table 3)."""
+
+
+def _dino(vit: float, locat: float) -> _Published:
+    scores = {"Small": {_DINO_VIT: vit, _DINO_LOCAT: locat}}
+    return _Published(_SELF_SUPERVISED, (PublishedTable(source="Table 3", dataset="ImageNet-1K", accuracy=scores),))
+
+
+_ORDER = (
     "*Order.* The paper's models are larger and see larger images, so the direction of a difference is compared, not "
     "its size. Reproduced: it has the paper's sign, and its 95 % interval over seeds excludes 0. In direction: it has "
     "that sign in every seed, and other test images would not turn it round: the 95 % interval over them excludes 0 "
@@ -30,173 +98,51 @@ ORDER = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class DenseClaim:
+def _claim(
+    probed: ProbeResults,
+    measure: str,
+    published: _Published,
+    id: str,
+    text: str,
+    source: str,
+    contrast: s2.Contrast,
+) -> tuple[str, Claim]:
     """That one condition scores higher than another, or than the best of some."""
-
-    id: str
-    text: str
-    source: str
-    measure: str
-    needs: tuple[str, ...]
-    contrast: Contrast
-    published: dense.Published
-
-    def claim(self, probed: ProbeResults) -> Claim:
-        return Claim(
-            id=self.id,
-            text=self.text,
-            source=self.source,
-            paper=self._in_paper(),
-            rule=ORDER,
-            needs=self.needs,
-            judge=lambda results: self._judge(results, probed),
-        )
-
-    def _in_paper(self) -> str:
-        told = []
-        for table in self.published.tables:
-            values = self.contrast(table.frame())
-            words = ", ".join(f"{size} {rounded(100 * value, 2, signed=True)}" for size, value in values.items())
-            told.append(f"{words} ({table.dataset})")
-        return f"{'; '.join(told)} points: {self.published.scale}"
-
-    def _judge(self, results: StudyResults, probed: ProbeResults) -> Finding:
-        if self.measure not in results.runs:
-            raise InputError(f"no model has a {title_of(self.measure)}")
-        values = results.runs.pivot_table(index="seed", columns="condition", values=self.measure)
-        values = values.reindex(columns=list(self.needs)).dropna()
-        if values.empty:
-            raise InputError(f"no seed of which all have a {title_of(self.measure)}: {', '.join(self.needs)}")
-        found = self.contrast(values)
-        ours = mean_interval(found)
-        words, scale = f"{with_interval(ours, scale=100, digits=2, signed=True)} points", scale_of(probed, self)
-        if len(self.needs) > 2:
-            return judge_order(found.tolist(), ours, sign=1, words=f"{words}: {scale}")
-        reference, condition = self.needs
-        between = difference(probed, condition, reference, self.measure)
-        before, after = (percent(float(values[label].mean())) for label in self.needs)
-        words = f"{before} to {after} %: {between.in_words()} points: {scale}"
-        finding = judge_order(found.tolist(), ours, sign=1, words=words)
-        over_images = difference_over_images(probed, condition, reference, self.measure)
-        if finding.verdict == Verdict.IN_DIRECTION and over_images.has_interval and not over_images.is_sure(1):
-            finding = replace(finding, verdict=Verdict.NOT_REPRODUCED)
-        return replace(finding, low=between.low, high=between.high)
-
-
-def _higher(
-    id: str, text: str, source: str, measure: str, condition: str, reference: str, published: dense.Published
-) -> DenseClaim:
-    return DenseClaim(
+    told = "; ".join(f"{table.told(contrast)} ({table.dataset})" for table in published.tables)
+    return measure, Claim(
         id=id,
         text=text,
         source=source,
-        measure=measure,
-        needs=(reference, condition),
-        contrast=lambda scores: scores[condition] - scores[reference],
-        published=published,
+        paper=f"{told} points: {published.scale}",
+        rule=_ORDER,
+        needs=contrast.needs,
+        judge=partial(_judge, probed, measure, contrast),
     )
 
 
-def _segments(id: str, text: str, source: str, condition: str, reference: str) -> DenseClaim:
-    return _higher(id, text, source, "segment_miou", condition, reference, dense.SEGMENTATION)
+def _judge(probed: ProbeResults, measure: str, contrast: s2.Contrast, results: StudyResults) -> Finding:
+    if measure not in results.runs:
+        raise InputError(f"no model has a {title_of(measure)}")
+    values = of_shared_seeds(results.runs, measure, contrast.needs, title_of(measure))
+    found = contrast.of(values)
+    ours, scale = mean_interval(found), _scale_of(probed, measure, contrast.needs)
+    if len(contrast.needs) > 2:
+        words = f"{with_interval(ours, scale=100, digits=2, signed=True)} points: {scale}"
+        return judge_order(found, ours, sign=1, words=words)
+    reference, condition = contrast.needs
+    between = difference(probed, condition, reference, measure)
+    before, after = (percent(float(values[label].mean())) for label in contrast.needs)
+    words = f"{before} to {after} %: {between.in_words()} points: {scale}"
+    finding = judge_order(found, ours, sign=1, words=words)
+    over_images = difference_over_images(probed, condition, reference, measure)
+    if finding.verdict == Verdict.IN_DIRECTION and over_images.has_interval and not over_images.is_sure(1):
+        finding = replace(finding, verdict=Verdict.NOT_REPRODUCED)
+    return replace(finding, low=between.low, high=between.high)
 
 
-def _best_of_kernels(id: str, text: str, contrast: Contrast, *needs: str) -> DenseClaim:
-    return DenseClaim(
-        id=id,
-        text=text,
-        source="S2 App. E, Table 8",
-        measure="segment_miou",
-        needs=needs,
-        contrast=contrast,
-        published=dense.SEGMENTATION,
-    )
-
-
-def _beyond_both(scores: pd.DataFrame) -> "pd.Series[float]":
-    return scores[s2.LOCAT] - scores[[s2.GAUG, s2.PRR]].max(axis=1)
-
-
-_KERNELS = (s2.INVERSE, s2.LAPLACE)
-_PARTS, _RETRIEVAL, _DINO = "S2 §5.4, Table 5", "S2 §5.2, Table 4", "S2 §5.2, Table 3"
-CLAIMS: tuple[DenseClaim, ...] = (
-    _segments("locat", "LocAt's frozen features segment better than ViT's", "S2 §5.2, Table 1", s2.LOCAT, s2.VIT),
-    _higher(
-        "retrieval",
-        "LocAt's patches retrieve better than ViT's, without training",
-        _RETRIEVAL,
-        "retrieve_miou",
-        s2.LOCAT,
-        s2.VIT,
-        dense.RETRIEVAL,
-    ),
-    _segments("gaug", "GAug alone makes features segment better", _PARTS, s2.GAUG, s2.VIT),
-    _segments("prr", "PRR alone makes features segment better", _PARTS, s2.PRR, s2.VIT),
-    DenseClaim(
-        id="together",
-        text="Together they make them better than the better of the two alone",
-        source=_PARTS,
-        measure="segment_miou",
-        needs=(s2.GAUG, s2.PRR, s2.LOCAT),
-        contrast=_beyond_both,
-        published=dense.SEGMENTATION,
-    ),
-    _segments(
-        "without-positions",
-        "Without positions LocAt segments better than ViT",
-        _PARTS,
-        s2.LOCAT_WITHOUT_POSITIONS,
-        s2.VIT_WITHOUT_POSITIONS,
-    ),
-    _segments(
-        "without-positions-beats-vit",
-        "LocAt without positions segments better than ViT with them",
-        _PARTS,
-        s2.LOCAT_WITHOUT_POSITIONS,
-        s2.VIT,
-    ),
-    _segments("prr-beats-gap", "PRR makes features segment better than average pooling (GAP)", _PARTS, s2.PRR, s2.GAP),
-    _best_of_kernels(
-        "every-kernel",
-        "With every kernel, Gaussian, Laplace or inverse distance, features segment better than ViT's",
-        lambda scores: scores[[s2.LOCAT, *_KERNELS]].min(axis=1) - scores[s2.VIT],
-        s2.VIT,
-        s2.LOCAT,
-        *_KERNELS,
-    ),
-    _best_of_kernels(
-        "gaussian-strongest",
-        "The Gaussian kernel gives the strongest segmentation",
-        lambda scores: scores[s2.LOCAT] - scores[list(_KERNELS)].max(axis=1),
-        s2.LOCAT,
-        *_KERNELS,
-    ),
-    *(
-        _higher(
-            f"dino-{measure}",
-            f"Pretrained by DINO, LocAt's features are better than ViT's: {title_of(measure)}",
-            _DINO,
-            measure,
-            dense.DINO_LOCAT,
-            dense.DINO_VIT,
-            published,
-        )
-        for measure, published in dense.DINO.items()
-    ),
-)
-
-
-def claims_about(results: ProbeResults) -> tuple[Claim, ...]:
-    """Those whose conditions are all among the models' or the study's."""
-    known = {*results.planned, *results.rows["condition"]}
-    asked = set(results.measures)
-    return tuple(claim.claim(results) for claim in CLAIMS if set(claim.needs) <= known and claim.measure in asked)
-
-
-def scale_of(results: ProbeResults, claim: DenseClaim) -> str:
+def _scale_of(probed: ProbeResults, measure: str, conditions: tuple[str, ...]) -> str:
     """What our models are and where they were probed, in a few words."""
-    rows = results.rows[results.rows["condition"].isin(claim.needs) & (results.rows["measure"] == claim.measure)]
+    rows = probed.rows[probed.rows["condition"].isin(conditions) & (probed.rows["measure"] == measure)]
     sizes = "/".join(f"{number / 1e6:.2g}" for number in sorted(set(rows["num_parameters"].round(-5))))
     pixels = "/".join(str(side) for side in sorted(set(rows["image_size"])))
     trained = " and ".join(dict.fromkeys(filter(None, rows["trained_on"])))
@@ -206,8 +152,76 @@ def scale_of(results: ProbeResults, claim: DenseClaim) -> str:
     return f"{sizes} M parameters, {pixels} pixels{trained_words}; probed on {sets}"
 
 
-SCALES = (
+def all_claims(probed: ProbeResults) -> list[tuple[str, Claim]]:
+    """The measure of each, and the claim, which is judged by these results."""
+    parts, kernels = "S2 §5.4, Table 5", "S2 App. E, Table 8"
+    segments = partial(_claim, probed, "segment_miou", _SEGMENTATION)
+    retrieves = partial(_claim, probed, "retrieve_miou", _RETRIEVAL)
+    without = s2.LOCAT_WITHOUT_POSITIONS
+    return [
+        segments(
+            "locat",
+            "LocAt's frozen features segment better than ViT's",
+            "S2 §5.2, Table 1",
+            above(s2.LOCAT, s2.VIT),
+        ),
+        retrieves(
+            "retrieval",
+            "LocAt's patches retrieve better than ViT's, without training",
+            "S2 §5.2, Table 4",
+            above(s2.LOCAT, s2.VIT),
+        ),
+        segments("gaug", "GAug alone makes features segment better", parts, above(s2.GAUG, s2.VIT)),
+        segments("prr", "PRR alone makes features segment better", parts, above(s2.PRR, s2.VIT)),
+        segments("together", "Together they make them better than the better of the two alone", parts, s2.TOGETHER),
+        segments(
+            "without-positions",
+            "Without positions LocAt segments better than ViT",
+            parts,
+            above(without, s2.VIT_WITHOUT_POSITIONS),
+        ),
+        segments(
+            "without-positions-beats-vit",
+            "LocAt without positions segments better than ViT with them",
+            parts,
+            above(without, s2.VIT),
+        ),
+        segments(
+            "prr-beats-gap",
+            "PRR makes features segment better than average pooling (GAP)",
+            parts,
+            above(s2.PRR, s2.GAP),
+        ),
+        segments(
+            "every-kernel",
+            "With every kernel, Gaussian, Laplace or inverse distance, features segment better than ViT's",
+            kernels,
+            s2.EVERY_KERNEL,
+        ),
+        segments("gaussian-strongest", "The Gaussian kernel gives the strongest segmentation", kernels, s2.GAUSSIAN),
+        *(
+            _claim(
+                probed,
+                measure,
+                _dino(*scores),
+                f"dino-{measure}",
+                f"Pretrained by DINO, LocAt's features are better than ViT's: {title_of(measure)}",
+                "S2 §5.2, Table 3",
+                above(_DINO_LOCAT, _DINO_VIT),
+            )
+            for measure, scores in _DINO.items()
+        ),
+    ]
+
+
+def claims_about(probed: ProbeResults) -> list[Claim]:
+    """Those whose conditions are all among the models' or the study's."""
+    known, asked = {*probed.planned, *probed.rows["condition"]}, set(probed.measures)
+    return [claim for measure, claim in all_claims(probed) if set(claim.needs) <= known and measure in asked]
+
+
+_SCALES = (
     "Beside each number stands what it is of: the paper's models are larger, see larger images and were trained on "
     "more of them, and it probes them on larger data sets."
 )
-report_on(PROBES, paper=s2.PAPER, claims=claims_about, intervals=SCALES)
+report_on(PROBES, paper=s2.PAPER, claims=claims_about, intervals=_SCALES)

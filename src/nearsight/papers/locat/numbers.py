@@ -2,14 +2,16 @@
 
 S2 is "Locality-Attending Vision Transformer" (ICLR 2026, arXiv 2603.04892). Its models are ViTs of patch 16 at 224
 pixels, Tiny to Base, with one number each and no spread; ours is S1's compact ViT at 32 or 64 pixels. So what can be
-compared is which way a difference goes, not how large it is. Its numbers of segmentation are left out: no study here
-measures it. Accuracies are fractions, as in all data of this package.
+compared is which way a difference goes, not how large it is. Its numbers of frozen features stand in `dense`.
+Accuracies are fractions, as in all data of this package.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import pandas as pd
+
+from nearsight.report.tables import rounded
 
 PAPER = "S2 (arXiv 2603.04892)"
 # The conditions of the studies, in the words of their recipes.
@@ -27,6 +29,28 @@ OTHER_LOCATS = (LOCAT_WITHOUT_POSITIONS, *KERNELS, *WIDTHS, *SCALES)
 """LocAt made in another way: their differences are to LocAt, too."""
 
 
+@dataclass(frozen=True)
+class Contrast:
+    """What is judged, of the paper's tables and of our runs alike."""
+
+    needs: tuple[str, ...]
+    """The conditions that it compares."""
+    of: Callable[[pd.DataFrame], "pd.Series[float]"]
+    """From a column per condition to a number per row: a row is a seed, or a size of the paper's."""
+
+
+def above(condition: str, reference: str) -> Contrast:
+    return Contrast((reference, condition), lambda values: values[condition] - values[reference])
+
+
+TOGETHER = Contrast((GAUG, PRR, LOCAT), lambda values: values[LOCAT] - values[[GAUG, PRR]].max(axis=1))
+"""LocAt above the better of its parts."""
+EVERY_KERNEL = Contrast((VIT, LOCAT, *KERNELS), lambda values: values[[LOCAT, *KERNELS]].min(axis=1) - values[VIT])
+"""The worst kernel above ViT."""
+GAUSSIAN = Contrast((LOCAT, *KERNELS), lambda values: values[LOCAT] - values[[*KERNELS]].max(axis=1))
+"""The Gaussian kernel above the better of the others."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class PublishedTable:
     source: str
@@ -37,6 +61,11 @@ class PublishedTable:
     def frame(self) -> pd.DataFrame:
         """A row per size, a column per condition: as our runs, which have a row per seed."""
         return pd.DataFrame.from_dict({size: dict(row) for size, row in self.accuracy.items()}, orient="index")
+
+    def told(self, contrast: Contrast) -> str:
+        """In points: "Tiny +1.55, Base +1.32"."""
+        values = contrast.of(self.frame())
+        return ", ".join(f"{size} {rounded(100 * value, 2, signed=True)}" for size, value in values.items())
 
     def has(self, *conditions: str) -> bool:
         return all(label in row for label in conditions for row in self.accuracy.values())

@@ -1,10 +1,14 @@
-"""From S3 to S1: does CutMix raise the association of learned positions, and does association tell where heads look?"""
+"""From S3 to S1: does CutMix raise the association of learned positions, and does association tell where heads look?
+
+A table and a figure in the reports of studies of CutMix or of S1's protocols, and the bridge, a report of its own: from
+the results of any such study; no weights are needed.
+"""
 
 import dataclasses
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import pandas as pd
 import torch
@@ -34,35 +38,33 @@ from nearsight.report.reports import Report
 from nearsight.report.responses import patches_per_side
 from nearsight.report.rules import SIGN, Finding, judge_sign
 from nearsight.report.study_tables import INTERVALS, NOT_CORRECTED
-from nearsight.report.tables import MISSING, Table, mean_and_ends, probability, records, rounded, span, with_interval
+from nearsight.report.tables import MISSING, Row, Table, probability, records, rounded, span
 from nearsight.study.results import StudyResults
 from nearsight.study.statistics import factorial_effects, mean_interval, paired_difference
 from nearsight.study.statistics.rank_correlation import METHOD as CORRELATION
 
-MEAN, EFFECT, CORRELATED = "mean", "effect", "rank correlation"
-"""Kinds of rows."""
-LINK = link_rule("association")
+_MEAN, _EFFECT, _CORRELATED = "mean", "effect", "rank correlation"
+"""Kinds of what is said."""
+_LINK = link_rule("association")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Row:
+class _Said(NamedTuple):
+    """One number about association."""
+
     what: str
     kind: str
-    group: str = ""
-    """Of a mean or a rank correlation: which runs."""
-    value: float
-    low: float = float("nan")
-    high: float = float("nan")
-    p: float = float("nan")
-    exact: bool | None = None
-    """Of a rank correlation: all orders were counted for p."""
+    found: Estimate
     n: int
     """Seeds of a mean or of a difference within seeds; else runs."""
     counted: str
     answer: str = MISSING
+    group: str = ""
+    """Of a mean or a rank correlation: which runs."""
+    exact: bool | None = None
+    """Of a rank correlation: all orders were counted for p."""
 
 
-def associated_runs(results: StudyResults) -> pd.DataFrame:
+def _associated_runs(results: StudyResults) -> pd.DataFrame:
     """The runs whose models have learned positions. None such is an `InputError`."""
     if ASSOCIATION not in results.runs or results.runs[ASSOCIATION].isna().all():
         raise InputError("no run has learned positions whose association was measured")
@@ -75,103 +77,70 @@ def chance_association(settings: Mapping[str, object]) -> float | None:
     return None if side is None else neighbour_association(torch.zeros(side**2, side**2), (side, side)).chance
 
 
-def association_rows(results: StudyResults) -> list[Row]:
-    """All that is said of association."""
-    return [*_means(results), *_effects(results), *_correlations(results)]
-
-
 def association_table(results: StudyResults) -> Table:
     """Means of the groups, effects on association, and its rank correlation with the smallest distance."""
-    rows = association_rows(results)
-    chance = chance_association(results.settings)
-    of_chance = () if chance is None else (f"By chance association would be {rounded(chance)} on the models' grid.",)
-    return Table(
-        name="position-association",
-        title=f"{results.name}: do learned positions know neighbours, and do local heads go with it?",
-        numbers=pd.DataFrame([_numbers(row, results.scale, chance) for row in rows]),
-        shown=pd.DataFrame([_shown(row) for row in rows]),
-        notes=(
-            WHAT_ASSOCIATION_IS,
-            *of_chance,
-            "Means: over seeds, of what the group's runs of each seed have on average; 95 % intervals (Student's t).",
-            *_how_effects(results),
-            CORRELATION,
-            "A factor that moves both makes them correlate over all runs; what is left within a group is the link "
-            "itself.",
-            f"Does CutMix, or Modern, raise association? {SIGN}",
-            f"Do runs with more association have a more local head? {LINK}",
-            NOT_CORRECTED,
-            *missing_notes(results),
-        ),
+    chance, rows = chance_association(results.settings), []
+    for said in (*_means(results), *_effects(results), *_correlations(results)):
+        signed, found = said.kind != _MEAN, said.found
+        low, high = (rounded(end, signed=signed) for end in (found.low, found.high))
+        p = probability(found.p) + (" (exact)" if said.exact else "")
+        row = Row(what=said.what).keep(kind=said.kind)
+        row.both("value", found.value, words=rounded(found.value, signed=signed)).keep(low=found.low, high=found.high)
+        row.show("95 % interval", span(low, high)).both("p", found.p, words=p)
+        row.keep(exact=said.exact, n=said.n, counted=said.counted).show("from", f"{said.n} {said.counted}")
+        row.both("answer", said.answer, words=said.answer if said.answer == MISSING else f"**{said.answer}**")
+        rows.append(row.keep(chance=chance, scale=results.scale))
+    notes = (
+        WHAT_ASSOCIATION_IS,
+        *(() if chance is None else (f"By chance association would be {rounded(chance)} on the models' grid.",)),
+        "Means: over seeds, of what the group's runs of each seed have on average; 95 % intervals (Student's t).",
+        *_how_effects(results),
+        CORRELATION,
+        "A factor that moves both makes them correlate over all runs; what is left within a group is the link itself.",
+        f"Does CutMix, or Modern, raise association? {SIGN}",
+        f"Do runs with more association have a more local head? {_LINK}",
+        NOT_CORRECTED,
+        *missing_notes(results),
     )
+    title = f"{results.name}: do learned positions know neighbours, and do local heads go with it?"
+    return Table.of("position-association", title, rows, notes=notes)
 
 
-def _means(results: StudyResults) -> list[Row]:
-    runs, factor, rows = associated_runs(results), grouping(results), []
+def _means(results: StudyResults) -> Iterator[_Said]:
+    runs, factor = _associated_runs(results), grouping(results)
     for level, words in groups(results).items():
-        by_seed = runs[runs[factor] == level].groupby("seed")[ASSOCIATION].mean()
-        ours = mean_interval(by_seed)
+        ours = mean_interval(runs[runs[factor] == level].groupby("seed")[ASSOCIATION].mean())
         if ours.n:
-            rows.append(
-                Row(
-                    what=f"association, {words}",
-                    kind=MEAN,
-                    group=words,
-                    value=ours.mean,
-                    low=ours.low,
-                    high=ours.high,
-                    n=ours.n,
-                    counted="seeds",
-                )
-            )
-    return rows
+            yield _Said(f"association, {words}", _MEAN, Estimate.of(ours), ours.n, "seeds", group=words)
 
 
-def _effects(results: StudyResults) -> list[Row]:
+def _effects(results: StudyResults) -> Iterator[_Said]:
     """What each factor does to association; of two protocols, what Modern does within seeds. Only CutMix is judged."""
-    runs, factor = associated_runs(results), grouping(results)
+    runs, factor = _associated_runs(results), grouping(results)
     if factor == PROTOCOL:
         first, last = results.factors[factor][0], results.factors[factor][-1]
         ours = paired_difference(runs.assign(condition=runs[factor]), last, first, ASSOCIATION)
-        if not ours.n:
-            return []
-        estimate = Estimate.of(ours)
-        return [_effect_row(f"change of association, {last} minus {first}", estimate, n=ours.n, counted="seeds")]
-    found = []
+        if ours.n:
+            found, what = Estimate.of(ours), f"change of association, {last} minus {first}"
+            yield _Said(what, _EFFECT, found, ours.n, "seeds", _is_raised(found, ours.n))
+        return
     for row in records(factorial_effects(runs, results.factors, ASSOCIATION).table):
         if row["order"] == 1:
-            estimate = Estimate(value=row["effect"], low=row["low"], high=row["high"])
+            found = Estimate(value=row["effect"], low=row["low"], high=row["high"], p=row["p"])
             what = f"effect on association, {FACTOR_NAMES.get(row['term'], row['term'])}"
-            is_key = row["term"] == factor
-            found.append(_effect_row(what, estimate, n=len(runs), counted="runs", p=row["p"], is_key=is_key))
-    return found
+            answer = _is_raised(found, len(runs)) if row["term"] == factor else MISSING
+            yield _Said(what, _EFFECT, found, len(runs), "runs", answer)
 
 
-def _effect_row(
-    what: str, estimate: Estimate, *, n: int, counted: str, p: float = float("nan"), is_key: bool = True
-) -> Row:
-    answer = judge_sign(estimate, sign=1, words="", n=n).verdict if is_key else MISSING
-    value, low, high = estimate.value, estimate.low, estimate.high
-    return Row(what=what, kind=EFFECT, value=value, low=low, high=high, p=p, n=n, counted=counted, answer=answer)
+def _is_raised(effect: Estimate, n: int) -> str:
+    return judge_sign(effect, sign=1, words="", n=n).verdict
 
 
-def _correlations(results: StudyResults) -> list[Row]:
-    return [
-        Row(
-            what=f"association and min MAD, {words}",
-            kind=CORRELATED,
-            group=words,
-            value=found.value,
-            low=found.low,
-            high=found.high,
-            p=found.p,
-            exact=found.exact,
-            n=found.n,
-            counted="runs",
-            answer=link(found),
-        )
-        for words, found in correlations(results, ASSOCIATION).items()
-    ]
+def _correlations(results: StudyResults) -> Iterator[_Said]:
+    for words, found in correlations(results, ASSOCIATION).items():
+        estimate = Estimate(value=found.value, low=found.low, high=found.high, p=found.p)
+        what = f"association and min MAD, {words}"
+        yield _Said(what, _CORRELATED, estimate, found.n, "runs", link(found), group=words, exact=found.exact)
 
 
 def _how_effects(results: StudyResults) -> list[str]:
@@ -179,7 +148,7 @@ def _how_effects(results: StudyResults) -> list[str]:
         return [
             "The change is taken within seeds, with Student's t interval; the protocols differ in more than CutMix."
         ]
-    effects = factorial_effects(associated_runs(results), results.factors, ASSOCIATION)
+    effects = factorial_effects(_associated_runs(results), results.factors, ASSOCIATION)
     told = (
         "Effects: the mean with a factor minus the mean without it, by ordinary least squares with all interactions, "
         f"seeds as replicates; {effects.num_runs} runs, {effects.residual_df} of them left over to estimate the noise."
@@ -187,31 +156,9 @@ def _how_effects(results: StudyResults) -> list[str]:
     return [told, *(f"{note[0].upper()}{note[1:]}." for note in effects.notes)]
 
 
-def _numbers(row: Row, scale: str, chance: float | None) -> dict[str, object]:
-    ends = {"value": row.value, "low": row.low, "high": row.high, "p": row.p, "exact": row.exact}
-    counted = {"n": row.n, "counted": row.counted, "answer": row.answer, "chance": chance, "scale": scale}
-    return {"what": row.what, "kind": row.kind, **ends, **counted}
-
-
-def _shown(row: Row) -> dict[str, str]:
-    signed = row.kind != MEAN
-    low, high = (rounded(end, signed=signed) for end in (row.low, row.high))
-    return {
-        "what": row.what,
-        "value": rounded(row.value, signed=signed),
-        "95 % interval": span(low, high),
-        "p": probability(row.p) + (" (exact)" if row.exact else ""),
-        "from": f"{row.n} {row.counted}",
-        "answer": row.answer if row.answer == MISSING else f"**{row.answer}**",
-    }
-
-
-# Association of learned positions against the distance of the most local head, run by run.
-
-
 def association_and_distance(results: StudyResults) -> Drawing:
     """A mark per run, by CutMix; a line at what chance gives, or a word where that is far away."""
-    associated_runs(results)  # which says what is missing
+    _associated_runs(results)  # which says what is missing
     figure, panel = scatter_by_cutmix(
         results, ASSOCIATION, "association of learned positions (share of neighbours found)"
     )
@@ -240,43 +187,38 @@ def association_and_distance(results: StudyResults) -> Drawing:
     )
 
 
-# The bridge from S3 to S1 in a folder of its own: does CutMix teach positions their neighbours, and do heads that look
-# near come with it? From the results of any study of CutMix or of S1's protocols; no weights are needed.
-
-
-TITLE = "From S3 to S1"
-FIGURE = "position-association"
-SOURCE = "S3's patch association, in models of S1"
-COLUMNS = (ASSOCIATION, "min_mad", "test_acc")
+_TITLE = "From S3 to S1"
+_SOURCE = "S3's patch association, in models of S1"
+_COLUMNS = (ASSOCIATION, "min_mad", "test_acc")
 
 
 def write_bridge(study: Path, folder: Path) -> tuple[Path, ...]:
     """Write runs.csv, tables/, figures/, verdict.md and provenance.json from the results in a study's folder, with run
     folders or without; the files written. The same results give the same bytes."""
     results = StudyResults.read(study)
-    runs = associated_runs(results)
-    written = bridge_report(results).write(folder)
-    write_text(folder / "runs.csv", runs[["run", "condition", *results.factors, "seed", *COLUMNS]].to_csv(index=False))
+    runs = _associated_runs(results)
+    written = _bridge_report(results).write(folder)
+    write_text(folder / "runs.csv", runs[["run", "condition", *results.factors, "seed", *_COLUMNS]].to_csv(index=False))
     path = study / "provenance.json"
     provenance = read_object(path, missing=f"{path} is missing") if path.exists() else {}
     write_json(folder / "provenance.json", {"study": results.name, **provenance})
     return (*written, folder / "runs.csv", folder / "provenance.json")
 
 
-def bridge_report(results: StudyResults) -> Report:
+def _bridge_report(results: StudyResults) -> Report:
     about = (*scale_notes(results), *assumed_notes(results))
-    tables = [conditions_table(results), association_table(results)]
+    tables = [_conditions_table(results), association_table(results)]
     return Report(
-        title=f"{TITLE}, {results.name}",
+        title=f"{_TITLE}, {results.name}",
         tables=[dataclasses.replace(table, notes=(*table.notes, *about)) for table in tables],
-        figures={FIGURE: partial(association_and_distance, results)},
+        figures={"position-association": partial(association_and_distance, results)},
         verdicts=Verdicts(
-            judgements=[judge(question, results) for question in questions(results)],
-            title=f"{TITLE}: the answers of {results.name}",
+            judgements=[judge(question, results) for question in _questions(results)],
+            title=f"{_TITLE}: the answers of {results.name}",
             scale=results.scale,
             paper=None,
             whose_questions=" of our own",
-            runs=f"{len(associated_runs(results))} runs.",
+            runs=f"{len(_associated_runs(results))} runs.",
             notes=(
                 *scale_notes(results),
                 "± is half a 95 % interval; the table of position association says how each was estimated.",
@@ -288,7 +230,7 @@ def bridge_report(results: StudyResults) -> Report:
     )
 
 
-def questions(results: StudyResults) -> tuple[Claim, ...]:
+def _questions(results: StudyResults) -> tuple[Claim, ...]:
     """The two questions; the second over all runs, and within those that have CutMix and those that have not."""
     levels = results.factors[grouping(results)]
     whose = f"{levels[-1]}, which has CutMix," if grouping(results) == PROTOCOL else "CutMix"
@@ -297,7 +239,7 @@ def questions(results: StudyResults) -> tuple[Claim, ...]:
         Claim(
             id="association",
             text=f"Does {whose} raise the association of learned positions with neighbours?",
-            source=SOURCE,
+            source=_SOURCE,
             rule=SIGN,
             judge=_judge_effect,
         ),
@@ -305,8 +247,8 @@ def questions(results: StudyResults) -> tuple[Claim, ...]:
             Claim(
                 id=f"link-{group}",
                 text=f"{link}: {group}?",
-                source=SOURCE,
-                rule=LINK,
+                source=_SOURCE,
+                rule=_LINK,
                 judge=partial(judge_link, column=ASSOCIATION, words=group),
             )
             for group in (ALL_RUNS, *groups(results).values())
@@ -315,41 +257,27 @@ def questions(results: StudyResults) -> tuple[Claim, ...]:
 
 
 def _judge_effect(results: StudyResults) -> Finding:
-    rows = association_rows(results)
-    judged = [row for row in rows if row.kind == EFFECT and row.answer != MISSING]
+    judged = [said for said in _effects(results) if said.answer != MISSING]
     if not judged:
         raise InputError("there are no runs to compare with those that have CutMix")
-    (row,) = judged
-    means = [f"{rounded(mean.value)} {mean.group}" for mean in rows if mean.kind == MEAN]
-    told = f"{', '.join(means)}: {mean_and_ends(row.value, row.low, row.high)} ({row.n} {row.counted})"
-    seeds = int(associated_runs(results)["seed"].nunique())
-    return Finding(verdict=row.answer, ours=told, value=row.value, low=row.low, high=row.high, n=seeds)
+    (said,) = judged
+    means = ", ".join(f"{rounded(mean.found.value)} {mean.group}" for mean in _means(results))
+    told = f"{means}: {said.found.in_words()} ({said.n} {said.counted})"
+    seeds, found = int(_associated_runs(results)["seed"].nunique()), said.found
+    return Finding(verdict=said.answer, ours=told, value=found.value, low=found.low, high=found.high, n=seeds)
 
 
-def conditions_table(results: StudyResults) -> Table:
+def _conditions_table(results: StudyResults) -> Table:
     """A row per condition."""
-    runs = associated_runs(results)
-    rows, shown = [], []
+    runs, rows = _associated_runs(results), []
     for condition in ordered_conditions(results):
         here = runs[runs["condition"] == condition]
         if here.empty:
             continue
-        ours = {column: mean_interval(here[column].dropna()) for column in COLUMNS}
-        flat = {f"{column}_{part}": x for column, each in ours.items() for part, x in dataclasses.asdict(each).items()}
-        rows.append({"condition": condition, "seeds": len(here), "scale": results.scale, **flat})
-        shown.append(
-            {
-                "condition": condition,
-                "seeds": str(len(here)),
-                "association": with_interval(ours[ASSOCIATION]),
-                "min MAD": with_interval(ours["min_mad"]),
-                "test accuracy, %": with_interval(ours["test_acc"], scale=100, digits=2),
-            }
-        )
-    return Table(
-        name="conditions",
-        title=f"{results.name}: learned positions and the most local head, by condition",
-        numbers=pd.DataFrame(rows),
-        shown=pd.DataFrame(shown),
-        notes=(INTERVALS, WHAT_ASSOCIATION_IS, *missing_notes(results)),
-    )
+        association, distance, accuracy = (mean_interval(here[column].dropna()) for column in _COLUMNS)
+        row = Row(condition=condition, seeds=len(here)).keep(scale=results.scale)
+        row.interval(ASSOCIATION, association, "association").interval("min_mad", distance, "min MAD")
+        rows.append(row.interval("test_acc", accuracy, "test accuracy, %", scale=100, digits=2))
+    title = f"{results.name}: learned positions and the most local head, by condition"
+    notes = (INTERVALS, WHAT_ASSOCIATION_IS, *missing_notes(results))
+    return Table.of("conditions", title, rows, notes=notes)

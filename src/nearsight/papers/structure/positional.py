@@ -1,121 +1,145 @@
-"""Attention from positions alone beside the usual one: the table and the claims of the `positional-*` studies."""
+"""Attention from positions alone beside the usual one (S3): is it as good, and where does it look?
 
-from collections.abc import Mapping
-from dataclasses import asdict
+How S3 trained its networks is assumed. Here both are trained alike, for a fixed number of epochs that fits into minutes
+on a GPU, so that accuracies lie below the paper's: what is compared is how they differ. The two do not train as one
+stack, but their seeds do: hence `--stack-by all`.
+"""
+
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from nearsight.errors import InputError
-from nearsight.papers.locat.measures import OF_RUNS, Measure, measures_of, run_measures
-from nearsight.papers.locat.rules import COMPARABLE, judge_comparable
-from nearsight.papers.structure import numbers as s3
-from nearsight.papers.structure.rules import WHICH, judge_which
+from nearsight.papers.structure import PAPER
 from nearsight.report.claims import OURS, Claim
 from nearsight.report.conditions import missing_notes, scale_notes
 from nearsight.report.figures.style import INK, MUTED, ModelStyle, house_style, light_grid, model_style
-from nearsight.report.marks import Drawing, add_footnote
-from nearsight.report.responses import share_notes
-from nearsight.report.rules import Finding, change_in_words
+from nearsight.report.marks import Drawing, add_footnote, look, with_room
+from nearsight.report.responses import OF_RUNS, Measure, interval_of, measures_of, run_measures, share_notes
+from nearsight.report.rules import COMPARABLE_RULE, WHICH, Finding, change_in_words, judge_comparable, judge_which
+from nearsight.report.studies import report_on
 from nearsight.report.study_tables import INTERVALS
-from nearsight.report.tables import MISSING, Table, rounded, seeds_in_words
+from nearsight.report.tables import Row, Table, rounded, seeds_in_words
+from nearsight.study import OFF, Study
+from nearsight.study.recipes import recipe
 from nearsight.study.results import StudyResults
 from nearsight.study.statistics import MeanInterval, mean_interval, paired_difference
 from nearsight.study.statistics.intervals import ACCURACY_MARGIN, by_seed
+from nearsight.train import DataConfig, RunConfig, modern
+from nearsight.train.recipes import compact_cifar10, compact_cifar100, trained_for
 
-ASSOCIATION = "position_association"
-MEASURES: Mapping[str, Measure] = {
-    **{column: OF_RUNS[column] for column in ("test_acc", "min_mad", "mean_mad")},
-    ASSOCIATION: Measure(title="position association"),
+_EPOCHS = 60
+VIT, POSITIONAL_VIT = "ViT", "Positional ViT"
+_MODELS = (VIT, POSITIONAL_VIT)
+POSITIONAL: Mapping[str, Any] = {"model.name": "compact_vit_positional"}
+"""What makes a ViT positional, in a recipe."""
+
+
+@recipe("positional-cifar10")
+def positional_cifar10(*, seeds: int = 5) -> Study:
+    """Is attention from positions alone as good on CIFAR-10? (S3, positional attention; the paper: 90.2 and 90.5 %)
+
+    Run     nearsight study run positional-cifar10 --stack-by all
+    Cost    10 cells of at most 60 epochs of 40,000 images (24 M); needs a GPU
+    Result  see results/spatial-structure/positional-cifar10
+    """
+    return _both(compact_cifar10("modern"), seeds)
+
+
+@recipe("positional-cifar100")
+def positional_cifar100(*, seeds: int = 5) -> Study:
+    """Is attention from positions alone as good on CIFAR-100? (S3, positional attention; the paper: 68 and 68 %)
+
+    Run     nearsight study run positional-cifar100 --stack-by all
+    Cost    10 cells of at most 60 epochs of 40,000 images (24 M); needs a GPU
+    Result  see results/spatial-structure/positional-cifar100
+    """
+    return _both(compact_cifar100("modern"), seeds)
+
+
+@recipe("positional-svhn")
+def positional_svhn(*, seeds: int = 5) -> Study:
+    """Is attention from positions alone as good on SVHN? (S3, positional attention; the paper: 98.2 and 97.3 %)
+
+    Without flips, since digits do not come mirrored, and without AutoAugment, whose policy is that of CIFAR.
+
+    Run     nearsight study run positional-svhn --stack-by all
+    Cost    10 cells of at most 60 epochs of 58,606 images (35 M); needs a GPU
+    Result  not run yet
+    """
+    protocol = modern().without("flip").without("autoaugment")
+    return _both(RunConfig(data=DataConfig(name="svhn"), protocol=protocol), seeds)
+
+
+def _both(run: RunConfig, seeds: int) -> Study:
+    return Study(trained_for(run, _EPOCHS), factors={"model": {VIT: OFF, POSITIONAL_VIT: POSITIONAL}}, seeds=seeds)
+
+
+class _Pair(NamedTuple):
+    """The paper's accuracies over 10 seeds, read off box plots; fractions."""
+
+    dataset: str
+    vit: float
+    positional: float
+
+    @property
+    def accuracy(self) -> dict[str, float]:
+        return {VIT: self.vit, POSITIONAL_VIT: self.positional}
+
+    @property
+    def difference(self) -> float:
+        return self.positional - self.vit
+
+
+PAIRS: Mapping[str, _Pair] = {
+    "positional-cifar10": _Pair("CIFAR-10", 0.902, 0.905),
+    "positional-cifar100": _Pair("CIFAR-100", 0.68, 0.68),
+    "positional-svhn": _Pair("SVHN", 0.982, 0.973),
 }
-"""Column → what it is, of a run."""
+"""By the name of the study."""
+ASSOCIATION = "position_association"
 WHAT_ASSOCIATION_IS = (
     "Position association: the share of a patch's neighbours in the image (up to 8) that are among as many patches "
     "whose learned positions are most alike to its own, mean over patches."
 )
-DIFFERENCE = f"{s3.POSITIONAL_VIT} minus {s3.VIT}"
-MODELS = (s3.VIT, s3.POSITIONAL_VIT)
+_MEASURES: Mapping[str, Measure] = {
+    **{column: OF_RUNS[column] for column in ("test_acc", "min_mad", "mean_mad")},
+    ASSOCIATION: Measure(title="position association"),
+}
+"""Column → what it is, of a run."""
 
 
-def named_runs(results: StudyResults) -> pd.DataFrame:
-    """The runs with every column of `MEASURES`, their model as condition; NaN where a run was not measured so."""
+def _measured_runs(results: StudyResults) -> pd.DataFrame:
+    """The runs with every column of `_MEASURES`, their model as condition; NaN where a run was not measured so."""
     runs = run_measures(results)
     runs = runs.assign(condition=runs["model"])
-    return runs.reindex(columns=list(dict.fromkeys([*runs.columns, *MEASURES]))).astype({ASSOCIATION: "float64"})
+    return runs.reindex(columns=list(dict.fromkeys([*runs.columns, *_MEASURES]))).astype({ASSOCIATION: "float64"})
 
 
-def accuracy_differences(results: StudyResults) -> "pd.Series[float]":
-    """Positional minus vanilla, of the seeds that have both."""
-    wide = by_seed(named_runs(results), "test_acc").reindex(columns=list(MODELS))
-    return (wide[s3.POSITIONAL_VIT] - wide[s3.VIT]).dropna()
-
-
-def of_model(runs: pd.DataFrame, model: str, column: str) -> MeanInterval:
-    return mean_interval(runs.loc[runs["condition"] == model, column].dropna())
-
-
-def positional_table(results: StudyResults) -> Table:
-    """A row per model, and their difference within seeds."""
-    runs, published = named_runs(results), s3.PAIRS[results.name]
-    measures = measures_of(results, MEASURES)
-    here = [model for model in MODELS if model in set(runs["condition"])]
+def _models_with_runs(runs: pd.DataFrame) -> list[str]:
+    here = [model for model in _MODELS if model in set(runs["condition"])]
     if not here:
         raise InputError("none of its models has a run yet")
-    ours = {model: {column: of_model(runs, model, column) for column in measures} for model in here}
-    papers = dict(published.accuracy)
-    difference = {column: paired_difference(runs, s3.POSITIONAL_VIT, s3.VIT, column) for column in measures}
-    if difference["test_acc"].n:
-        ours[DIFFERENCE], papers[DIFFERENCE] = difference, published.difference
-    rows: list[dict[str, object]] = []
-    shown: list[dict[str, object]] = []
-    for name, numbers in ours.items():
-        signed = name == DIFFERENCE
-        named: dict[str, object] = {"model": name, "seeds": numbers["test_acc"].n}
-        flat = {f"{column}_{part}": x for column, interval in numbers.items() for part, x in asdict(interval).items()}
-        rows.append({**named, "scale": results.scale, **flat, "paper_test_acc": papers.get(name)})
-        cells = {_unit(measure): measure.told(numbers[column], signed=signed) for column, measure in measures.items()}
-        accuracy = _unit(MEASURES["test_acc"])
-        shown.append(
-            {
-                **named,
-                accuracy: cells.pop(accuracy),
-                "paper's accuracy": rounded(100 * papers[name], 1, signed=signed) if name in papers else MISSING,
-                **cells,
-            }
-        )
-    return Table(
-        name="positional",
-        title=f"{results.name}: attention from positions alone beside the usual one",
-        numbers=pd.DataFrame(rows),
-        shown=pd.DataFrame(shown).astype(str),
-        notes=(
-            INTERVALS,
-            "The difference is taken within seeds, that of per cent in points. MAD: over all heads of a run.",
-            *share_notes(results),
-            WHAT_ASSOCIATION_IS,
-            f"The paper's accuracies ({published.dataset}, 10 seeds, patches of 4) are read off box plots.",
-            *missing_notes(results),
-        ),
-    )
+    return here
 
 
-def _unit(measure: Measure) -> str:
-    return f"{measure.title}, %" if measure.is_share else measure.title
+def _paired(results: StudyResults, column: str) -> pd.DataFrame:
+    """A column per model, a row per seed that has both."""
+    return by_seed(_measured_runs(results), column).reindex(columns=list(_MODELS)).dropna()
 
 
 def _difference(results: StudyResults, column: str) -> tuple[MeanInterval, str]:
     """Positional minus vanilla within seeds, and in words with the means of the seeds that have both."""
-    runs = named_runs(results).dropna(subset=[column])
-    ours = paired_difference(runs, s3.POSITIONAL_VIT, s3.VIT, column)
-    if not ours.n:
-        title = MEASURES[column].title
-        raise InputError(f"no seed of which both {s3.VIT} and {s3.POSITIONAL_VIT} have a {title}")
-    paired = runs[runs.groupby("seed")["condition"].transform("nunique") == len(MODELS)]
-    before, after = (of_model(paired, model, column) for model in MODELS)
-    return ours, change_in_words(before, after, ours, accuracy=MEASURES[column].is_share)
+    values = _paired(results, column)
+    if values.empty:
+        raise InputError(f"no seed of which both {VIT} and {POSITIONAL_VIT} have a {_MEASURES[column].title}")
+    ours = mean_interval(values[POSITIONAL_VIT] - values[VIT])
+    before, after = (mean_interval(values[model]) for model in _MODELS)
+    return ours, change_in_words(before, after, ours, accuracy=_MEASURES[column].is_share)
 
 
 def _judge_on_par(results: StudyResults) -> Finding:
@@ -128,21 +152,20 @@ def _judge_which(column: str, larger: str, smaller: str, results: StudyResults) 
     return judge_which(ours, larger=larger, smaller=smaller, words=words)
 
 
-def positional_claims(study: str) -> tuple[Claim, ...]:
-    published = s3.PAIRS[study]
-    before, after = (mean_interval([published.accuracy[model]]) for model in MODELS)
+def _claims(published: _Pair) -> tuple[Claim, ...]:
+    before, after, change = map(mean_interval, (published.vit, published.positional, published.difference))
     questions = {
-        "min_mad": ("Which of the two has the more local head, the one that looks nearest?", s3.VIT, s3.POSITIONAL_VIT),
-        "mean_mad": ("Whose heads look nearer on average?", s3.VIT, s3.POSITIONAL_VIT),
-        ASSOCIATION: ("Whose learned positions are more associated with neighbours?", s3.POSITIONAL_VIT, s3.VIT),
+        "min_mad": ("Which of the two has the more local head, the one that looks nearest?", VIT, POSITIONAL_VIT),
+        "mean_mad": ("Whose heads look nearer on average?", VIT, POSITIONAL_VIT),
+        ASSOCIATION: ("Whose learned positions are more associated with neighbours?", POSITIONAL_VIT, VIT),
     }
     return (
         Claim(
             id="on-par",
             text="Attention from positions alone is on par with the usual one",
-            source=s3.POSITIONAL,
-            paper=change_in_words(before, after, mean_interval([published.difference]), accuracy=True),
-            rule=COMPARABLE,
+            source="S3, positional attention",
+            paper=change_in_words(before, after, change, accuracy=True),
+            rule=COMPARABLE_RULE,
             judge=_judge_on_par,
         ),
         *(
@@ -152,48 +175,77 @@ def positional_claims(study: str) -> tuple[Claim, ...]:
     )
 
 
-# Box plots over seeds: attention from positions alone beside the usual one, and the paper's accuracies.
+def positional_table(results: StudyResults) -> Table:
+    """A row per model, and their difference within seeds."""
+    runs, published, measures = _measured_runs(results), PAIRS[results.name], measures_of(results, _MEASURES)
+    ours = {
+        model: {column: interval_of(runs, model, column) for column in measures} for model in _models_with_runs(runs)
+    }
+    papers = published.accuracy
+    difference = {column: paired_difference(runs, POSITIONAL_VIT, VIT, column) for column in measures}
+    in_both = f"{POSITIONAL_VIT} minus {VIT}"
+    if difference["test_acc"].n:
+        ours[in_both], papers[in_both] = difference, published.difference
+    rows = []
+    for name, numbers in ours.items():
+        signed = name == in_both
+        row = Row(model=name, seeds=numbers["test_acc"].n).keep(scale=results.scale)
+        for column, measure in measures.items():
+            measure.put(row, column, numbers[column], signed=signed)
+            if column == "test_acc":
+                row.show("paper's accuracy", rounded(100 * papers[name], 1, signed=signed))
+        rows.append(row.keep(paper_test_acc=papers[name]))
+    notes = (
+        INTERVALS,
+        "The difference is taken within seeds, that of per cent in points. MAD: over all heads of a run.",
+        *share_notes(results),
+        WHAT_ASSOCIATION_IS,
+        f"The paper's accuracies ({published.dataset}, 10 seeds, patches of 4) are read off box plots.",
+        *missing_notes(results),
+    )
+    title = f"{results.name}: attention from positions alone beside the usual one"
+    return Table.of("positional", title, rows, notes=notes)
 
 
-TITLES = {
+_TITLES = {
     "test_acc": "test accuracy, %",
     "min_mad": "MAD, most local head",
     "mean_mad": "mean MAD, all heads",
-    "position_association": "position association",
+    ASSOCIATION: "position association",
 }
-WIDTH, INSET, MEAN = 0.5, 0.36, 0.2
+_WIDTH, _INSET, _MEAN = 0.5, 0.36, 0.2
 # Of the height that the seeds take up: the space around them.
-AROUND = 0.12
+_AROUND = 0.12
 # Seeds that lie closer together than this, in points or as fractions, are not drawn apart any further.
-NARROWEST = {"test_acc": 1.0, "min_mad": 0.01, "mean_mad": 0.01, "position_association": 0.01}
+_NARROWEST = {"test_acc": 1.0, "min_mad": 0.01, "mean_mad": 0.01, ASSOCIATION: 0.01}
 
 
 def seeds_of_both(results: StudyResults) -> Drawing:
     """A panel per measure with a box and the seeds of each model, and one of the difference in accuracy within seeds;
     where the paper has a number, it is marked."""
-    runs = named_runs(results).assign(test_acc=lambda table: 100 * table["test_acc"])
-    here = [model for model in MODELS if model in set(runs["condition"])]
-    if not here:
-        raise InputError("none of its models has a run yet")
-    columns = [column for column in MEASURES if runs[column].notna().any()]
-    published = s3.PAIRS[results.name]
-    has_both = accuracy_differences(results).size > 0
+    runs = _measured_runs(results).assign(test_acc=lambda table: 100 * table["test_acc"])
+    here = _models_with_runs(runs)
+    columns = [column for column in _MEASURES if runs[column].notna().any()]
+    published, pairs = PAIRS[results.name], _paired(results, "test_acc")
+    has_both = len(pairs) > 0
     with house_style():
         figure = Figure(figsize=(1.9 * (len(columns) + has_both) + 0.4, 3.2), layout="constrained")
         panels = list(figure.subplots(1, len(columns) + has_both, squeeze=False)[0])
         if has_both:  # beside the accuracies
-            _draw_difference(panels.pop(1), results, 100 * published.difference)
+            differences = 100 * (pairs[POSITIONAL_VIT] - pairs[VIT])
+            _draw_difference(panels.pop(1), differences.tolist(), 100 * published.difference)
         for panel, column in zip(panels, columns, strict=True):
             marked = {model: 100 * published.accuracy[model] for model in here} if column == "test_acc" else {}
             for place, model in enumerate(here):
                 values = runs.loc[runs["condition"] == model, column].dropna().tolist()
-                _draw_box(panel, values, place, model_style(MODELS.index(model)), f"{column}-{model}")
+                style = model_style(_MODELS.index(model))
+                _draw_box(panel, values, place, style, f"{column}-{model}")
                 if model in marked:
-                    _mark_paper(panel, place, marked[model], model)
-            panel.set_title(TITLES[column], fontsize=8.5)
+                    _mark_paper(panel, place, marked[model], style, f"paper-{model}")
+            panel.set_title(_TITLES[column], fontsize=8.5)
             panel.set_xticks(range(len(here)), [model.replace(" ", "\n") for model in here])
             panel.set_xlim(-0.6, len(here) - 0.4)
-            _set_heights(panel, [*runs[column].dropna(), *marked.values()], NARROWEST[column])
+            _set_heights(panel, [*runs[column].dropna(), *marked.values()], column)
     seeds = seeds_in_words(results.runs.groupby("model")["seed"].nunique())
     words = f"Boxes: quartiles and range of {seeds}, the thick line is the median; points: single seeds."
     if has_both:
@@ -209,49 +261,37 @@ def seeds_of_both(results: StudyResults) -> Drawing:
     )
 
 
-def _set_heights(panel: Axes, values: list[float], narrowest: float) -> None:
-    middle, height = (min(values) + max(values)) / 2, max(max(values) - min(values), narrowest)
-    panel.set_ylim(middle - (0.5 + AROUND) * height, middle + (0.5 + AROUND) * height)
+def _set_heights(panel: Axes, values: Sequence[float], column: str) -> None:
+    panel.set_ylim(*with_room(values, _AROUND, _NARROWEST[column]))
     panel.ticklabel_format(axis="y", useOffset=False)
     light_grid(panel, "y")
 
 
-def _draw_difference(panel: Axes, results: StudyResults, papers: float) -> None:
+def _draw_difference(panel: Axes, values: list[float], papers: float) -> None:
     """That of accuracy: every seed, their mean with its interval, the paper's, and the margin of the rule."""
-    values = (100 * accuracy_differences(results)).tolist()
-    mean, margin, style = mean_interval(values), 100 * ACCURACY_MARGIN, model_style(len(MODELS))
+    mean, margin, style = mean_interval(values), 100 * ACCURACY_MARGIN, model_style(len(_MODELS))
     panel.axhspan(-margin, margin, color=MUTED, alpha=0.15, linewidth=0, zorder=0)
     panel.axhline(0.0, color=MUTED, linewidth=0.9, zorder=1)
     if mean.has_interval:
         panel.errorbar([0], [mean.mean], yerr=[mean.half_width], color=style.colour, linewidth=1.6, capsize=5)
-    panel.plot([-MEAN, MEAN], [mean.mean] * 2, color=style.colour, linewidth=2.2, gid="mean-difference")
+    panel.plot([-_MEAN, _MEAN], [mean.mean] * 2, color=style.colour, linewidth=2.2, gid="mean-difference")
     _draw_seeds(panel, values, 0, style, "difference")
     panel.plot([1], [papers], **_hollow(style), gid="paper-difference")
     ends = [mean.low, mean.high] if mean.has_interval else []
-    _set_heights(panel, [*values, *ends, papers, -margin, margin], NARROWEST["test_acc"])
+    _set_heights(panel, [*values, *ends, papers, -margin, margin], "test_acc")
     panel.set_title("difference, points", fontsize=8.5)
     panel.set_xticks([0, 1], ["ours", "the\npaper's"])
     panel.set_xlim(-0.6, 1.6)
 
 
-def _mark_paper(panel: Axes, place: int, value: float, model: str) -> None:
-    panel.plot([place], [value], **_hollow(model_style(MODELS.index(model))), gid=f"paper-{model}")
-    panel.annotate(
-        f"{value:.1f}",
-        (place, value),
-        xytext=(6, 0),
-        textcoords="offset points",
-        va="center",
-        fontsize=7.5,
-        color=MUTED,
-    )
+def _mark_paper(panel: Axes, place: int, value: float, style: ModelStyle, gid: str) -> None:
+    panel.plot([place], [value], **_hollow(style), gid=gid)
+    beside: dict[str, Any] = {"xytext": (6, 0), "textcoords": "offset points", "va": "center"}
+    panel.annotate(f"{value:.1f}", (place, value), **beside, fontsize=7.5, color=MUTED)
 
 
 def _hollow(style: ModelStyle) -> dict[str, Any]:
-    return {
-        **{"color": style.colour, "marker": style.marker, "markersize": 7, "linestyle": "none"},
-        **{"markerfacecolor": "white", "markeredgewidth": 1.3},
-    }
+    return look(style, linestyle="none", markersize=7, markerfacecolor="white", markeredgewidth=1.3)
 
 
 def _draw_box(panel: Axes, values: list[float], place: int, style: ModelStyle, name: str) -> None:
@@ -259,7 +299,7 @@ def _draw_box(panel: Axes, values: list[float], place: int, style: ModelStyle, n
         box = panel.boxplot(
             [values],
             positions=[place],
-            widths=WIDTH,
+            widths=_WIDTH,
             whis=(0, 100),
             patch_artist=True,
             boxprops={"facecolor": style.colour, "alpha": 0.25, "edgecolor": style.colour},
@@ -275,15 +315,21 @@ def _draw_box(panel: Axes, values: list[float], place: int, style: ModelStyle, n
 def _draw_seeds(panel: Axes, values: list[float], place: int, style: ModelStyle, name: str) -> None:
     # Side by side in the order of the seeds: equal values do not hide one another.
     num_gaps = max(len(values) - 1, 1)
-    places = [place + INSET * (number / num_gaps - 0.5) * (len(values) > 1) for number in range(len(values))]
-    panel.plot(
-        places,
-        values,
-        color=style.colour,
-        marker=style.marker,
-        markersize=4.5,
-        linestyle="none",
-        markeredgecolor=INK,
-        markeredgewidth=0.4,
-        gid=f"seeds-{name}",
+    places = [place + _INSET * (number / num_gaps - 0.5) * (len(values) > 1) for number in range(len(values))]
+    seeds = look(style, linestyle="none", markersize=4.5, markeredgecolor=INK, markeredgewidth=0.4)
+    panel.plot(places, values, **seeds, gid=f"seeds-{name}")
+
+
+OF_PROTOCOLS = frozenset({"gain", "effects", "effects-by-layer", "separation", "dissociation", "correlation"})
+"""Tables of which parts of a protocol make heads local, which studies that choose among networks do not ask."""
+# Of two conditions, it would be Figure 2 once more.
+_OF_FOUR = frozenset({"figure-5-key-conditions"})
+for _name, _pair in PAIRS.items():
+    report_on(
+        _name,
+        paper=PAPER,
+        claims=_claims(_pair),
+        without=OF_PROTOCOLS | _OF_FOUR,
+        tables=(positional_table,),
+        figures={"positional-seeds": seeds_of_both},
     )

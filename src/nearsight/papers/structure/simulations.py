@@ -12,7 +12,7 @@ import numpy as np
 
 from nearsight.data.structured import GaussianPatches, StructuredPatches
 from nearsight.errors import InputError
-from nearsight.papers.structure.numbers import PAPER
+from nearsight.papers.structure import PAPER
 from nearsight.papers.structure.simulation_figures import (
     attention_matrices,
     control_curves,
