@@ -29,7 +29,12 @@ STUDY = ("study", "run", "ablation-cifar100", "--scale", "small", "--seeds", "1"
         (MEASURE, 320, ("nearsight.probe", "nearsight.report.page.study", "nearsight.report.page.folders")),
         ((*MEASURE, "--shards", "2", "--shard", "0"), 260, ("nearsight.report", "nearsight.study")),
         (TRAIN, 335, ("nearsight.probe", "nearsight.report.page.study", "nearsight.report.page.probes")),
-        (STUDY, 420, ("nearsight.probe", "nearsight.report.page.probes", "nearsight.report.page.simulation")),
+        pytest.param(
+            STUDY,
+            420,
+            ("nearsight.probe", "nearsight.report.page.probes", "nearsight.report.page.simulation"),
+            marks=pytest.mark.slow,  # it trains eight cells and draws all their figures
+        ),
     ],
     ids=["measure", "measure a shard", "train", "study run"],
 )
