@@ -86,7 +86,7 @@ def test_the_time_left_is_that_of_all_epochs_that_may_come(
 def test_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = io.StringIO()
     terminal = Console(file=screen, force_terminal=True, width=160)
-    monkeypatch.setattr(study_progress, "Console", lambda **_: terminal)
+    monkeypatch.setattr("nearsight.commands.progress.Console", lambda **_: terminal)
     cells = find_study("ablation-cifar100")(seeds=3).cells
     with StudyProgress("ablation") as progress:
         play(progress, cells)

@@ -9,10 +9,9 @@ from typing import Annotated
 
 import tyro
 
-from nearsight.commands.options import parse
+from nearsight.commands.options import dispatch, parse
 from nearsight.data import check_dataset, data_folder, fetch_dataset, list_datasets
-from nearsight.errors import InputError, unknown_name
-from nearsight_command import told_usage
+from nearsight.errors import InputError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,12 +33,7 @@ class NameOptions(ListOptions):
 
 
 def main(arguments: Sequence[str]) -> int:
-    actions = {"list": _list, "fetch": _fetch, "check": _check}
-    if not arguments or arguments[0] in ("-h", "--help"):
-        return told_usage("data", arguments)
-    if arguments[0] not in actions:
-        raise unknown_name("action", arguments[0], actions)
-    return actions[arguments[0]](list(arguments[1:]))
+    return dispatch("data", arguments, {"list": _list, "fetch": _fetch, "check": _check})
 
 
 def _list(arguments: list[str]) -> int:

@@ -8,7 +8,7 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +18,9 @@ from typing import Any, Literal, TypeVar
 import torch
 import tyro
 
-from nearsight.errors import InputError
+from nearsight.errors import InputError, unknown_name
 from nearsight.train import Stop, StoppedError
+from nearsight_command import told_usage
 
 T = TypeVar("T")
 Engine = Literal["local", "processes", "ray"]
@@ -51,6 +52,17 @@ class Common:
     @property
     def torch_device(self) -> torch.device:
         return find_device(self.device)
+
+
+def dispatch(
+    command: str, arguments: Sequence[str], actions: Mapping[str, Callable[[list[str]], int]], kind: str = "action"
+) -> int:
+    """Do what the first argument names with the others; without one, say what there is."""
+    if not arguments or arguments[0] in ("-h", "--help"):
+        return told_usage(command, arguments)
+    if arguments[0] not in actions:
+        raise unknown_name(kind, arguments[0], actions)
+    return actions[arguments[0]](list(arguments[1:]))
 
 
 def parse(options: type[T], arguments: Sequence[str], *, prog: str, default: Any = None, description: str = "") -> T:

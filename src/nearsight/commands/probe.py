@@ -19,18 +19,18 @@ import torch
 import tyro
 from torch import nn
 
-from nearsight.commands.options import Common
+from nearsight.commands.options import Common, dispatch
 from nearsight.commands.pictures import find_batch_size
 from nearsight.commands.subjects import check_named, distinct_labels, open_run, open_source, run_image_size, short_name
 from nearsight.data import DATASETS
-from nearsight.errors import InputError, check_at_least, check_number, unknown_name
+from nearsight.errors import InputError, check_at_least, check_number
 from nearsight.files import check_kind, check_output_folder, output_folder, write_json, write_text
 from nearsight.models.sources import ImageSizeError
 from nearsight.probe import FeatureReader, FeatureSpec, reading, weights_hash
 from nearsight.probe.frozen import FrozenModel, Preparation
 from nearsight.train import RunFolder
 from nearsight.train.integrity import provenance
-from nearsight_command import PROBES, told_usage
+from nearsight_command import PROBES
 
 UNTRAINED = "init:"
 """Before the folder of a run: its model with the weights that its seed started from."""
@@ -39,12 +39,12 @@ _MAINS = {"knn": ("probe_classes", "knn"), "linear": ("probe_classes", "linear")
 
 
 def main(arguments: Sequence[str]) -> int:
-    if not arguments or arguments[0] in ("-h", "--help"):
-        return told_usage("probe", arguments)
-    if arguments[0] not in PROBES:
-        raise unknown_name("probe", arguments[0], PROBES)
-    module, function = _MAINS.get(arguments[0], (f"probe_{arguments[0]}", "main"))
-    return int(getattr(importlib.import_module(f"nearsight.commands.{module}"), function)(list(arguments[1:])))
+    return dispatch("probe", arguments, {name: partial(_probe, name) for name in PROBES}, kind="probe")
+
+
+def _probe(name: str, arguments: list[str]) -> int:
+    module, function = _MAINS.get(name, (f"probe_{name}", "main"))
+    return int(getattr(importlib.import_module(f"nearsight.commands.{module}"), function)(arguments))
 
 
 @dataclass(frozen=True, kw_only=True)

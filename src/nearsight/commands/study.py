@@ -10,10 +10,10 @@ from typing import Annotated
 import torch
 import tyro
 
-from nearsight.commands.options import DEFAULT_ADDRESS, Common, Engine, check_engine, parse, stoppable
+from nearsight.commands.options import DEFAULT_ADDRESS, Common, Engine, check_engine, dispatch, parse, stoppable
 from nearsight.commands.study_progress import SimulationProgress, StudyProgress
 from nearsight.commands.study_tables import described, described_simulation, simulation_table, table
-from nearsight.errors import InputError, unknown_name
+from nearsight.errors import InputError
 from nearsight.papers import SIMULATIONS, STUDIES, find_study_or_simulation
 from nearsight.study import (
     Simulation,
@@ -30,7 +30,6 @@ from nearsight.study.location import PublishedStudy, StudyPublisher, is_url, scr
 from nearsight.study.recipes import SimulationRecipe, StudyRecipe
 from nearsight.study.running import StackBy, fetch_study
 from nearsight.train import Stop
-from nearsight_command import told_usage
 
 _OF_TRAININGS = ("reuse", "stack_by", "cells_per_stack", "engine", "workers", "address", "checkpoint_every")
 """Options that say nothing to a simulation."""
@@ -86,12 +85,7 @@ class ShowOptions(ListOptions):
 
 
 def main(arguments: Sequence[str]) -> int:
-    actions = {"list": _list, "run": _run, "show": _show}
-    if not arguments or arguments[0] in ("-h", "--help"):
-        return told_usage("study", arguments)
-    if arguments[0] not in actions:
-        raise unknown_name("action", arguments[0], actions)
-    return actions[arguments[0]](list(arguments[1:]))
+    return dispatch("study", arguments, {"list": _list, "run": _run, "show": _show})
 
 
 def _list(arguments: list[str]) -> int:

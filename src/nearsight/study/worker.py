@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -209,7 +209,7 @@ class StudyWorker:
         with folder.locks(token=attempt.token, gone=attempt.gone).kept_alive() as locks:
             # The table of all runs is for the one who hears of all of them.
             completed = work.location.publish if work.location is not None else lambda _: None
-            runner = Runner(folder, locks, _Forwarding(tell), training(work, device, stop), completed)
+            runner = Runner(folder, locks, _forwarding(tell), training(work, device, stop), completed)
             try:
                 prepare_data([cell.config.data for cell in cells], work.data_dir, stop)
                 _wait_for_lost_workers(locks, cells)
@@ -222,35 +222,16 @@ class StudyWorker:
         return Outcome(result=CellsDone(failed=failed, num_taken=runner.num_taken), stopped_by=stopped_by)
 
 
-class _Forwarding(StudyListener):
-    """Sends on what it is told: the method of a `StudyListener`, and its arguments."""
+def _forwarding(tell: Tell) -> StudyListener:
+    """Sends on what it is told: the method of a `StudyListener`, and its arguments; but no steps."""
+    listener = StudyListener()
+    for name in ("taken", "given_back", "set_aside", "taken_over", "started", "epoch", "split", "finished"):
+        setattr(listener, name, partial(_forward, tell, name))
+    return listener
 
-    def __init__(self, tell: Tell) -> None:
-        self._tell = tell
 
-    def taken(self, cells: Sequence[Cell]) -> None:
-        self._tell(("taken", (tuple(cells),)), at_once=True)
-
-    def given_back(self, cells: Sequence[Cell]) -> None:
-        self._tell(("given_back", (tuple(cells),)))
-
-    def set_aside(self, path: Path, problem: str) -> None:
-        self._tell(("set_aside", (path, problem)))
-
-    def taken_over(self, config: RunConfig) -> None:
-        self._tell(("taken_over", (config,)))
-
-    def started(self, config: RunConfig, epochs_done: int, steps_per_epoch: int) -> None:
-        self._tell(("started", (config, epochs_done, steps_per_epoch)))
-
-    def epoch(self, config: RunConfig, row: HistoryRow) -> None:
-        self._tell(("epoch", (config, row)))
-
-    def split(self, sizes: Sequence[int]) -> None:
-        self._tell(("split", (tuple(sizes),)))
-
-    def finished(self, config: RunConfig, folder: RunFolder) -> None:
-        self._tell(("finished", (config, folder)), at_once=True)
+def _forward(tell: Tell, name: str, *arguments: Any) -> None:
+    tell((name, arguments), at_once=name in ("taken", "finished"))
 
 
 def prepare_data(configs: Iterable[DataConfig], data_dir: Path | None, stop: Stop) -> None:

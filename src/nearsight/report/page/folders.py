@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from nearsight.errors import InputError
 from nearsight.files import MEASURED, PROBES, RUN, STUDY, mark_of, read_object, write_text
@@ -14,13 +14,12 @@ from nearsight.report.inputs import ModelHeads
 from nearsight.report.page.document import BodyPart
 from nearsight.report.page.measured_folder import read_measured
 from nearsight.report.page.models import common_grid, page_html
-from nearsight.report.page.probes import probes_page_html
-from nearsight.report.page.simulation import simulation_page_html
-from nearsight.report.page.study import study_page_html
-from nearsight.report.probes import ProbeResults
 from nearsight.report.runs import model_heads
 from nearsight.study import SimulationResults, StudyResults, is_simulation
 from nearsight.train import RunFolder
+
+if TYPE_CHECKING:
+    from nearsight.report.probes import ProbeResults
 
 Kind = Literal["simulation", "study", "probes", "run", "measured", "several"]
 _KINDS: dict[str, Kind] = {PROBES: "probes", RUN: "run", MEASURED: "measured"}
@@ -39,7 +38,7 @@ class Contents:
     title: str
     study: StudyResults | None = None
     simulation: SimulationResults | None = None
-    probes: ProbeResults | None = None
+    probes: "ProbeResults | None" = None
     models: tuple[ModelHeads, ...] = ()
     runs: Mapping[str, Path] = field(default_factory=dict)
     """Label → folder of the models that are runs."""
@@ -47,12 +46,18 @@ class Contents:
     command: str | None = None
 
     def html(self, explorer: BodyPart | None = None) -> str:
-        """The page."""
+        """The page. What only some kinds of it need is imported where it is needed."""
         if self.simulation is not None:
+            from nearsight.report.page.simulation import simulation_page_html
+
             return simulation_page_html(self.simulation, provenance=self.provenance)
         if self.probes is not None:
+            from nearsight.report.page.probes import probes_page_html
+
             return probes_page_html(self.probes, provenance=self.provenance)
         if self.study is not None:
+            from nearsight.report.page.study import study_page_html
+
             return study_page_html(self.study, provenance=self.provenance, explorer=explorer)
         return page_html(
             title=self.title,
@@ -79,6 +84,8 @@ def read_folder(folder: Path) -> Contents:
         study = StudyResults.read(folder)
         return Contents(kind=kind, title=study.name, study=study, provenance=_provenance(folder))
     if kind == "probes":
+        from nearsight.report.probes import ProbeResults
+
         probes = ProbeResults.read(folder)
         return Contents(kind=kind, title=probes.name, probes=probes, provenance=_provenance(folder))
     return read_folders(_members(folder) if kind == "several" else [folder])
