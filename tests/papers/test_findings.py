@@ -12,7 +12,7 @@ from nearsight.errors import InputError
 from nearsight.papers import find_study
 from nearsight.papers.protocol import mixing, unreported
 from nearsight.papers.protocol.findings import FINDINGS, profiles_of_datasets, write_findings
-from nearsight.report.studies import _REPORTS as PARTS
+from nearsight.report.studies import report_of
 from nearsight.study import Cell, Study
 
 ROOT = Path(__file__).parents[2]
@@ -135,11 +135,11 @@ def test_a_panel_per_data_set() -> None:
 def test_sections_ask_for_claims_and_figures_that_exist() -> None:
     """What a section shows is found by its id, so that no changed word makes a claim vanish from the page."""
     for section in FINDINGS.sections:
-        ids = {name: {claim.id for claim in PARTS[name].claims} for name in section.answers}
+        ids = {name: {claim.id for claim in report_of(name).claims} for name in section.answers}
         assert all(set(chosen) <= ids[name] for name, chosen in section.answers.items())
         assert set(section.in_short) <= {id for name, chosen in section.answers.items() for id in chosen or ids[name]}
         for study, name in section.figures:
-            parts = PARTS[study]
+            parts = report_of(study)
             stem, kind = name.rsplit(".", 1)
             assert stem in (parts.figures if kind == "png" else parts.animations) or stem.startswith("figure-4")
 
