@@ -5,16 +5,17 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.lines import Line2D
 from PIL import Image
 
 from nearsight.files import replacing
 from nearsight.report.figures.files import save_figure
-from nearsight.report.figures.style import INK, MUTED, ModelStyle, house_style, light_grid, model_style
+from nearsight.report.figures.style import INK, MUTED, ModelStyle, add_legend, house_style, light_grid, model_style
 from nearsight.report.fits import Estimate
 
 
@@ -37,6 +38,11 @@ class Drawing:
 def level_styles(levels: Sequence[str]) -> dict[str, ModelStyle]:
     """A look per level of a factor. The last level comes first: circles are with it, triangles without, as in S1."""
     return {level: model_style(place) for place, level in enumerate(reversed(levels))}
+
+
+def dose_style(place: int) -> ModelStyle:
+    """The look of a level that is none (the first), some or more of one thing: none is the second everywhere."""
+    return model_style({0: 1, 1: 0}.get(place, place))
 
 
 def distances_from_zero(axes: Axes, largest: float) -> None:
@@ -153,6 +159,12 @@ def legend_columns(figure: Figure, labels: Sequence[str], most: int) -> int:
     """How many columns of a legend fit side by side, so that they are equally long."""
     fitting = int(figure.get_size_inches()[0] / (HANDLE + LETTER * max(map(len, labels))))
     return next((number for number in range(min(most, fitting), 1, -1) if most % number == 0), 1)
+
+
+def add_fitting_legend(figure: Figure, handles: Sequence[Line2D], labels: Sequence[str], **more: Any) -> None:
+    """A legend above the panels, in as many columns as fit."""
+    num_columns = legend_columns(figure, labels, len(labels))
+    add_legend(figure, handles, labels, loc="outside upper left", ncols=num_columns, **more)
 
 
 def add_footnote(figure: Figure, notes: Iterable[str]) -> None:
