@@ -49,8 +49,8 @@ def test_the_first_local_head(results: StudyResults) -> None:
     firsts = {(run.condition, run.seed): run.first_local() for run in courses(results)}
     assert firsts == {
         **{("Baseline", seed): None for seed in (0, 1)},
-        **{("+CutMix", seed): (8 + seed, 0) for seed in (0, 1)},
-        **{("Modern", seed): (5 + seed, 0) for seed in (0, 1)},
+        **{("+CutMix", seed): (8 + seed, 0, 1) for seed in (0, 1)},
+        **{("Modern", seed): (5 + seed, 0, 1) for seed in (0, 1)},
     }
     table = course_table(results)
     shown = table.shown.set_index(["condition", "seed"])["first local head"]
@@ -216,7 +216,7 @@ def test_figures_show_every_run(results: StudyResults) -> None:
     layers = {line.get_gid() for axes in layers_over_epochs(results).figure.axes for line in axes.lines}
     assert {f"+CutMix-{layer}" for layer in range(8)} <= layers
     meshes = [mesh for axes in layers_by_epoch(results).figure.axes for mesh in axes.collections]
-    mean = np.mean([run.by_layer for run in courses(results) if run.condition == "Baseline"], axis=0)
+    mean = np.mean([run.mad_ELH.mean(axis=2) for run in courses(results) if run.condition == "Baseline"], axis=0)
     assert np.allclose(meshes[0].get_array(), mean.T)
 
 

@@ -20,13 +20,14 @@ from nearsight.papers.protocol.mixing import CONTRASTS, WHOLE
 from nearsight.papers.protocol.numbers import PUBLISHED
 from nearsight.papers.protocol.unreported import (
     best_fitting_levels,
-    changes,
     fit_table,
     fits,
     levels_in_words,
+    main_effects,
     settings_beside_the_paper,
     settings_effects,
     settings_table,
+    step_in_words,
     what_moves_it,
 )
 from nearsight.report.claims import OURS
@@ -216,7 +217,7 @@ def of_unreported(cell: Cell) -> dict[str, float]:
 
 def test_settings_that_move_the_smallest_distance_are_found() -> None:
     results = made_up(unreported.unreported_cifar100(), of_unreported)
-    found = {change.factor: change.estimate for change in changes(results)}
+    found = main_effects(results)
     planted = {"weight_decay": -0.09, "position_std": -0.04, "cutmix": -0.03, "lr": 0.0, "init": 0.0}
     for factor, effect in planted.items():
         assert found[factor].low <= effect <= found[factor].high
@@ -377,7 +378,7 @@ def test_figures_show_what_the_tables_say() -> None:
     assert list(paper.get_ydata()) == [0.316, 0.021]
     assert levels_in_words(best_fitting_levels(searched)) in drawing.caption
     effects = [label.get_text() for label in settings_effects(searched).figure.axes[0].get_yticklabels()]
-    assert effects == [change.in_words for change in changes(searched)]
+    assert effects == [step_in_words(searched, factor) for factor in main_effects(searched)]
     sizes = made_up(size.size_cifar100(), of_size)
     figure = size.distance_by_size(sizes).figure
     lines = {line.get_gid(): line for axes in figure.axes for line in axes.lines}

@@ -22,8 +22,9 @@ from nearsight.recipes.fixed import trained_for
 from nearsight.report.conditions import scale_notes
 from nearsight.report.contrasts import contrast_table, sign_questions
 from nearsight.report.figures.style import add_legend, house_style, light_grid, model_style
+from nearsight.report.findings import Section
 from nearsight.report.fits import Contrast, LeastSquares, least_squares
-from nearsight.report.marks import Drawing, add_footnote
+from nearsight.report.marks import Drawing, add_footnote, dose_style
 from nearsight.report.responses import EARLY, EARLY_LAYERS, known_shares, share_notes, with_early_layers
 from nearsight.report.studies import report_on
 from nearsight.report.tables import Row, Table, seeds_in_words
@@ -222,7 +223,7 @@ def _draw_line(panel: Axes, runs: pd.DataFrame, growing: str, response: str, loo
 def _look(results: StudyResults, cutmix: str, images: str) -> dict[str, Any]:
     """Colour and marker by CutMix, dash and filling by images."""
     level, is_all = results.factors["cutmix"].index(cutmix), images == results.factors["images"][0]
-    style = model_style({0: 1, 1: 0}.get(level, level))  # without CutMix it is the second everywhere
+    style = dose_style(level)
     return {
         "color": style.colour,
         "linestyle": model_style(0 if is_all else 1).dash,
@@ -255,4 +256,14 @@ report_on(
     claims=sign_questions(CONTRASTS, fit_of, EARLY, source="MAD of the early layers"),
     tables=[size_table],
     figures={"distance-by-size": distance_by_size},
+)
+
+FINDING = Section(
+    title="Does a larger model need more data, or more CutMix?",
+    claim="Raghu et al. (2021) found that large ViTs do not learn to attend locally without very much data. S1 trains "
+    "one size.",
+    answers={"size-cifar100": ()},
+    in_short=(CONTRASTS[0].name, CONTRASTS[-1].name),
+    figures=(("size-cifar100", "distance-by-size.png"),),
+    change_our_mind="Larger models than these, or more seeds, that turn the sign of an interaction.",
 )
