@@ -11,27 +11,15 @@ from collections.abc import Mapping
 
 from nearsight.augment import Augmentation, AutoAugment, ColorJitter, CutMix
 from nearsight.papers.protocol import numbers as s1
-from nearsight.papers.protocol.heads import EARLY, ON_CIFAR100, PLANE
+from nearsight.papers.protocol.heads import OF_ABLATION, ON_ALL_DATA_SETS, ON_CIFAR100
 from nearsight.papers.protocol.links import LENGTH_QUESTIONS, length_and_distance, length_table
 from nearsight.papers.protocol.own_patch import every_head, own_patch_questions, own_patch_table
 from nearsight.papers.structure.learned_positions import association_and_distance, association_table
 from nearsight.recipes.compact import compact_cifar10, compact_cifar100, compact_tiny_imagenet
-from nearsight.report.claims import Claim
+from nearsight.report import rules
+from nearsight.report.claims import Claim, asked
 from nearsight.report.conditions import pair_columns
 from nearsight.report.findings import Section
-from nearsight.report.rules import (
-    DISSOCIATION,
-    GROUPS,
-    NO_EFFECT_RULE,
-    SIZE,
-    Finding,
-    change_in_words,
-    judge_dissociation,
-    judge_groups,
-    judge_no_effect,
-    judge_size,
-    paired_change,
-)
 from nearsight.report.studies import report_on
 from nearsight.report.tables import percent, rounded, share
 from nearsight.study import OFF, Study
@@ -151,13 +139,14 @@ def _size(
     if paper is not None:
         numbers = (_value(study, reference, response), _value(study, condition, response), paper)
         before, after, change = (mean_interval([number or 0.0]) for number in numbers)
-        published = change_in_words(before, after, change, accuracy=response == "test_acc")
+        published = rules.change_in_words(before, after, change, accuracy=response == "test_acc")
 
-    def judge(results: StudyResults) -> Finding:
-        ours, words = paired_change(results.runs, condition, reference, response)
-        return judge_size(ours, paper, sign=sign, words=words)
+    @asked(id, text, source=source, paper=published, rule=rules.SIZE, needs=(reference, condition))
+    def claim(results: StudyResults) -> rules.Finding:
+        ours, words = rules.paired_change(results.runs, condition, reference, response)
+        return rules.judge_size(ours, paper, sign=sign, words=words)
 
-    return Claim(id=id, text=text, source=source, paper=published, rule=SIZE, needs=(reference, condition), judge=judge)
+    return claim
 
 
 def _no_effect(study: str, id: str, text: str, condition: str, reference: str) -> Claim:
@@ -168,14 +157,16 @@ def _no_effect(study: str, id: str, text: str, condition: str, reference: str) -
     if paper is not None and key is not None:
         published = f"{rounded(paper, signed=True)}, CutMix's {rounded(key, signed=True)} ({share(abs(paper / key))})"
 
-    def judge(results: StudyResults) -> Finding:
+    @asked(
+        id, text, source="S1 §6.2", paper=published, rule=rules.NO_EFFECT_RULE, needs=(reference, condition, of_cutmix)
+    )
+    def claim(results: StudyResults) -> rules.Finding:
         ours, theirs = (
             paired_difference(results.runs, label, reference, "min_mad") for label in (condition, of_cutmix)
         )
-        return judge_no_effect(ours, theirs, key_sign=sign)
+        return rules.judge_no_effect(ours, theirs, key_sign=sign)
 
-    needs = (reference, condition, of_cutmix)
-    return Claim(id=id, text=text, source="S1 §6.2", paper=published, rule=NO_EFFECT_RULE, needs=needs, judge=judge)
+    return claim
 
 
 def _groups(study: str, colour: str, id: str, text: str, source: str, response: str) -> Claim:
@@ -191,12 +182,12 @@ def _groups(study: str, colour: str, id: str, text: str, source: str, response: 
     key = s1.PUBLISHED[study].key_factor
     assert key is not None
 
-    def judge(results: StudyResults) -> Finding:
+    @asked(id, text, source=source, paper=published, rule=rules.GROUPS, needs=(*both[0], *both[1]))
+    def claim(results: StudyResults) -> rules.Finding:
         found = separation(results.runs, key, results.factors[key], response, blocks=pair_columns(results, key))
-        return judge_groups(found, bounds, n=int(results.runs["seed"].nunique()))
+        return rules.judge_groups(found, bounds, n=int(results.runs["seed"].nunique()))
 
-    needs = (*both[0], *both[1])
-    return Claim(id=id, text=text, source=source, paper=published, rule=GROUPS, needs=needs, judge=judge)
+    return claim
 
 
 def _dissociation(study: str, colour: str) -> Claim:
@@ -211,21 +202,17 @@ def _dissociation(study: str, colour: str) -> Claim:
             f"{' and '.join(rounded(change, signed=True) for change in changes)}"
         )
 
-    def judge(results: StudyResults) -> Finding:
-        return judge_dissociation(
+    text = f"CutMix and {colour} alone raise accuracy alike, yet only CutMix makes heads local"
+    needs = (s1.BASELINE, *labels)
+
+    @asked("dissociation", text, source="S1 §6.2, §7", paper=published, rule=rules.DISSOCIATION, needs=needs)
+    def claim(results: StudyResults) -> rules.Finding:
+        return rules.judge_dissociation(
             *(paired_difference(results.runs, label, s1.BASELINE, "test_acc") for label in labels),
             *(paired_difference(results.runs, label, s1.BASELINE, "min_mad") for label in labels),
         )
 
-    return Claim(
-        id="dissociation",
-        text=f"CutMix and {colour} alone raise accuracy alike, yet only CutMix makes heads local",
-        source="S1 §6.2, §7",
-        paper=published,
-        rule=DISSOCIATION,
-        needs=(s1.BASELINE, *labels),
-        judge=judge,
-    )
+    return claim
 
 
 def _of_protocols(study: str) -> list[Claim]:
@@ -256,30 +243,30 @@ def _of_ablation(study: str, colour: str) -> list[Claim]:
         _no_effect(study, "smoothing-alone", f"Label smoothing {alone}", s1.ONLY_SMOOTHING, s1.BASELINE),
         _no_effect(study, "removing-colour", f"Removing {colour} {leaves}", s1.without(colour), s1.MODERN),
         _no_effect(study, "removing-smoothing", f"Removing label smoothing {leaves}", s1.WITHOUT_SMOOTHING, s1.MODERN),
-        PLANE,
+        OF_ABLATION,
         _dissociation(study, colour),
     ]
 
 
 def _report_on(name: str) -> None:
-    of_heads = (EARLY, *ON_CIFAR100) if s1.PUBLISHED[name].dataset == "CIFAR-100" else (EARLY,)
-    claims, tables, figures = [*_of_protocols(name), *of_heads], [], {}
+    is_seen = s1.PUBLISHED[name].dataset == "CIFAR-100"
+    claims: list[Claim] = [*_of_protocols(name), *(ON_CIFAR100 if is_seen else ON_ALL_DATA_SETS)]
+    tables, figures = [association_table], {"position-association": association_and_distance}
     if name in ABLATIONS:
         of_parts = _of_ablation(name, ABLATIONS[name])
-        if len(of_heads) == 1:
-            # The paper's ablation is on CIFAR-100: here its claims are put to data that it has not seen.
+        if not is_seen:  # the paper's ablation is on CIFAR-100
             of_parts = [dataclasses.replace(claim, source=f"{claim.source}, there on CIFAR-100") for claim in of_parts]
         # Here are runs enough to ask beside what the paper says.
         claims += [*of_parts, *LENGTH_QUESTIONS, *own_patch_questions(ABLATIONS[name])]
-        tables += [length_table, own_patch_table]
-        figures |= {"training-length": length_and_distance, "own-patch": every_head}
+        tables = [length_table, own_patch_table, *tables]
+        figures = {"training-length": length_and_distance, "own-patch": every_head, **figures}
     report_on(
         name,
         paper=s1.PAPER,
         published=s1.PUBLISHED[name],
         claims=claims,
-        tables=[*tables, association_table],
-        figures={**figures, "position-association": association_and_distance},
+        tables=tables,
+        figures=figures,
         is_about_locality=True,
     )
 

@@ -20,7 +20,7 @@ from nearsight.papers.protocol.numbers import BASELINE, MODERN, ONLY_CUTMIX, WIT
 from nearsight.papers.protocol.unreported import ablation_fitted_cifar100
 from nearsight.recipes.compact import compact_cifar100
 from nearsight.recipes.fixed import trained_for
-from nearsight.report.claims import Claim
+from nearsight.report.claims import asked
 from nearsight.report.findings import Section
 from nearsight.report.fits import Estimate
 from nearsight.report.own_patch import OWN_PATCH, grid_of
@@ -97,13 +97,14 @@ def _num_seeds(found: Iterable[Course]) -> int:
     return len({course.seed for course in found})
 
 
-_ONLY_WITH = (
-    "*In every run.* Yes: every run with CutMix has a local head at some time, and no run without it has one. No: no "
-    "run with CutMix has one, or every run without it does. Undecided: otherwise."
+@asked(
+    "only-with-cutmix",
+    "Do local heads appear with CutMix, and only with it?",
+    source="S1 §7, limitations",
+    rule="*In every run.* Yes: every run with CutMix has a local head at some time, and no run without it has one. No: "
+    "no run with CutMix has one, or every run without it does. Undecided: otherwise.",
 )
-
-
-def _judge_only_with(results: StudyResults) -> Finding:
+def _only_with(results: StudyResults) -> Finding:
     labels = dict.fromkeys((*results.planned, *results.runs["condition"]))
     with_it = _of(results, *_WITH_CUTMIX)
     others = _of(results, *(label for label in labels if label not in _WITH_CUTMIX))
@@ -113,7 +114,13 @@ def _judge_only_with(results: StudyResults) -> Finding:
     return Finding(verdict=answer, ours=words, value=float(np.mean(has)), n=_num_seeds(with_it))
 
 
-def _judge_equally_long(results: StudyResults) -> Finding:
+@asked(
+    "equally-many-epochs",
+    "After equally many epochs, does the most local head look nearer with CutMix?",
+    source="S1 §7, limitations; asked of these runs afterwards",
+    rule=SIGN,
+)
+def _equally_long(results: StudyResults) -> Finding:
     found = {(course.condition, course.seed): course for course in courses(results)}
     pairs = [
         (less, course)
@@ -130,24 +137,28 @@ def _judge_equally_long(results: StudyResults) -> Finding:
     return judge_sign(Estimate.of(ours), sign=-1, words=words, n=_num_seeds([course for _, course in pairs]))
 
 
-_WHERE = (
-    "*First local head.* The answer is the range, over all runs with CutMix, of the epoch at which a first head is "
-    f"local (below {rounded(LOCAL)} for {LASTING} measurements in a row), and its layers, with the number of "
-    "these runs, where not all have one; never, where none has."
+@asked(
+    "first-local-head",
+    "When does the first local head appear, and in which layer?",
+    source="S1 §7, future work iv",
+    rule="*First local head.* The answer is the range, over all runs with CutMix, of the epoch at which a first head "
+    f"is local (below {rounded(LOCAL)} for {LASTING} measurements in a row), and its layers, with the number of these "
+    "runs, where not all have one; never, where none has.",
 )
-_OWN = (
-    "*To its own patch.* The answer is the range, over all runs with CutMix, of the epoch at which a first head is "
-    f"below {share(OWN_PATCH)} of the distance to the next patch, {LASTING} measurements in a row, and its layers, "
-    "with the number of these runs, where not all have one; never, where none has. Beside it: for how many epochs it "
-    "had then been nearer than the next patch."
-)
-
-
-def _judge_first(results: StudyResults) -> Finding:
+def _first(results: StudyResults) -> Finding:
     return _first_of_each({course: course.first_local() for course in _of(results, *_WITH_CUTMIX)})
 
 
-def _judge_own_patch(results: StudyResults) -> Finding:
+@asked(
+    "turns-to-own-patch",
+    "When does a head turn to its own patch, and how fast?",
+    source="after ablation-fitted-cifar100",
+    rule="*To its own patch.* The answer is the range, over all runs with CutMix, of the epoch at which a first head "
+    f"is below {share(OWN_PATCH)} of the distance to the next patch, {LASTING} measurements in a row, and its layers, "
+    "with the number of these runs, where not all have one; never, where none has. Beside it: for how many epochs it "
+    "had then been nearer than the next patch.",
+)
+def _own_patch(results: StudyResults) -> Finding:
     step = next_patch_distance(grid_of(results))
     turns = {course: course.first_own_patch(step) for course in _of(results, *_WITH_CUTMIX)}
     return _first_of_each(turns, how_fast=True)
@@ -172,14 +183,15 @@ def _first_of_each(turns: Mapping[Course, Turn | None], *, how_fast: bool = Fals
     return Finding(verdict=answer, ours="; ".join(told), value=value, n=_num_seeds(turns))
 
 
-_LEADS = (
-    "*Who leads.* The lag is the epoch at which the smallest distance is half way minus that of validation accuracy. "
-    "Accuracy leads: the lag is above 1 epoch in every run with CutMix. Locality leads: below −1 in every one. "
-    "Undecided: otherwise, as where a run's heads do not become more local at all."
+@asked(
+    "accuracy-leads",
+    "Does accuracy lead locality, or follow it?",
+    source="S1 §7, future work iv",
+    rule="*Who leads.* The lag is the epoch at which the smallest distance is half way minus that of validation "
+    "accuracy. Accuracy leads: the lag is above 1 epoch in every run with CutMix. Locality leads: below −1 in every "
+    "one. Undecided: otherwise, as where a run's heads do not become more local at all.",
 )
-
-
-def _judge_lead(results: StudyResults) -> Finding:
+def _lead(results: StudyResults) -> Finding:
     found = _of(results, *_WITH_CUTMIX)
     lags = [course.locality_half() - course.accuracy_half() for course in found]
     known = [lag for lag in lags if not np.isnan(lag)]
@@ -192,65 +204,20 @@ def _judge_lead(results: StudyResults) -> Finding:
     )
 
 
-_TURNS = (
-    "*Turning back.* Yes: some head of some run was local, and later, for "
-    f"{LASTING} measurements in a row, at {rounded(GLOBAL_AGAIN)} or more. No: none did. Undecided: none was local."
+@asked(
+    "turns-global",
+    "Does a local head ever become global again?",
+    source="S1 §7, limitations",
+    rule=f"*Turning back.* Yes: some head of some run was local, and later, for {LASTING} measurements in a row, at "
+    f"{rounded(GLOBAL_AGAIN)} or more. No: none did. Undecided: none was local.",
 )
-
-
-def _judge_turns(results: StudyResults) -> Finding:
+def _turns(results: StudyResults) -> Finding:
     found = courses(results)
     counts = [course.turned() for course in found]
     became, again = (sum(count[place] for count in counts) for place in (0, 1))
     words = f"{again} of {became} heads that were ever local, in {len(found)} runs"
     answer = YES if again else NO if became else UNDECIDED
     return Finding(verdict=answer, ours=words, value=float(again), n=_num_seeds(found))
-
-
-_QUESTIONS = (
-    Claim(
-        id="only-with-cutmix",
-        text="Do local heads appear with CutMix, and only with it?",
-        source="S1 §7, limitations",
-        rule=_ONLY_WITH,
-        judge=_judge_only_with,
-    ),
-    Claim(
-        id="equally-many-epochs",
-        text="After equally many epochs, does the most local head look nearer with CutMix?",
-        source="S1 §7, limitations; asked of these runs afterwards",
-        rule=SIGN,
-        judge=_judge_equally_long,
-    ),
-    Claim(
-        id="first-local-head",
-        text="When does the first local head appear, and in which layer?",
-        source="S1 §7, future work iv",
-        rule=_WHERE,
-        judge=_judge_first,
-    ),
-    Claim(
-        id="accuracy-leads",
-        text="Does accuracy lead locality, or follow it?",
-        source="S1 §7, future work iv",
-        rule=_LEADS,
-        judge=_judge_lead,
-    ),
-    Claim(
-        id="turns-global",
-        text="Does a local head ever become global again?",
-        source="S1 §7, limitations",
-        rule=_TURNS,
-        judge=_judge_turns,
-    ),
-    Claim(
-        id="turns-to-own-patch",
-        text="When does a head turn to its own patch, and how fast?",
-        source="after ablation-fitted-cifar100",
-        rule=_OWN,
-        judge=_judge_own_patch,
-    ),
-)
 
 
 def course_table(results: StudyResults) -> Table:
@@ -297,7 +264,7 @@ _INTERVALS = (
 report_on(
     "emergence-cifar100",
     "emergence-fitted-cifar100",
-    claims=_QUESTIONS,
+    claims=(_only_with, _equally_long, _first, _lead, _turns, _own_patch),
     intervals=_INTERVALS,
     tables=(course_table,),
     figures={

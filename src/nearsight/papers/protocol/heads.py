@@ -36,11 +36,6 @@ class _Heads:
     """Over the heads of a layer, from the first layer to the last; likewise of the entropy."""
     mean_entropy: NDArray[np.float64]
 
-    @property
-    def in_first_layer(self) -> NDArray[np.float64]:
-        """Their distances."""
-        return self.mad[self.layer == self.layer.min()]
-
 
 def _heads_of(results: StudyResults, condition: str, seed: int) -> _Heads:
     found = _heads_by_run(results)[condition, seed]
@@ -71,13 +66,14 @@ def _in_words(values: Sequence[float], digits: int = 3) -> str:
 
 Reading = tuple[str, Callable[..., bool]]
 """In words, and of the numbers of a seed."""
+Measure = Callable[..., tuple[float, ...]]
+"""Some numbers of a seed, from the heads of the conditions that a claim needs."""
 
 
 def _in_every_seed(
     id: str,
     text: str,
     source: str,
-    measure: Callable[..., tuple[float, ...]],
     *,
     strict: Reading,
     weak: Reading,
@@ -85,78 +81,29 @@ def _in_every_seed(
     tell: Callable[[Sequence[float]], str] = _in_words,
     paper: str = "shown in a figure, no number",
     needs: tuple[str, ...] = (s1.BASELINE, s1.MODERN),
-) -> Claim:
-    """`measure`: some numbers of a seed, from the heads of the conditions that it needs. `told`: our numbers in words,
-    with a place for each, which `tell` fills from its values over the seeds."""
+) -> Callable[[Measure], Claim]:
+    """Makes a measure the claim that it is of. `told`: our numbers in words, with a place for each, which `tell` fills
+    from its values over the seeds."""
 
-    def judge(results: StudyResults) -> Finding:
-        seeds = shared_seeds(results.runs, *needs)
-        found = [measure(*(_heads_of(results, label, seed) for label in needs)) for seed in seeds]
-        words = told.format(*map(tell, zip(*found, strict=True)))
-        return judge_every_seed(*([bool(holds(*each)) for each in found] for _, holds in (strict, weak)), words)
+    def claim(measure: Measure) -> Claim:
+        def judge(results: StudyResults) -> Finding:
+            seeds = shared_seeds(results.runs, *needs)
+            found = [measure(*(_heads_of(results, label, seed) for label in needs)) for seed in seeds]
+            holds, holds_weakly = ([bool(reading(*each)) for each in found] for _, reading in (strict, weak))
+            return judge_every_seed(holds, holds_weakly, told.format(*map(tell, zip(*found, strict=True))))
 
-    readings = (strict[0], weak[0])
-    return Claim(
-        id=id, text=text, source=source, paper=paper, rule=EVERY_SEED, readings=readings, needs=needs, judge=judge
-    )
+        readings = (strict[0], weak[0])
+        return Claim(
+            id=id, text=text, source=source, paper=paper, rule=EVERY_SEED, readings=readings, needs=needs, judge=judge
+        )
 
-
-def _early_layers(base: _Heads, full: _Heads) -> tuple[float, ...]:
-    means = (base.mean_mad, full.mean_mad, base.mean_entropy, full.mean_entropy)
-    return tuple(float(mean[:EARLY_LAYERS].mean()) for mean in means)
+    return claim
 
 
-def _most_local_layer(base: _Heads, full: _Heads) -> tuple[float, ...]:
-    return (int(full.layer[full.mad.argmin()]),)
-
-
-def _first_layers(base: _Heads, full: _Heads) -> tuple[float, ...]:
-    """Of the full protocol the farthest head, of the base the nearest, and both means."""
-    ours, theirs = full.in_first_layer, base.in_first_layer
-    return ours.max(), theirs.min(), ours.mean(), theirs.mean()
-
-
-def _depth_correlations(base: _Heads, full: _Heads) -> tuple[float, ...]:
-    return _rank_correlation(base.mean_mad), _rank_correlation(full.mean_mad)
-
-
-def _rank_correlation(values: NDArray[np.float64]) -> float:
-    """With the place in the row; 0 where all values are alike, or there is only one."""
-    from scipy import stats  # here, because it takes most of a second
-
-    if len(values) < 2 or np.ptp(values) == 0:
-        return 0.0
-    return float(stats.spearmanr(np.arange(len(values)), values).statistic)
-
-
-def _gaps(base: _Heads, full: _Heads) -> tuple[float, ...]:
-    """How far the full protocol's mean distance is below the base's, in the first and in the last layer."""
-    gap = base.mean_mad - full.mean_mad
-    return float(gap[0]), float(gap[-1])
-
-
-def _heads_below_the_base(base: _Heads, full: _Heads) -> tuple[float, ...]:
-    """Heads of the full protocol below every head of the base: in distance, and in distance and entropy at once."""
-    nearer = full.mad < base.mad.min()
-    return int(nearer.sum()), int((nearer & (full.entropy < base.entropy.min())).sum())
-
-
-def _nearer_in_the_plane(base: _Heads, full: _Heads, only: _Heads, without: _Heads) -> tuple[float, ...]:
-    """By how much +CutMix is nearer to the full protocol than to the base, and −CutMix nearer to the base."""
-
-    def apart(a: _Heads, b: _Heads) -> float:
-        return energy_distance(*(np.column_stack([heads.mad, heads.entropy]) for heads in (a, b)))
-
-    return apart(only, base) - apart(only, full), apart(without, full) - apart(without, base)
-
-
-_BASELINE, _MODERN = (s1.PUBLISHED["protocol-cifar100"].conditions[label] for label in (s1.BASELINE, s1.MODERN))
-
-EARLY = _in_every_seed(
+@_in_every_seed(
     "early-layers",
     "The Modern protocol gives lower distance and lower entropy in early layers",
     "S1 abstract, §5.4, §7",
-    _early_layers,
     strict=(
         "the mean over the heads of L1 and L2 is lower than with Baseline, in distance and in entropy",
         lambda far, near, blurred, focused: near < far and focused < blurred,
@@ -164,85 +111,112 @@ EARLY = _in_every_seed(
     weak=("it is lower in distance", lambda far, near, *_: near < far),
     told="distance {} to {}; entropy {} to {}",
 )
-"""Which the paper claims of all its data sets."""
+def _early_layers(base: _Heads, full: _Heads) -> tuple[float, ...]:
+    means = (base.mean_mad, full.mean_mad, base.mean_entropy, full.mean_entropy)
+    return tuple(float(mean[:EARLY_LAYERS].mean()) for mean in means)
 
-ON_CIFAR100 = (
-    _in_every_seed(
-        "in-layer-1",
-        "Under the Modern protocol the most local head of the model lies in layer 1",
-        "S1 §5.1, Figure 1b",
-        _most_local_layer,
-        strict=("it lies in L1", lambda layer: layer == 0),
-        weak=("it lies in L1 or L2", lambda layer: layer < EARLY_LAYERS),
-        told="in {}",
-        tell=lambda layers: ", ".join(f"L{layer + 1}" for layer in layers),
-        paper=f"in L1 (min MAD {rounded(_MODERN.min_mad)})",
-    ),
-    _in_every_seed(
-        "first-layer",
-        "All heads of Modern's first layer restrict their attention",
-        "S1 §5.3, Figure 3b",
-        _first_layers,
-        strict=(
-            "every head of Modern's L1 has a smaller distance than every head of Baseline's",
-            lambda farthest, nearest, *_: farthest < nearest,
-        ),
-        weak=("their mean is smaller", lambda _, __, ours, theirs: ours < theirs),
-        told="Modern's L1 up to {}, Baseline's from {}",
-    ),
-    _in_every_seed(
-        "depth-order",
-        "Under the Modern protocol distance grows with depth; Baseline shows no such order",
-        "S1 §5.2, §5.3, Figure 3",
-        _depth_correlations,
-        strict=(
-            f"the rank correlation of depth and mean distance over layers is at least {ORDERED} with Modern and below "
-            "that with Baseline",
-            lambda base, full: full >= ORDERED > base,
-        ),
-        weak=("it is higher with Modern than with Baseline", lambda base, full: full > base),
-        told="rank correlation {1}, Baseline's {0}",
-        tell=partial(_in_words, digits=2),
-    ),
-    _in_every_seed(
-        "convergence",
-        "With depth, Modern's heads converge with Baseline's",
-        "S1 §5.2, Figure 2",
-        _gaps,
-        strict=(
-            f"Modern's mean distance is below Baseline's in L1, and at most {share(_LEFT_OVER)} of that gap is left, "
-            "on either side, in the last layer",
-            lambda first, last: first > 0 and abs(last) <= _LEFT_OVER * first,
-        ),
-        weak=(
-            "it is below in L1, and the gap in the last layer is smaller",
-            lambda first, last: first > 0 and abs(last) < first,
-        ),
-        told="Baseline minus Modern {} in L1, {} in the last",
-    ),
-    _in_every_seed(
-        "own-region",
-        "Modern has heads in a region of low distance and low entropy where Baseline has none",
-        "S1 §1, §5.2, Figure 2",
-        _heads_below_the_base,
-        strict=(
-            "at least one head of Modern is below every head of Baseline in distance and in entropy at once",
-            lambda _, both: both > 0,
-        ),
-        weak=("at least one is below every head of Baseline in distance", lambda nearer, _: nearer > 0),
-        told="heads a seed below all of Baseline's: {1} in both, {0} in distance",
-        tell=partial(_in_words, digits=1),
-        paper=f"Modern down to {rounded(_MODERN.min_mad)} and {rounded(_MODERN.min_entropy)}, Baseline to "
-        f"{rounded(_BASELINE.min_mad)} and {rounded(_BASELINE.min_entropy)}",
-    ),
+
+_BASELINE, _MODERN = (s1.PUBLISHED["protocol-cifar100"].conditions[label] for label in (s1.BASELINE, s1.MODERN))
+
+
+@_in_every_seed(
+    "in-layer-1",
+    "Under the Modern protocol the most local head of the model lies in layer 1",
+    "S1 §5.1, Figure 1b",
+    strict=("it lies in L1", lambda layer: layer == 0),
+    weak=("it lies in L1 or L2", lambda layer: layer < EARLY_LAYERS),
+    told="in {}",
+    tell=lambda layers: ", ".join(f"L{layer + 1}" for layer in layers),
+    paper=f"in L1 (min MAD {rounded(_MODERN.min_mad)})",
 )
-"""And which of CIFAR-100 alone."""
+def _most_local_layer(base: _Heads, full: _Heads) -> tuple[float, ...]:
+    return (int(full.layer[full.mad.argmin()]),)
 
-PLANE = _in_every_seed(
+
+@_in_every_seed(
+    "first-layer",
+    "All heads of Modern's first layer restrict their attention",
+    "S1 §5.3, Figure 3b",
+    strict=(
+        "every head of Modern's L1 has a smaller distance than every head of Baseline's",
+        lambda farthest, nearest, *_: farthest < nearest,
+    ),
+    weak=("their mean is smaller", lambda _, __, ours, theirs: ours < theirs),
+    told="Modern's L1 up to {}, Baseline's from {}",
+)
+def _first_layers(base: _Heads, full: _Heads) -> tuple[float, ...]:
+    theirs, ours = (heads.mad[heads.layer == heads.layer.min()] for heads in (base, full))
+    return ours.max(), theirs.min(), ours.mean(), theirs.mean()
+
+
+@_in_every_seed(
+    "depth-order",
+    "Under the Modern protocol distance grows with depth; Baseline shows no such order",
+    "S1 §5.2, §5.3, Figure 3",
+    strict=(
+        f"the rank correlation of depth and mean distance over layers is at least {ORDERED} with Modern and below "
+        "that with Baseline",
+        lambda base, full: full >= ORDERED > base,
+    ),
+    weak=("it is higher with Modern than with Baseline", lambda base, full: full > base),
+    told="rank correlation {1}, Baseline's {0}",
+    tell=partial(_in_words, digits=2),
+)
+def _depth_order(base: _Heads, full: _Heads) -> tuple[float, ...]:
+    from scipy import stats  # here, because it takes most of a second
+
+    def correlation(values: NDArray[np.float64]) -> float:
+        """With the place in the row; 0 where all values are alike, or there is only one."""
+        if len(values) < 2 or np.ptp(values) == 0:
+            return 0.0
+        return float(stats.spearmanr(np.arange(len(values)), values).statistic)
+
+    return correlation(base.mean_mad), correlation(full.mean_mad)
+
+
+@_in_every_seed(
+    "convergence",
+    "With depth, Modern's heads converge with Baseline's",
+    "S1 §5.2, Figure 2",
+    strict=(
+        f"Modern's mean distance is below Baseline's in L1, and at most {share(_LEFT_OVER)} of that gap is left, on "
+        "either side, in the last layer",
+        lambda first, last: first > 0 and abs(last) <= _LEFT_OVER * first,
+    ),
+    weak=(
+        "it is below in L1, and the gap in the last layer is smaller",
+        lambda first, last: first > 0 and abs(last) < first,
+    ),
+    told="Baseline minus Modern {} in L1, {} in the last",
+)
+def _convergence(base: _Heads, full: _Heads) -> tuple[float, ...]:
+    gap = base.mean_mad - full.mean_mad
+    return float(gap[0]), float(gap[-1])
+
+
+@_in_every_seed(
+    "own-region",
+    "Modern has heads in a region of low distance and low entropy where Baseline has none",
+    "S1 §1, §5.2, Figure 2",
+    strict=(
+        "at least one head of Modern is below every head of Baseline in distance and in entropy at once",
+        lambda _, both: both > 0,
+    ),
+    weak=("at least one is below every head of Baseline in distance", lambda nearer, _: nearer > 0),
+    told="heads a seed below all of Baseline's: {1} in both, {0} in distance",
+    tell=partial(_in_words, digits=1),
+    paper=f"Modern down to {rounded(_MODERN.min_mad)} and {rounded(_MODERN.min_entropy)}, Baseline to "
+    f"{rounded(_BASELINE.min_mad)} and {rounded(_BASELINE.min_entropy)}",
+)
+def _own_region(base: _Heads, full: _Heads) -> tuple[float, ...]:
+    nearer = full.mad < base.mad.min()
+    return int(nearer.sum()), int((nearer & (full.entropy < base.entropy.min())).sum())
+
+
+@_in_every_seed(
     "plane",
     "In the plane of distance and entropy +CutMix clusters with Modern, −CutMix with Baseline",
     "S1 §6.2, Figure 5",
-    _nearer_in_the_plane,
     strict=(
         "by the energy distance between their clouds of heads, +CutMix is nearer to Modern than to Baseline and "
         "−CutMix nearer to Baseline than to Modern",
@@ -252,4 +226,14 @@ PLANE = _in_every_seed(
     told="+CutMix nearer to Modern by {}, −CutMix nearer to Baseline by {}",
     needs=(s1.BASELINE, s1.MODERN, s1.ONLY_CUTMIX, s1.WITHOUT_CUTMIX),
 )
-"""And which of an ablation."""
+def _plane(base: _Heads, full: _Heads, only: _Heads, without: _Heads) -> tuple[float, ...]:
+    def apart(a: _Heads, b: _Heads) -> float:
+        return energy_distance(*(np.column_stack([heads.mad, heads.entropy]) for heads in (a, b)))
+
+    return apart(only, base) - apart(only, full), apart(without, full) - apart(without, base)
+
+
+ON_ALL_DATA_SETS = (_early_layers,)
+ON_CIFAR100 = (_early_layers, _most_local_layer, _first_layers, _depth_order, _convergence, _own_region)
+OF_ABLATION = _plane
+"""Which it claims where, and which of the parts of Modern."""

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from nearsight.errors import InputError
-from nearsight.report.claims import OURS, Claim, not_tested
+from nearsight.report.claims import OURS, Claim, asked, not_tested
 from nearsight.report.conditions import level_in_words, missing_notes, scale_notes
 from nearsight.report.figures.style import add_legend, house_style, light_grid
 from nearsight.report.findings import Section
@@ -157,12 +157,13 @@ _NOT_SET = (
 
 def _longer(id: str, level: int, whose: str) -> Claim:
     """Of the runs at a level of the factor that is CutMix: its last, with it, or its first."""
+    text = f"Do runs that train longer have a more local head: {whose}?"
 
-    def judge(results: StudyResults) -> Finding:
+    @asked(id, text, source=OURS, rule=LENGTH_RULE)
+    def question(results: StudyResults) -> Finding:
         return judge_link(results, _EPOCHS, list(groups(results).values())[level])
 
-    text = f"Do runs that train longer have a more local head: {whose}?"
-    return Claim(id=id, text=text, source=OURS, rule=LENGTH_RULE, judge=judge)
+    return question
 
 
 LENGTH_QUESTIONS = (

@@ -1,6 +1,7 @@
 """Questions of our own beside S1's: what its most local heads look at, and whether its claims hold without them."""
 
-from collections.abc import Callable, Iterable
+import dataclasses
+from collections.abc import Iterable
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -11,7 +12,7 @@ from nearsight.errors import InputError
 from nearsight.metrics import least_share_on_itself, next_patch_distance, uniform_attention_distance
 from nearsight.papers.protocol import numbers as s1
 from nearsight.papers.protocol.links import CUTMIX, SURE, groups
-from nearsight.report.claims import OURS, Claim
+from nearsight.report.claims import OURS, Claim, asked
 from nearsight.report.conditions import missing_notes, ordered_conditions, pair_columns, scale_notes
 from nearsight.report.figures.style import (
     DISTANCE_LABEL_ONE_LINE,
@@ -53,36 +54,20 @@ from nearsight.report.tables import MISSING, Row, Table, layers_in_words, probab
 from nearsight.study.results import StudyResults
 from nearsight.study.statistics import mean_interval, separation
 
-_OFTEN = (
-    f"*Own patch.* A head looks at its own patch where its distance is below {share(OWN_PATCH)} of that to the next "
-    f"patch. Yes: more runs with CutMix have such a head than without, with p < {SURE:g} by permutation within pairs. "
-    "The other way round: fewer, with such a p. Not shown: otherwise."
-)
-_GAP = (
-    "*Gap.* Yes: by the nearest of the heads that do not look at their own patch, every run with CutMix is below every "
-    "run without. No: they overlap, or CutMix is above."
-)
 _LEFT_OUT = "Leaving out heads that look at their own patch,"
 _SHARE = "max_share_self"
 # Of a row's height in the figure: what its layers take up, from the first above to the last below.
 _SPREAD = 0.62
 
 
-def own_patch_questions(colour: str) -> tuple[Claim, ...]:
-    """Of an ablation; `colour` is what its data set has for AutoAugment."""
-    conditions = (*s1.with_cutmix(colour), *s1.without_cutmix(colour))
-
-    def question(id: str, text: str, rule: str, judge: Callable[[StudyResults], Finding], *needs: str) -> Claim:
-        return Claim(id=id, text=text, source=OURS, rule=rule, needs=needs or conditions, judge=judge)
-
-    still_nearer = f"{_LEFT_OUT} does Modern's most local one still look nearer than Baseline's?"
-    return (
-        question("own-patch-heads", "Does CutMix turn heads to their own patch?", _OFTEN, _more_often),
-        question("others-separated", f"{_LEFT_OUT} does CutMix still part the conditions?", _GAP, _gap),
-        question("others-more-local", still_nearer, SIGN, _nearer, s1.BASELINE, s1.MODERN),
-    )
-
-
+@asked(
+    "own-patch-heads",
+    "Does CutMix turn heads to their own patch?",
+    source=OURS,
+    rule=f"*Own patch.* A head looks at its own patch where its distance is below {share(OWN_PATCH)} of that to the next "
+    f"patch. Yes: more runs with CutMix have such a head than without, with p < {SURE:g} by permutation within pairs. "
+    "The other way round: fewer, with such a p. Not shown: otherwise.",
+)
 def _more_often(results: StudyResults) -> Finding:
     runs = with_own_patch(results)
     runs = runs.assign(has_one=(runs[HEADS] > 0).astype(float))
@@ -98,6 +83,13 @@ def _more_often(results: StudyResults) -> Finding:
     return Finding(verdict=answer, ours=words, value=found.difference, n=int(runs["seed"].nunique()))
 
 
+@asked(
+    "others-separated",
+    f"{_LEFT_OUT} does CutMix still part the conditions?",
+    source=OURS,
+    rule="*Gap.* Yes: by the nearest of the heads that do not look at their own patch, every run with CutMix is below "
+    "every run without. No: they overlap, or CutMix is above.",
+)
 def _gap(results: StudyResults) -> Finding:
     runs = with_own_patch(results)
     if not runs[HEADS].any():
@@ -107,6 +99,13 @@ def _gap(results: StudyResults) -> Finding:
     return Finding(verdict=answer, ours=groups_in_words(found), value=found.margin, n=int(runs["seed"].nunique()))
 
 
+@asked(
+    "others-more-local",
+    f"{_LEFT_OUT} does Modern's most local one still look nearer than Baseline's?",
+    source=OURS,
+    rule=SIGN,
+    needs=(s1.BASELINE, s1.MODERN),
+)
 def _nearer(results: StudyResults) -> Finding:
     runs, both = with_own_patch(results), (s1.MODERN, s1.BASELINE)
     if not runs.loc[runs["condition"].isin(both), HEADS].any():
@@ -115,6 +114,12 @@ def _nearer(results: StudyResults) -> Finding:
     if not ours.n:
         raise InputError(f"no seed has such heads of both {s1.BASELINE} and {s1.MODERN}")
     return judge_sign(Estimate.of(ours), sign=-1, words=words, n=ours.n)
+
+
+def own_patch_questions(colour: str) -> tuple[Claim, ...]:
+    """Of an ablation; `colour` is what its data set has for AutoAugment."""
+    all_eight = (*s1.with_cutmix(colour), *s1.without_cutmix(colour))
+    return (*(dataclasses.replace(question, needs=all_eight) for question in (_more_often, _gap)), _nearer)
 
 
 def own_patch_table(results: StudyResults) -> Table:
@@ -273,7 +278,7 @@ def _of_the_papers_heads() -> str:
     )
 
 
-_IDS = tuple(claim.id for claim in own_patch_questions(s1.AUTOAUGMENT))
+_IDS = (_more_often.id, _gap.id, _nearer.id)
 FINDING = Section(
     title="What does the most local head look at?",
     claim=_of_the_papers_heads(),

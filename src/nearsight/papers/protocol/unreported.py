@@ -17,7 +17,7 @@ from nearsight.papers.protocol.ablation import ablation, ablation_cifar100
 from nearsight.papers.protocol.numbers import BASELINE, ONLY_CUTMIX, PUBLISHED, with_cutmix
 from nearsight.recipes.compact import compact_cifar100
 from nearsight.recipes.fixed import trained_for
-from nearsight.report.claims import Claim
+from nearsight.report.claims import Claim, asked
 from nearsight.report.conditions import FACTOR_NAMES, scale_notes
 from nearsight.report.figures.style import (
     DISTANCE_LABEL_ONE_LINE,
@@ -126,6 +126,11 @@ def _papers(condition: str, response: str) -> float:
     return float(getattr(_PAPER.conditions[condition], response))
 
 
+def _ours(row: Mapping[str, float], condition: str, response: str) -> float:
+    """From a row of `fits`."""
+    return row[f"{response}_{condition}"]
+
+
 def _unit(response: str) -> float:
     """As far as CutMix moved the paper's own number: what counts as one unit of distance."""
     return abs(_papers(ONLY_CUTMIX, response) - _papers(BASELINE, response))
@@ -216,16 +221,14 @@ def what_moves_it(results: StudyResults) -> str:
     return f"What moves the smallest distance of runs with CutMix. {sentence}."
 
 
-_NEAREST_RULE = (
-    "*Nearest.* The answer is the setting with the smallest distance to the paper's numbers (tables/fit-to-paper)."
+@asked(
+    "nearest-setting",
+    "Which setting gives the paper's accuracies and distances?",
+    source="S1, Table 2",
+    rule="*Nearest.* The answer is the setting with the smallest distance to the paper's numbers "
+    "(tables/fit-to-paper).",
 )
-_REACHED = (
-    "*Reached.* Yes: some setting's smallest distance with CutMix is at or below the paper's largest "
-    f"({rounded(_PAPERS_BOUND)}), give or take {share(SIZE_TOLERANCE)} of it. No: otherwise."
-)
-
-
-def _judge_nearest(results: StudyResults) -> Finding:
+def _nearest_setting(results: StudyResults) -> Finding:
     table = fits(results)
     distances = table["distance"]
     others = f"the others {rounded(distances.iloc[1], 2)} and more" if len(table) > 1 else "no other has runs yet"
@@ -234,7 +237,14 @@ def _judge_nearest(results: StudyResults) -> Finding:
     return Finding(verdict=answer, ours=words, value=float(distances.iloc[0]), n=_num_seeds(results))
 
 
-def _judge_reached(results: StudyResults) -> Finding:
+@asked(
+    "reached",
+    "Does any setting bring the smallest distance down to the paper's?",
+    source="S1 abstract",
+    rule="*Reached.* Yes: some setting's smallest distance with CutMix is at or below the paper's largest "
+    f"({rounded(_PAPERS_BOUND)}), give or take {share(SIZE_TOLERANCE)} of it. No: otherwise.",
+)
+def _reached(results: StudyResults) -> Finding:
     column = f"min_mad_{ONLY_CUTMIX}"
     lowest = min(records(fits(results)), key=lambda row: float(row[column]))
     value = float(lowest[column])
@@ -243,38 +253,25 @@ def _judge_reached(results: StudyResults) -> Finding:
     return Finding(verdict=YES if reached else NO, ours=words, value=value, n=_num_seeds(results))
 
 
-def _judge_factor(factor: str, results: StudyResults) -> Finding:
-    found = main_effects(results)
-    if factor not in found:
-        raise InputError(f"{factor} does not vary among the runs with CutMix")
-    words = f"{step_in_words(results, factor)}: {found[factor].in_words()}"
-    return judge_sign(found[factor], sign=-1, words=words, n=_num_seeds(results))
-
-
 def _num_seeds(results: StudyResults) -> int:
     return int(results.runs["seed"].nunique())
 
 
 def _about_factor(factor: str, text: str) -> Claim:
-    judge = partial(_judge_factor, factor)
-    return Claim(id=factor, text=text, source="min MAD, main effect", rule=SIGN, judge=judge)
+    @asked(factor, text, source="min MAD, main effect", rule=SIGN)
+    def question(results: StudyResults) -> Finding:
+        found = main_effects(results)
+        if factor not in found:
+            raise InputError(f"{factor} does not vary among the runs with CutMix")
+        words = f"{step_in_words(results, factor)}: {found[factor].in_words()}"
+        return judge_sign(found[factor], sign=-1, words=words, n=_num_seeds(results))
+
+    return question
 
 
 _QUESTIONS = (
-    Claim(
-        id="nearest-setting",
-        text="Which setting gives the paper's accuracies and distances?",
-        source="S1, Table 2",
-        rule=_NEAREST_RULE,
-        judge=_judge_nearest,
-    ),
-    Claim(
-        id="reached",
-        text="Does any setting bring the smallest distance down to the paper's?",
-        source="S1 abstract",
-        rule=_REACHED,
-        judge=_judge_reached,
-    ),
+    _nearest_setting,
+    _reached,
     _about_factor("lr", "With CutMix, does a lower learning rate make the most local head look nearer?"),
     _about_factor("weight_decay", "With CutMix, does it look nearer without weight decay?"),
     _about_factor("init", "With CutMix, does it look nearer from PyTorch's own initialisation?"),
@@ -297,8 +294,8 @@ def fit_table(results: StudyResults) -> Table:
     table = fits(results)
     rows = [shown(dict.fromkeys(results.factors, "paper"), _papers, 0.0)]
     for row in records(table):
-        levels = {name: str(row[name]) for name in results.factors}
-        rows.append(shown(levels, lambda condition, response, row=row: row[f"{response}_{condition}"], row["distance"]))
+        ours = partial(_ours, row)
+        rows.append(shown({name: str(row[name]) for name in results.factors}, ours, row["distance"]))
     scales = ", ".join(
         f"{_unit(response):.4g} in {title.removesuffix(', %')}" for response, (title, _) in _COMPARED.items()
     )
@@ -393,8 +390,8 @@ def settings_beside_the_paper(results: StudyResults) -> Drawing:
 
 
 def _draw_pair(axes: Axes, row: dict[str, float], *, level: int, is_best: bool) -> None:
-    accuracy = [100 * row[f"test_acc_{label}"] for label in _FITTED]
-    distance = [row[f"min_mad_{label}"] for label in _FITTED]
+    accuracy = [100 * _ours(row, label, "test_acc") for label in _FITTED]
+    distance = [_ours(row, label, "min_mad") for label in _FITTED]
     axes.plot(accuracy, distance, color=INK if is_best else MUTED, linewidth=2.2 if is_best else 0.6, zorder=2)
     for x, y, style in zip(accuracy, distance, (dose_style(0), dose_style(level)), strict=True):
         axes.plot(x, y, marker=style.marker, color=style.colour, markersize=6.5, zorder=3)
