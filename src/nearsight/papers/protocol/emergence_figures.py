@@ -12,7 +12,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 
 from nearsight.papers.protocol.course import LOCAL, Array, Course, conditions_of, courses
-from nearsight.report.conditions import scale_notes
+from nearsight.report.conditions import noted, scale_notes
 from nearsight.report.figures.style import (
     DISTANCE_LABEL,
     ENTROPY_LABEL,
@@ -31,6 +31,7 @@ from nearsight.study.results import StudyResults
 
 _LOCAL_LINE = f"Dotted: {rounded(LOCAL)}, below which a head is called local."
 MOST_FRAMES = 60
+_DOTTED: dict[str, Any] = {"color": MUTED, "linewidth": 0.9, "linestyle": (0, (1, 2)), "zorder": 1}
 
 
 def over_epochs(results: StudyResults) -> Drawing:
@@ -53,12 +54,8 @@ def over_epochs(results: StudyResults) -> Drawing:
             panel.set_xlabel("epoch")
         add_fitting_legend(figure, [Line2D([], [], **look) for look in looks.values()], list(looks))
     lines = f"A line is a run; {_seeds(found)} per condition. {_LOCAL_LINE}"
-    add_footnote(figure, [lines, *scale_notes(results)])
-    return Drawing(
-        figure=figure,
-        caption="The distance of the most local head (left) and the validation accuracy (right) over the epochs. "
-        f"{lines}",
-    )
+    caption = "The distance of the most local head (left) and the validation accuracy (right) over the epochs."
+    return noted(figure, results, caption, lines)
 
 
 def layers_over_epochs(results: StudyResults) -> Drawing:
@@ -84,8 +81,7 @@ def layers_over_epochs(results: StudyResults) -> Drawing:
         first.set_ylabel(DISTANCE_LABEL)
         add_fitting_legend(figure, [Line2D([], [], **look) for look in looks], [f"L{layer + 1}" for layer in layers])
     told = f"Mean over a layer's heads and over {_seeds(found)}. {_LOCAL_LINE}"
-    add_footnote(figure, [told, *scale_notes(results)])
-    return Drawing(figure=figure, caption=f"The mean attention distance of every layer over the epochs. {told}")
+    return noted(figure, results, "The mean attention distance of every layer over the epochs.", told)
 
 
 def layers_by_epoch(results: StudyResults) -> Drawing:
@@ -125,13 +121,11 @@ def layers_by_epoch(results: StudyResults) -> Drawing:
         bar.outline.set_visible(False)
         bar.ax.tick_params(length=0)
         bar.set_label(DISTANCE_LABEL, fontsize=8.5)
-    told = f"Mean over {_seeds(found)}."
-    add_footnote(figure, [told, *scale_notes(results)])
-    return Drawing(
-        figure=figure,
-        caption="The mean attention distance of every layer (top: mean over its heads; bottom: its most local head) "
-        f"over the epochs. {told}",
+    caption = (
+        "The mean attention distance of every layer (top: mean over its heads; bottom: its most local head) over the "
+        "epochs."
     )
+    return noted(figure, results, caption, f"Mean over {_seeds(found)}.")
 
 
 def _mean_over_seeds(
@@ -150,9 +144,6 @@ def _edges(epochs: Array) -> Array:
         return np.array([epochs[0] - 0.5, epochs[0] + 0.5])
     middles = (epochs[:-1] + epochs[1:]) / 2
     return np.concatenate([[1.5 * epochs[0] - 0.5 * epochs[1]], middles, [1.5 * epochs[-1] - 0.5 * epochs[-2]]])
-
-
-_DOTTED: dict[str, Any] = {"color": MUTED, "linewidth": 0.9, "linestyle": (0, (1, 2)), "zorder": 1}
 
 
 def _looks(labels: Sequence[str]) -> dict[str, dict[str, Any]]:

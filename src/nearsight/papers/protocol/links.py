@@ -50,7 +50,7 @@ def groups(results: StudyResults) -> dict[str, str]:
     return {level: f"{level}, {'without' if level == levels[0] else 'with'} CutMix" for level in levels}
 
 
-def measured_runs(results: StudyResults, column: str) -> pd.DataFrame:
+def _measured_runs(results: StudyResults, column: str) -> pd.DataFrame:
     """The runs of which both the column and the smallest distance of a head are known."""
     if column not in results.runs:
         raise InputError(f"no run says its {column}")
@@ -60,16 +60,16 @@ def measured_runs(results: StudyResults, column: str) -> pd.DataFrame:
     return runs
 
 
-def measured_parts(results: StudyResults, column: str) -> dict[str, pd.DataFrame]:
-    """All `measured_runs`, then those of each group of `groups`, in words."""
-    runs, factor = measured_runs(results, column), grouping(results)
+def _measured_parts(results: StudyResults, column: str) -> dict[str, pd.DataFrame]:
+    """All `_measured_runs`, then those of each group of `groups`, in words."""
+    runs, factor = _measured_runs(results, column), grouping(results)
     return {ALL_RUNS: runs} | {words: runs[runs[factor] == level] for level, words in groups(results).items()}
 
 
 @lru_cache(maxsize=2)  # for tables and figures
 def correlations(results: StudyResults, column: str) -> dict[str, RankCorrelation]:
     """A column against the smallest distance of a head, over all runs and within each group."""
-    parts = measured_parts(results, column)
+    parts = _measured_parts(results, column)
     return {words: rank_correlation(part[column], part["min_mad"]) for words, part in parts.items()}
 
 
@@ -87,7 +87,7 @@ def judge_link(results: StudyResults, column: str, words: str) -> Finding:
     if math.isnan(found.value):
         return not_tested(f"too few runs, or all alike: {found.n}")
     told = f"rank correlation {rounded(found.value, 2, signed=True)}, p = {probability(found.p)} ({found.n} runs)"
-    seeds = int(measured_runs(results, column)["seed"].nunique())
+    seeds = int(_measured_runs(results, column)["seed"].nunique())
     return Finding(verdict=link(found), ours=told, value=found.value, low=found.low, high=found.high, n=seeds)
 
 
@@ -100,7 +100,7 @@ def link(found: RankCorrelation) -> str:
 
 def scatter_by_cutmix(results: StudyResults, column: str, label: str) -> tuple[Figure, Axes]:
     """A mark per run, the distance of its most local head over a column: the figure and its panel."""
-    runs, factor = measured_runs(results, column), grouping(results)
+    runs, factor = _measured_runs(results, column), grouping(results)
     here = {level: told for level, told in groups(results).items() if level in set(runs[factor])}
     with house_style():
         figure = Figure(figsize=(6.2, 4.0), layout="constrained")
@@ -175,7 +175,7 @@ LENGTH_QUESTIONS = (
 def length_table(results: StudyResults) -> Table:
     """A row per group of runs: how long they trained, how local their heads are, and whether these go together."""
     rows, found_in = [], correlations(results, _EPOCHS)
-    for name, part in measured_parts(results, _EPOCHS).items():
+    for name, part in _measured_parts(results, _EPOCHS).items():
         if part.empty:
             continue
         found = found_in[name]

@@ -13,7 +13,7 @@ from nearsight.metrics import least_share_on_itself, next_patch_distance, unifor
 from nearsight.papers.protocol import numbers as s1
 from nearsight.papers.protocol.links import CUTMIX, SURE, groups
 from nearsight.report.claims import OURS, Claim, asked
-from nearsight.report.conditions import missing_notes, ordered_conditions, pair_columns, scale_notes
+from nearsight.report.conditions import missing_notes, noted, ordered_conditions, pair_columns
 from nearsight.report.figures.style import (
     DISTANCE_LABEL_ONE_LINE,
     GRID,
@@ -29,7 +29,7 @@ from nearsight.report.figures.style import (
 )
 from nearsight.report.findings import Section
 from nearsight.report.fits import Estimate
-from nearsight.report.marks import Drawing, add_footnote, distances_from_zero, level_styles
+from nearsight.report.marks import Drawing, distances_from_zero, level_styles
 from nearsight.report.own_patch import (
     HEADS,
     OTHERS,
@@ -64,9 +64,9 @@ _SPREAD = 0.62
     "own-patch-heads",
     "Does CutMix turn heads to their own patch?",
     source=OURS,
-    rule=f"*Own patch.* A head looks at its own patch where its distance is below {share(OWN_PATCH)} of that to the next "
-    f"patch. Yes: more runs with CutMix have such a head than without, with p < {SURE:g} by permutation within pairs. "
-    "The other way round: fewer, with such a p. Not shown: otherwise.",
+    rule=f"*Own patch.* A head looks at its own patch where its distance is below {share(OWN_PATCH)} of that to the "
+    "next patch. Yes: more runs with CutMix have such a head than without, with "
+    f"p < {SURE:g} by permutation within pairs. The other way round: fewer, with such a p. Not shown: otherwise.",
 )
 def _more_often(results: StudyResults) -> Finding:
     runs = with_own_patch(results)
@@ -222,8 +222,7 @@ def every_head(results: StudyResults) -> Drawing:
         f"{rounded(bound)}, half of the distance to the next patch, a head spends more on its own patch than on "
         f"all others: in {having} of {len(runs)} runs."
     )
-    add_footnote(figure, [told, *missing_notes(results), *scale_notes(results)])
-    return Drawing(figure=figure, caption=f"The mean attention distance of every head, by condition. {told}")
+    return noted(figure, results, "The mean attention distance of every head, by condition.", told, missing=True)
 
 
 def _draw_row(axes: Axes, place: int, heads: pd.DataFrame, style: ModelStyle) -> None:

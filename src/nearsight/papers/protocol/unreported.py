@@ -18,7 +18,7 @@ from nearsight.papers.protocol.numbers import BASELINE, ONLY_CUTMIX, PUBLISHED, 
 from nearsight.recipes.compact import compact_cifar100
 from nearsight.recipes.fixed import trained_for
 from nearsight.report.claims import Claim, asked
-from nearsight.report.conditions import FACTOR_NAMES, scale_notes
+from nearsight.report.conditions import FACTOR_NAMES, noted, scale_notes
 from nearsight.report.figures.style import (
     DISTANCE_LABEL_ONE_LINE,
     INK,
@@ -381,12 +381,11 @@ def settings_beside_the_paper(results: StudyResults) -> Drawing:
         f"A line joins a setting without CutMix and with it. Thick: nearest to the paper ({best}; "
         f"distance {rounded(table['distance'].iloc[0], 2)})."
     )
-    add_footnote(figure, [told, *scale_notes(results)])
-    return Drawing(
-        figure=figure,
-        caption="Test accuracy and the distance of the most local head of every setting, without CutMix and with it, "
-        f"beside the paper's {BASELINE} and {ONLY_CUTMIX} (stars, one seed). {told}",
+    caption = (
+        "Test accuracy and the distance of the most local head of every setting, without CutMix and with it, beside "
+        f"the paper's {BASELINE} and {ONLY_CUTMIX} (stars, one seed)."
     )
+    return noted(figure, results, caption, told)
 
 
 def _draw_pair(axes: Axes, row: dict[str, float], *, level: int, is_best: bool) -> None:
