@@ -8,6 +8,8 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
+from nearsight.report.claims import Judgement
+from nearsight.report.writing import study_verdicts
 from nearsight.study import Cell, Study
 from nearsight.study.design import flat_settings, shared_settings
 from nearsight.study.results import StudyResults, run_columns
@@ -104,6 +106,12 @@ def noise(cell: Cell, size: float) -> float:
 def only(results: StudyResults, keep: Callable[[pd.DataFrame], "pd.Series[bool]"]) -> StudyResults:
     """The part of the results that has these runs."""
     return dataclasses.replace(results, runs=results.runs[keep(results.runs)].reset_index(drop=True))
+
+
+def judgements(results: StudyResults) -> list[Judgement]:
+    """Of every claim and question of a study; none where nothing is declared under its name."""
+    verdicts = study_verdicts(results)
+    return list(verdicts.judgements) if verdicts else []
 
 
 def drawn(panel: Axes, gid: str) -> tuple[list[float], list[float]]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from made_up_results import made_up
+from made_up_results import judgements, made_up
 from PIL import Image
 from scipy import stats
 
@@ -22,6 +22,7 @@ from nearsight.papers.protocol.emergence_figures import (
     over_epochs,
 )
 from nearsight.report.marks import LAST_FRAME
+from nearsight.report.writing import study_verdicts
 from nearsight.study import Cell, StudyResults
 
 EPOCHS = 20
@@ -48,8 +49,8 @@ def test_the_first_local_head(results: StudyResults) -> None:
     firsts = {(run.condition, run.seed): run.first_local() for run in courses(results)}
     assert firsts == {
         **{("Baseline", seed): None for seed in (0, 1)},
-        **{("+CutMix", seed): (8 + seed, 0) for seed in (0, 1)},
-        **{("Modern", seed): (5 + seed, 0) for seed in (0, 1)},
+        **{("+CutMix", seed): (8 + seed, 0, 1) for seed in (0, 1)},
+        **{("Modern", seed): (5 + seed, 0, 1) for seed in (0, 1)},
     }
     table = course_table(results)
     shown = table.shown.set_index(["condition", "seed"])["first local head"]
@@ -58,7 +59,7 @@ def test_the_first_local_head(results: StudyResults) -> None:
 
 
 def test_the_answers(results: StudyResults) -> None:
-    given = [judgement.finding for judgement in judge_claims(results)]
+    given = [judgement.finding for judgement in judgements(results)]
     answers = ["yes", "yes", "epoch 5 to 9, L1", "accuracy leads", "no", "never"]
     assert [finding.verdict for finding in given] == answers
     # Half of the way from 0.4 to 0.1, on a straight line through the epoch of the fall; accuracy at epoch 2.
@@ -70,7 +71,9 @@ def test_the_answers(results: StudyResults) -> None:
     interval = stats.ttest_1samp(lags, 0).confidence_interval(0.95)
     assert (given[3].low, given[3].high) == pytest.approx((interval.low, interval.high))
     # No table has this interval, so the verdict says itself whose mean it is.
-    told = verdict_markdown(results, judge_claims(results))
+    verdicts = study_verdicts(results)
+    assert verdicts is not None
+    told = verdicts.markdown()
     assert "the mean over all runs with CutMix (Student's t)" in told
     assert "the tables say how" not in told
 
@@ -85,7 +88,7 @@ def test_a_head_that_turns_to_its_own_patch() -> None:
         return {**numbers, "min_mad": 0.09 if epoch < 9 + cell.seed else 0.002}
 
     turned = made_up(emergence_cifar100(), lambda _: {"early_mad": 0.5, "max_mad": 0.6}, epochs=EPOCHS, course=turning)
-    found = judge_claims(turned)[-1].finding
+    found = judgements(turned)[-1].finding
     assert found.verdict == "epoch 9 to 10, L1, in 2 of 4 runs"
     assert "+CutMix 0: never" in found.ours
     assert "Modern 0: epoch 9, L1, within 4 epochs" in found.ours
@@ -110,7 +113,7 @@ def test_a_first_local_head_of_some_runs_says_of_how_many() -> None:
         return numbers if cell.condition == "Modern" else {**numbers, "min_mad": 0.4}
 
     some = made_up(emergence_cifar100(), lambda _: {"early_mad": 0.5, "max_mad": 0.6}, epochs=EPOCHS, course=of_modern)
-    given = [judgement.finding.verdict for judgement in judge_claims(some)]
+    given = [judgement.finding.verdict for judgement in judgements(some)]
     assert given[0] == "undecided"
     assert given[2] == "epoch 5 to 6, L1, in 2 of 4 runs"
 
@@ -127,7 +130,7 @@ def test_no_condition_without_cutmix_is_left_out() -> None:
         epochs=EPOCHS,
         course=with_a_local_head,
     )
-    (first, *_) = (judgement.finding for judgement in judge_claims(made))
+    (first, *_) = (judgement.finding for judgement in judgements(made))
     assert (first.verdict, first.ours) == ("undecided", "4 of 4 runs with CutMix, 2 of 4 without")
 
 
@@ -141,7 +144,7 @@ def test_cutmix_after_equally_many_epochs() -> None:
     made = made_up(
         emergence_fitted_cifar100(), lambda _: {"early_mad": 0.5, "max_mad": 0.6}, epochs=EPOCHS, course=falling
     )
-    found = judge_claims(made)[1].finding
+    found = judgements(made)[1].finding
     changes = [-0.10, -0.11, -0.15, -0.14]
     interval = stats.ttest_1samp(changes, 0).confidence_interval(0.95)
     assert (found.value, found.low, found.high) == pytest.approx((np.mean(changes), interval.low, interval.high))
@@ -151,10 +154,10 @@ def test_cutmix_after_equally_many_epochs() -> None:
     later = (made.course["epoch"] > 10) & (
         made.course["run"] == made.runs.set_index(["condition", "seed"])["run"]["Modern", 0]
     )
-    shorter = judge_claims(dataclasses.replace(made, course=made.course[~later]))[1].finding
+    shorter = judgements(dataclasses.replace(made, course=made.course[~later]))[1].finding
     assert "at epoch 10," in shorter.ours
     alone = dataclasses.replace(made, runs=made.runs[made.runs["condition"].isin(["Baseline", "Modern"])])
-    assert judge_claims(alone)[1].finding.verdict == "not tested"
+    assert judgements(alone)[1].finding.verdict == "not tested"
 
 
 def run_of(mad: list[float]) -> Course:
@@ -188,7 +191,7 @@ def test_half_way() -> None:
 
 def test_runs_without_a_course_are_not_judged(results: StudyResults) -> None:
     without = dataclasses.replace(results, course=results.course.iloc[:0])
-    for judgement in judge_claims(without):
+    for judgement in judgements(without):
         assert judgement.finding.verdict == "not tested"
         assert "measured while it trained" in judgement.finding.ours
 
@@ -199,7 +202,7 @@ def test_runs_of_another_depth_are_not_judged(results: StudyResults) -> None:
     mixed = dataclasses.replace(results, course=course[~shallow])
     with pytest.raises(InputError, match=r"as many layers each, but not these: Baseline, seed 0, 7 and .*, 8"):
         layers_by_epoch(mixed)
-    for judgement in judge_claims(mixed):
+    for judgement in judgements(mixed):
         assert judgement.finding.verdict == "not tested"
 
 
@@ -213,13 +216,13 @@ def test_figures_show_every_run(results: StudyResults) -> None:
     layers = {line.get_gid() for axes in layers_over_epochs(results).figure.axes for line in axes.lines}
     assert {f"+CutMix-{layer}" for layer in range(8)} <= layers
     meshes = [mesh for axes in layers_by_epoch(results).figure.axes for mesh in axes.collections]
-    mean = np.mean([run.by_layer for run in courses(results) if run.condition == "Baseline"], axis=0)
+    mean = np.mean([run.mad_ELH.mean(axis=2) for run in courses(results) if run.condition == "Baseline"], axis=0)
     assert np.allclose(meshes[0].get_array(), mean.T)
 
 
 def test_the_film_is_short_small_and_the_same_twice(results: StudyResults, tmp_path: Path) -> None:
     short = dataclasses.replace(results, course=results.course[results.course["epoch"] < 3])
-    first, second = (save_animation(heads_in_motion(short), tmp_path, name) for name in ("a", "b"))
+    first, second = (path for name in ("a", "b") for path in heads_in_motion(short).save(tmp_path, name))
     assert first.read_bytes() == second.read_bytes()
     with Image.open(first) as film:
         assert film.n_frames == 3

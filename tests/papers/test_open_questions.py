@@ -8,41 +8,48 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from made_up_results import made_up, noise
+from made_up_results import judgements, made_up, noise
 from scipy import stats
 
 from nearsight.errors import InputError
+from nearsight.papers import STUDIES
 from nearsight.papers.protocol import emergence, mixing, size, unreported
 from nearsight.papers.protocol.ablation import ablation_cifar10, ablation_cifar100, ablation_tiny_imagenet
 from nearsight.papers.protocol.emergence import course_table
-from nearsight.papers.protocol.mixing import CONTRASTS, LONG_CONTRASTS, WHOLE, contrast_table
+from nearsight.papers.protocol.mixing import CONTRASTS, WHOLE
 from nearsight.papers.protocol.numbers import PUBLISHED
-from nearsight.papers.protocol.size import distance_by_size, fit_of, size_table
-from nearsight.papers.protocol.size import fit_of as size_fit_of
 from nearsight.papers.protocol.unreported import (
     best_fitting_levels,
-    changes,
     fit_table,
     fits,
     levels_in_words,
+    main_effects,
     settings_beside_the_paper,
     settings_effects,
     settings_table,
+    step_in_words,
     what_moves_it,
 )
 from nearsight.report.claims import OURS
 from nearsight.report.fits import Estimate, condition_means, least_squares
 from nearsight.report.responses import with_early_layers
 from nearsight.report.rules import judge_part, judge_sign
-from nearsight.report.studies import _REPORTS as PARTS
-from nearsight.report.writing import FIGURES, study_tables
+from nearsight.report.studies import report_of
+from nearsight.report.tables import Table
+from nearsight.report.writing import FIGURES, study_tables, study_verdicts
 from nearsight.study import Cell, Study, StudyResults, run_study
 
 Respond = Callable[[Cell], dict[str, float]]
 
 
 def answers(results: StudyResults) -> dict[str, str]:
-    return {judgement.claim.text: str(judgement.finding.verdict) for judgement in judge_claims(results)}
+    return {judgement.claim.text: str(judgement.finding.verdict) for judgement in judgements(results)}
+
+
+def own_table(results: StudyResults) -> Table:
+    """The one that the study has beside those of all studies."""
+    (make,) = report_of(results.name).tables
+    return make(results)
 
 
 def only(study: Study, *conditions: str) -> Study:
@@ -138,7 +145,7 @@ def of_mixing(cell: Cell) -> dict[str, float]:
 
 def test_the_cut_the_mix_and_the_label() -> None:
     results = made_up(mixing.mixing_cifar100(), of_mixing)
-    table = contrast_table(results)
+    table = own_table(results)
     found = table.numbers[table.numbers["response"] == "min_mad"].set_index("name")["estimate"]
     assert found["the cut"] == pytest.approx(-0.04, abs=0.005)
     assert found["its label"] == pytest.approx(-0.10, abs=0.005)
@@ -154,21 +161,21 @@ def test_the_cut_the_mix_and_the_label() -> None:
 def test_contrasts_without_their_runs_are_left_out() -> None:
     part = only(mixing.mixing_cifar100(), "None", "CutMix", "Mixup")
     results = made_up(part, of_mixing)
-    assert set(contrast_table(results).shown["what"]) == {"CutMix", "the mix without a cut"}
+    assert set(own_table(results).shown["what"]) == {"CutMix", "the mix without a cut"}
     given = answers(results)
     assert sum(answer == "not tested" for answer in given.values()) == len(CONTRASTS) - 1
-    assert fit_of(results).estimate(WHOLE.weights).value == pytest.approx(-0.15, abs=0.005)
+    assert condition_means(results.runs, "min_mad").estimate(WHOLE.weights).value == pytest.approx(-0.15, abs=0.005)
     with pytest.raises(InputError, match="no two conditions"):
-        contrast_table(made_up(only(mixing.mixing_cifar100(), "None"), of_mixing))
+        own_table(made_up(only(mixing.mixing_cifar100(), "None"), of_mixing))
 
 
 def test_a_run_that_lacks_leaves_the_others_in_the_fit_and_the_answers_their_intervals() -> None:
     whole = made_up(mixing.mixing_cifar100(), of_mixing)
     lacking = (whole.runs["condition"] == "CutMix") & (whole.runs["seed"] == 1)
     results = dataclasses.replace(whole, runs=whole.runs[~lacking])
-    table = contrast_table(results).numbers
+    table = own_table(results).numbers
     tabled = table[table["response"] == "min_mad"].set_index("contrast")
-    for judgement in judge_claims(results):
+    for judgement in judgements(results):
         row = tabled.loc[judgement.claim.source.removeprefix("min MAD; ")]
         finding = judgement.finding
         assert (finding.value, finding.low, finding.high) == pytest.approx((row["estimate"], row["low"], row["high"]))
@@ -184,14 +191,14 @@ def test_the_long_mixing_is_judged_when_all_six_seeds_are_there() -> None:
         *("yes", "the other way round", "the other way round", "yes"),  # CutMix, CutOut, own labels, their difference
         *("yes", "yes", "yes", "yes"),  # a mean box, the label alone, Mixup, label × content
     ]
-    table = contrast_table(whole, LONG_CONTRASTS).numbers
+    table = own_table(whole).numbers
     found = table[table["response"] == "min_mad"].set_index("name")["estimate"]
     mean = whole.runs.groupby("condition")["min_mad"].mean()
     by_label = mean["CutMix"] - mean["CutMix, own labels"], mean["Mean box, mixed labels"] - mean["Mean box"]
     assert found["the label × what is in the box"] == pytest.approx(by_label[0] - by_label[1])
     part = dataclasses.replace(whole, runs=whole.runs[whole.runs["seed"] < 3])
     assert set(answers(part).values()) == {"not tested"}
-    assert all("with 3 of 6 seeds" in judgement.finding.ours for judgement in judge_claims(part))
+    assert all("with 3 of 6 seeds" in judgement.finding.ours for judgement in judgements(part))
 
 
 # unreported-cifar100
@@ -210,7 +217,7 @@ def of_unreported(cell: Cell) -> dict[str, float]:
 
 def test_settings_that_move_the_smallest_distance_are_found() -> None:
     results = made_up(unreported.unreported_cifar100(), of_unreported)
-    found = {change.factor: change.estimate for change in changes(results)}
+    found = main_effects(results)
     planted = {"weight_decay": -0.09, "position_std": -0.04, "cutmix": -0.03, "lr": 0.0, "init": 0.0}
     for factor, effect in planted.items():
         assert found[factor].low <= effect <= found[factor].high
@@ -248,7 +255,7 @@ def test_the_distance_to_the_paper_is_the_one_that_is_said() -> None:
 
 def test_one_setting_has_no_others_beside_it() -> None:
     results = made_up(only(unreported.unreported_cifar100(), "Baseline", "+CutMix p=1"), of_unreported)
-    (nearest, *_) = judge_claims(results)
+    (nearest, *_) = judgements(results)
     distance = fits(results)["distance"].item()
     assert nearest.finding.ours == f"distance {distance:.2f}; no other has runs yet"
 
@@ -262,11 +269,11 @@ def test_the_best_setting_becomes_an_ablation() -> None:
     modern = next(cell.config for cell in study.cells if cell.condition == "Modern")
     assert (modern.protocol.weight_decay, modern.model.position_std) == (0.0, 1.0)
     assert (modern.protocol.max_epochs, modern.protocol.patience) == (600, 20)
-    assert study.name in PARTS
+    assert report_of(study.name).claims
 
 
 def test_the_fitted_ablation_has_the_settings_that_the_committed_results_give() -> None:
-    found = best_fitting_levels(StudyResults.read(Path(__file__).parents[3] / "results" / "unreported-cifar100"))
+    found = best_fitting_levels(StudyResults.read(Path(__file__).parents[2] / "results" / "unreported-cifar100"))
     assert found == unreported.NEAREST
     usual = {cell.run for cell in ablation_cifar100().cells if cell.levels["cutmix"] == "off"}
     fitted = unreported.ablation_fitted_cifar100().cells
@@ -306,13 +313,13 @@ def of_size(cell: Cell) -> dict[str, float]:
 
 def test_size_images_and_cutmix_are_told_apart() -> None:
     results = made_up(size.size_cifar100(), of_size)
-    fit = size_fit_of(results, "early_mad")
-    found = {question.name: fit.estimate(question.weights) for question in QUESTIONS}
+    fit = size.fit_of(results, "early_mad")
+    found = {question.name: fit.estimate(question.weights) for question in size.CONTRASTS}
     planted = [0.02 - 0.5 * 0.02, -0.09, 0.02, 0.0, 0.0, 0.0, -0.03]
     for estimate, effect in zip(found.values(), planted, strict=True):
         assert estimate.value == pytest.approx(effect, abs=0.006)
     assert list(answers(results).values()) == ["yes", "yes", "yes", "not shown", "not shown", "not shown", "yes"]
-    assert len(size_table(results).shown) == len(QUESTIONS)
+    assert len(own_table(results).shown) == len(size.CONTRASTS)
 
 
 def test_size_says_what_it_can_of_some_runs() -> None:
@@ -333,7 +340,7 @@ def test_ablations_elsewhere_have_no_numbers_of_the_paper_to_meet(study: Study) 
         return {"min_mad": 0.02 if local else 0.3, "min_entropy": 0.1 if local else 0.6, "test_acc": 0.7 + 0.05 * local}
 
     results = made_up(study, respond)
-    judged = {judgement.claim.text: judgement for judgement in judge_claims(results)}
+    judged = {judgement.claim.text: judgement for judgement in judgements(results)}
     gap = next(judgement for text, judgement in judged.items() if text.startswith("CutMix parts"))
     assert gap.finding.verdict == "reproduced in direction"
     assert gap.claim.paper == "not known"
@@ -350,7 +357,8 @@ def test_ablations_elsewhere_have_no_numbers_of_the_paper_to_meet(study: Study) 
 
 
 def test_what_is_registered_does_not_collide() -> None:
-    for name, parts in PARTS.items():
+    for name in STUDIES:
+        parts = report_of(name)
         names = [*FIGURES, *parts.figures, *parts.animations]
         assert len(names) == len(set(names)), name
         texts = [claim.text for claim in parts.claims]
@@ -359,8 +367,9 @@ def test_what_is_registered_does_not_collide() -> None:
 
 def test_figures_show_what_the_tables_say() -> None:
     mixed = made_up(mixing.mixing_cifar100(), of_mixing)
-    drawn = {line.get_gid(): line for line in contrasts(mixed).figure.axes[0].lines}
-    estimate = fit_of(mixed).estimate(CONTRASTS[0].weights)
+    drawing = report_of(mixed.name).figures["mixing-contrasts"](mixed)
+    drawn = {line.get_gid(): line for line in drawing.figure.axes[0].lines}
+    estimate = condition_means(mixed.runs, "min_mad").estimate(CONTRASTS[0].weights)
     assert drawn["value-the cut"].get_xdata()[0] == estimate.value
     assert list(drawn["interval-the cut"].get_xdata()) == [estimate.low, estimate.high]
     searched = made_up(unreported.unreported_cifar100(), of_unreported)
@@ -369,9 +378,9 @@ def test_figures_show_what_the_tables_say() -> None:
     assert list(paper.get_ydata()) == [0.316, 0.021]
     assert levels_in_words(best_fitting_levels(searched)) in drawing.caption
     effects = [label.get_text() for label in settings_effects(searched).figure.axes[0].get_yticklabels()]
-    assert effects == [change.in_words for change in changes(searched)]
+    assert effects == [step_in_words(searched, factor) for factor in main_effects(searched)]
     sizes = made_up(size.size_cifar100(), of_size)
-    figure = distance_by_size(sizes).figure
+    figure = size.distance_by_size(sizes).figure
     lines = {line.get_gid(): line for axes in figure.axes for line in axes.lines}
     assert len(lines) == 2 * (5 + 5)
     runs = with_early_layers(sizes).set_index("condition")["early_mad"]
@@ -385,11 +394,12 @@ def test_figures_show_what_the_tables_say() -> None:
 
 def test_questions_are_not_called_claims() -> None:
     results = made_up(size.size_cifar100(), of_size)
-    text = verdict_markdown(results, judge_claims(results))
+    told = study_verdicts(results)
+    assert told is not None
+    text = told.markdown()
     assert "Of 7 questions: 4 yes, 3 not shown." in text
     assert "| question | numbers | seeds | answer |" in text
-    table = verdict_table(results, judge_claims(results))
-    assert list(table.numbers["verdict"]) == list(answers(results).values())
+    assert list(told.table().numbers["verdict"]) == list(answers(results).values())
     unfinished = dataclasses.replace(results, runs=results.runs.iloc[:1])
     assert set(answers(unfinished).values()) == {"not tested"}
 

@@ -13,8 +13,9 @@ from nearsight.errors import InputError
 from nearsight.metrics import next_patch_distance
 from nearsight.papers import find_study
 from nearsight.papers.protocol.ablation import ABLATIONS
-from nearsight.papers.protocol.findings import SECTIONS
+from nearsight.papers.protocol.findings import FINDINGS
 from nearsight.papers.protocol.own_patch import every_head, own_patch_questions, own_patch_table, what_they_look_at
+from nearsight.report.claims import judge
 from nearsight.report.own_patch import (
     HEADS,
     OTHERS,
@@ -46,7 +47,7 @@ def planted(*, others_with_cutmix: float, name: str = "ablation-cifar100", own_p
 
 def answers(results: StudyResults) -> list[str]:
     questions = own_patch_questions(ABLATIONS[results.name])
-    return [str(judge_claim(claim, results).verdict) for claim in questions]
+    return [str(judge(claim, results).finding.verdict) for claim in questions]
 
 
 def test_planted_heads_are_found_and_left_out() -> None:
@@ -173,6 +174,6 @@ def test_without_one_grid_or_any_heads_nothing_is_said() -> None:
 
 
 def test_the_page_says_what_the_papers_distances_imply() -> None:
-    (section,) = [section for section in SECTIONS if section.title.startswith("What does the most local head")]
+    (section,) = [section for section in FINDINGS.sections if section.title.startswith("What does the most local head")]
     assert "0.008 to 0.024" in section.claim
     assert f"{100 * (1 - 0.024 / STEP):.0f} to {100 * (1 - 0.008 / STEP):.0f} %" in section.claim

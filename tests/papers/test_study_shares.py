@@ -18,7 +18,7 @@ from nearsight.report.writing import study_tables
 from nearsight.study import StudyResults
 
 SHARES = {"max_share_self": "max share on itself", "max_share_near": "max share on 3×3"}
-RESULTS = Path(__file__).parents[3] / "results"
+RESULTS = Path(__file__).parents[2] / "results"
 
 
 def without_shares(name: str, seeds: int) -> StudyResults:

@@ -6,10 +6,10 @@ from itertools import product
 import numpy as np
 import pandas as pd
 import pytest
+from made_up_results import judgements
 
-from nearsight.papers.locat.dense import CLAIMS
 from nearsight.papers.protocol.numbers import PUBLISHED
-from nearsight.report.claims import OURS
+from nearsight.report.claims import OURS, judge
 from nearsight.report.conditions import SMALL
 from nearsight.report.rules import (
     Verdict,
@@ -19,18 +19,24 @@ from nearsight.report.rules import (
     judge_no_effect,
     judge_size,
 )
+from nearsight.report.studies import report_of
+from nearsight.report.writing import study_verdicts
 from nearsight.study.statistics import mean_interval, separation
 
 YES, DIRECTION, NO, UNTESTED = Verdict.REPRODUCED, Verdict.IN_DIRECTION, Verdict.NOT_REPRODUCED, Verdict.NOT_TESTED
 
 
 def found(results):
-    return {judgement.claim.text: judgement.finding for judgement in judge_claims(results)}
+    return {judgement.claim.text: judgement.finding for judgement in judgements(results)}
 
 
 def verdict_on(results, beginning):
-    (claim,) = (claim for claim in CLAIMS[results.name] if claim.text.startswith(beginning))
-    return judge_claim(claim, results).verdict
+    (claim,) = (claim for claim in of_paper(results.name) if claim.text.startswith(beginning))
+    return judge(claim, results).finding.verdict
+
+
+def of_paper(name):
+    return [claim for claim in report_of(name).claims if claim.source != OURS]
 
 
 def with_heads(results, condition, change):
@@ -139,8 +145,8 @@ def test_dissociation():
 
 def test_the_papers_own_numbers_confirm_the_paper(make_study):
     one_seed = make_study(seeds=1, noise=0.0)
-    of_paper = {j.finding.verdict for j in judge_claims(one_seed) if j.claim.source != OURS}
-    assert of_paper == {YES}
+    verdicts = {j.finding.verdict for j in judgements(one_seed) if j.claim.source != OURS}
+    assert verdicts == {YES}
     assert all(finding.n == 1 for finding in found(one_seed).values() if finding.verdict is YES)
 
 
@@ -247,7 +253,7 @@ def test_every_claim_is_covered_above():
         "In the plane",
     ]
     begun.append("Under the Modern protocol the most local head of")
-    for claim in CLAIMS["ablation-cifar100"]:
+    for claim in of_paper("ablation-cifar100"):
         assert sum(claim.text.startswith(beginning) for beginning in begun) == 1, claim.text
 
 
@@ -257,7 +263,7 @@ def test_every_claim_is_covered_above():
 def test_claims_without_their_runs_are_not_tested(make_study):
     missing = [("−CutMix", seed) for seed in range(3)]
     results = make_study(without=missing)
-    for claim in (judged for judged in judge_claims(results) if judged.claim.source != OURS):
+    for claim in (judged for judged in judgements(results) if judged.claim.source != OURS):
         assert (claim.finding.verdict is UNTESTED) == ("−CutMix" in claim.claim.needs)
         if claim.finding.verdict is UNTESTED:
             assert "−CutMix" in claim.finding.ours
@@ -268,7 +274,7 @@ def test_claims_without_their_runs_are_not_tested(make_study):
 
 def test_one_missing_seed_costs_one_seed(make_study):
     results = make_study(without=[("Modern", 2)])
-    judged = [claim for claim in judge_claims(results) if claim.claim.source != OURS]
+    judged = [claim for claim in judgements(results) if claim.claim.source != OURS]
     counts = {claim.claim.text: claim.finding.n for claim in judged if "Modern" in claim.claim.needs}
     assert set(counts.values()) == {2}
 
@@ -294,27 +300,27 @@ def test_where_no_seed_is_whole_it_is_said_what_lacks(make_study):
 def test_protocol_studies_have_the_claims_the_paper_makes_of_their_data_set(make_study):
     for name, number in (("protocol-cifar10", 3), ("protocol-tiny-imagenet", 3), ("protocol-cifar100", 8)):
         results = make_study(name, changed={"Modern": {"min_mad": 0.05}, "Baseline": {"min_mad": 0.3}})
-        judgements = judge_claims(results)
-        assert len(judgements) == number
-        assert judgements[0].finding.verdict is YES
+        accuracy, locality, *_ = found = judgements(results)
+        assert len(found) == number
+        assert accuracy.finding.verdict is YES
         size_is_known = PUBLISHED[name].conditions["Modern"].min_mad is not None
-        assert judgements[1].claim.paper == ("0.316 to 0.008: −0.308" if size_is_known else "not known")
+        assert locality.claim.paper == ("0.316 to 0.008: −0.308" if size_is_known else "not known")
         if not size_is_known:  # then there is no size to agree with
-            assert judgements[1].finding.verdict is DIRECTION
-    assert judge_claims(dataclasses.replace(results, name="our-own")) == []
+            assert locality.finding.verdict is DIRECTION
+    assert judgements(dataclasses.replace(results, name="our-own")) == []
 
 
 def test_the_file_says_numbers_verdicts_and_rules(make_study):
     results = make_study(without=[("+AutoAugment", 0)])
-    judgements = judge_claims(results)
-    text = verdict_markdown(results, judgements)
+    told = study_verdicts(results)
+    text = told.markdown()
     lines = text.splitlines()
     assert lines[0] == "# ablation-cifar100: what reproduces"
-    of_paper = [j.finding.verdict for j in judgements if j.claim.source != OURS]
-    told = ", ".join(f"{of_paper.count(verdict)} {verdict}" for verdict in Verdict if verdict in of_paper)
+    verdicts = [j.finding.verdict for j in told.judgements if j.claim.source != OURS]
+    counts = ", ".join(f"{verdicts.count(verdict)} {verdict}" for verdict in Verdict if verdict in verdicts)
     ours = "Of 5 questions of our own: 3 not tested, 2 not shown."  # the grid of patches is not known
-    assert lines[2] == f"Of 18 claims of S1 (arXiv 2605.16390): {told}. {ours} 23 runs, 2 to 3 seeds per condition."
-    for number, judgement in enumerate(judgements, start=1):
+    assert lines[2] == f"Of 18 claims of S1 (arXiv 2605.16390): {counts}. {ours} 23 runs, 2 to 3 seeds per condition."
+    for number, judgement in enumerate(told.judgements, start=1):
         (row,) = (line for line in lines if line.startswith(f"| {number} |"))
         for part in (judgement.claim.text, judgement.claim.source, judgement.claim.paper, judgement.finding.ours):
             assert part in row
@@ -330,7 +336,7 @@ def test_the_file_says_numbers_verdicts_and_rules(make_study):
 
 def test_a_small_study_says_first_that_it_is_no_result(make_study):
     results = make_study(seeds=2, scale="small")
-    text = verdict_markdown(results, judge_claims(results))
+    text = study_verdicts(results).markdown()
     title, first, second, *_ = text.splitlines()
     assert title == "# ablation-cifar100: what reproduces"
     assert (first, second) == (SMALL, "16 runs, 2 seeds per condition.")
@@ -340,7 +346,7 @@ def test_a_small_study_says_first_that_it_is_no_result(make_study):
 
 def test_the_numbers_in_the_file_are_those_of_the_runs(make_study):
     results = make_study()
-    table = verdict_table(results, judge_claims(results)).numbers
+    table = study_verdicts(results).table().numbers
     runs = results.runs.set_index(["condition", "seed"])
     gains = [runs.loc[("Modern", s), "test_acc"] - runs.loc[("Baseline", s), "test_acc"] for s in range(3)]
     half = 4.302652729911275 * np.std(gains, ddof=1) / np.sqrt(3)
@@ -361,7 +367,7 @@ def test_the_papers_numbers_agree_with_each_other():
         assert 100 * (rows["Modern"].test_acc - rows["Baseline"].test_acc) == pytest.approx(gain)
     for row, (low, high) in product(ablation.values(), (("min_mad", "max_mad"), ("min_entropy", "max_entropy"))):
         assert 0 < getattr(row, low) < getattr(row, high) < 1
-    (groups,) = (claim for claim in CLAIMS["ablation-cifar100"] if claim.text.startswith("CutMix parts"))
+    (groups,) = (claim for claim in of_paper("ablation-cifar100") if claim.text.startswith("CutMix parts"))
     assert groups.paper.startswith("with ≤ 0.024, without ≥ 0.210")
 
 
@@ -371,7 +377,7 @@ def test_claims_about_heads_that_could_not_be_measured_are_not_tested(make_study
     runs = whole.runs.copy()
     runs.loc[lost, ["min_mad", "max_mad", "min_entropy", "max_entropy"]] = np.nan
     heads = whole.heads[~whole.heads["run"].isin(runs.loc[lost, "run"])]
-    told = [judgement.finding.ours for judgement in judge_claims(dataclasses.replace(whole, runs=runs, heads=heads))]
+    told = [judgement.finding.ours for judgement in judgements(dataclasses.replace(whole, runs=runs, heads=heads))]
     assert "no head of Modern, seed 1, could be measured" in told
     parted = next(words for words in told if words.startswith("with ≤ "))
     assert "p = 0," not in parted

@@ -5,12 +5,12 @@ from collections.abc import Mapping
 
 import numpy as np
 import pytest
-from made_up_results import made_up
+from made_up_results import judgements, made_up
 from scipy import stats
 
 from nearsight.errors import InputError
 from nearsight.papers import find_study
-from nearsight.papers.protocol.length import RULE, length_and_distance, length_table
+from nearsight.papers.protocol.links import LENGTH_RULE, length_and_distance, length_table
 from nearsight.report.claims import OURS
 from nearsight.report.studies import report_of
 from nearsight.study import Cell
@@ -43,7 +43,9 @@ def test_a_planted_link_is_found_where_it_is(planted: StudyResults) -> None:
         assert numbers.loc[group, "min_mad_min"] == pytest.approx(part["min_mad"].min())
     assert numbers["answer"].to_dict() == {"all runs": "yes", "without CutMix": "not shown", "with CutMix": "yes"}
     asked = {
-        j.claim.text.partition(": ")[2]: str(j.finding.verdict) for j in judge_claims(planted) if j.claim.rule == RULE
+        j.claim.text.partition(": ")[2]: str(j.finding.verdict)
+        for j in judgements(planted)
+        if j.claim.rule == LENGTH_RULE
     }
     assert asked == {"those with CutMix?": "yes", "those without?": "not shown"}
     shown = table.markdown()
@@ -65,7 +67,7 @@ def test_a_mark_per_run(planted: StudyResults) -> None:
 
 def test_runs_that_all_train_alike_tell_nothing(planted: StudyResults) -> None:
     planted.runs["epochs"] = 100
-    asked = [j.finding for j in judge_claims(planted) if j.claim.rule == RULE]
+    asked = [j.finding for j in judgements(planted) if j.claim.rule == LENGTH_RULE]
     assert [str(finding.verdict) for finding in asked] == ["not tested", "not tested"]
     planted.runs["min_mad"] = np.nan
     with pytest.raises(InputError, match="measured heads"):
@@ -74,4 +76,4 @@ def test_runs_that_all_train_alike_tell_nothing(planted: StudyResults) -> None:
 
 def test_studies_of_few_runs_do_not_ask() -> None:
     assert not any(claim.source == OURS for claim in report_of("protocol-cifar10").claims)
-    assert sum(claim.rule == RULE for claim in report_of("ablation-cifar10").claims) == 2
+    assert sum(claim.rule == LENGTH_RULE for claim in report_of("ablation-cifar10").claims) == 2

@@ -39,6 +39,13 @@ class Claim:
     """Of the study's results. An `InputError` says why the runs there are cannot tell."""
 
 
+def asked(
+    id: str, text: str, *, source: str, paper: str = MISSING, rule: str, needs: tuple[str, ...] = ()
+) -> Callable[[Callable[[Any], Finding]], Claim]:
+    """Makes the function that judges a claim or question, which stands below, the claim itself."""
+    return lambda judge: Claim(id=id, text=text, source=source, paper=paper, rule=rule, needs=needs, judge=judge)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Judgement:
     claim: Claim

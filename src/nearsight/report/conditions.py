@@ -5,8 +5,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 
+from matplotlib.figure import Figure
+
 from nearsight.errors import InputError
 from nearsight.report.claims import seeds_lacking
+from nearsight.report.marks import Drawing, add_footnote
 from nearsight.report.studies import report_of
 from nearsight.study.results import StudyResults
 
@@ -125,6 +128,12 @@ MOST_LEVELS = 4
 
 def scale_notes(results: StudyResults) -> list[str]:
     return [] if results.scale == "full" else [SMALL]
+
+
+def noted(figure: Figure, results: StudyResults, caption: str, words: str, *, missing: bool = False) -> Drawing:
+    """A figure with the same words below it and at the end of its caption; `missing`: below it also what lacks."""
+    add_footnote(figure, [words, *(missing_notes(results) if missing else ()), *scale_notes(results)])
+    return Drawing(figure=figure, caption=f"{caption} {words}")
 
 
 def beside_the_paper(results: StudyResults, figure: str) -> str:

@@ -5,9 +5,9 @@ from functools import partial
 
 from nearsight.errors import InputError
 from nearsight.report.claims import OURS, Claim
-from nearsight.report.conditions import scale_notes
+from nearsight.report.conditions import noted
 from nearsight.report.fits import POOLED, Contrast, Estimate, LeastSquares, condition_means
-from nearsight.report.marks import Drawing, ForestRow, add_footnote, forest
+from nearsight.report.marks import Drawing, ForestRow, forest
 from nearsight.report.responses import responses_of, with_early_layers
 from nearsight.report.rules import SIGN, Finding, judge_sign
 from nearsight.report.tables import Row, Table, seeds_in_words
@@ -73,8 +73,7 @@ def contrast_figure(
     figure = forest(rows, "change of the smallest mean attention distance (left: more local)")
     seeds = seeds_in_words(results.runs.groupby("condition")["seed"].nunique())
     told = f"{seeds[0].upper()}{seeds[1:]} per condition; bars: 95 % intervals, one noise for all conditions."
-    add_footnote(figure, [told, *scale_notes(results)])
-    return Drawing(figure=figure, caption=f"{caption} {told}")
+    return noted(figure, results, caption, told)
 
 
 def sign_questions(

@@ -40,6 +40,11 @@ def level_styles(levels: Sequence[str]) -> dict[str, ModelStyle]:
     return {level: model_style(place) for place, level in enumerate(reversed(levels))}
 
 
+def dose_style(place: int) -> ModelStyle:
+    """The look of a level that is none (the first), some or more of one thing: none is the second everywhere."""
+    return model_style({0: 1, 1: 0}.get(place, place))
+
+
 def distances_from_zero(axes: Axes, largest: float) -> None:
     """A scale of distances from 0 to the largest, with room for whole markers at both ends."""
     axes.set_xlim(-0.03 * largest, 1.05 * largest)
@@ -154,6 +159,12 @@ def legend_columns(figure: Figure, labels: Sequence[str], most: int) -> int:
     """How many columns of a legend fit side by side, so that they are equally long."""
     fitting = int(figure.get_size_inches()[0] / (HANDLE + LETTER * max(map(len, labels))))
     return next((number for number in range(min(most, fitting), 1, -1) if most % number == 0), 1)
+
+
+def add_fitting_legend(figure: Figure, handles: Sequence[Line2D], labels: Sequence[str], **more: Any) -> None:
+    """A legend above the panels, in as many columns as fit."""
+    num_columns = legend_columns(figure, labels, len(labels))
+    add_legend(figure, handles, labels, loc="outside upper left", ncols=num_columns, **more)
 
 
 def add_footnote(figure: Figure, notes: Iterable[str]) -> None:

@@ -8,9 +8,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+import pandas as pd
+
 from nearsight.report.fits import Estimate
 from nearsight.report.tables import percent, rounded, share, with_interval
-from nearsight.study.statistics import MeanInterval, Separation
+from nearsight.study.statistics import MeanInterval, Separation, mean_interval, paired_difference
 from nearsight.study.statistics.intervals import ACCURACY_MARGIN
 
 # How far a size may be from the paper's and still agree, as a share of the paper's.
@@ -177,6 +179,13 @@ def change_in_words(before: MeanInterval, after: MeanInterval, change: MeanInter
         told = with_interval(change, scale=100, digits=2, signed=True)
         return f"{percent(before.mean)} to {percent(after.mean)} %: {told} points"
     return f"{rounded(before.mean)} to {rounded(after.mean)}: {with_interval(change, signed=True)}"
+
+
+def paired_change(runs: pd.DataFrame, condition: str, reference: str, response: str) -> tuple[MeanInterval, str]:
+    """What a condition changes within seeds, and in words, with the means of both."""
+    ours = paired_difference(runs, condition, reference, response)
+    before, after = (mean_interval(runs.loc[runs["condition"] == label, response]) for label in (reference, condition))
+    return ours, change_in_words(before, after, ours, accuracy=response == "test_acc")
 
 
 # How questions of our own are answered: the rules, said before the runs were made.

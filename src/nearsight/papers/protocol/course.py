@@ -4,8 +4,10 @@ A head is local while its distance is below the smallest that the paper found in
 the 8×8 grid that is half the distance of uniform attention.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -26,15 +28,17 @@ GLOBAL_AGAIN = LOCAL + LOCALITY_MARGIN
 LASTING = 3
 
 
-@dataclass(frozen=True, kw_only=True)
-class Turn:
-    """A head that turned to its own patch."""
+class Turn(NamedTuple):
+    """When a head came below some distance, and stayed so for a while."""
 
     epoch: int
     layer: int
     """From 0."""
     lasted: float
-    """Epochs since it was last as far as the next patch, or farther; NaN where it never was."""
+    """Epochs since it was last as far as some other distance, or farther; NaN where it never was."""
+
+    def __str__(self) -> str:
+        return f"epoch {self.epoch}, L{self.layer + 1}"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -52,38 +56,26 @@ class Course:
     @property
     def smallest(self) -> Array:
         """The distance of the most local head [E]."""
-        smallest_E: Array = np.nanmin(self.mad_ELH, axis=(1, 2))
-        return smallest_E
+        return np.asarray(np.nanmin(self.mad_ELH, axis=(1, 2)))
 
-    @property
-    def by_layer(self) -> Array:
-        """The mean distance over the heads of each layer [E, L]."""
-        mean_EL: Array = np.nanmean(self.mad_ELH, axis=2)
-        return mean_EL
-
-    def first_local(self) -> tuple[int, int] | None:
-        """Epoch and layer (from 0) of the first head that becomes local and stays so for a while; None: never."""
-        found = self._first_below(LOCAL)
-        return None if found is None else (int(self.epochs_E[found[0]]), found[1])
+    def first_local(self) -> Turn | None:
+        """Of the first head that becomes local."""
+        return self._first_below(LOCAL, LOCAL)
 
     def first_own_patch(self, step: float) -> Turn | None:
-        """The first head that turns to its own patch and stays so for a while; `step`: the distance of the next one."""
-        found = self._first_below(OWN_PATCH * step)
-        if found is None:
-            return None
-        place, layer, head = found
-        (farther,) = np.nonzero(self.mad_ELH[:place, layer, head] >= step)
-        lasted = self.epochs_E[place] - self.epochs_E[farther[-1]] if farther.size else float("nan")
-        return Turn(epoch=int(self.epochs_E[place]), layer=layer, lasted=float(lasted))
+        """Of the first head that turns to its own patch; `step`: the distance of the next one."""
+        return self._first_below(OWN_PATCH * step, step)
 
-    def _first_below(self, bound: float) -> tuple[int, int, int] | None:
-        """Measurement, layer and head of the first that is below a distance and stays so for a while."""
+    def _first_below(self, bound: float, far: float) -> Turn | None:
+        """Of the first head that is below a distance and stays so for a while; `far`: since when its way is counted."""
         for place in range(len(self.epochs_E) - LASTING + 1):
             stays_LH = (self.mad_ELH[place : place + LASTING] < bound).all(axis=0)
             if stays_LH.any():
                 distance_LH = np.where(stays_LH, self.mad_ELH[place], np.inf)
                 layer, head = np.unravel_index(distance_LH.argmin(), distance_LH.shape)
-                return place, int(layer), int(head)
+                (farther,) = np.nonzero(self.mad_ELH[:place, layer, head] >= far)
+                lasted = self.epochs_E[place] - self.epochs_E[farther[-1]] if farther.size else float("nan")
+                return Turn(int(self.epochs_E[place]), int(layer), float(lasted))
         return None
 
     def num_local(self) -> int:
@@ -169,5 +161,5 @@ def _cube(heads: pd.DataFrame, column: str) -> Array:
     return cube
 
 
-def conditions_of(found: list[Course]) -> list[str]:
+def conditions_of(found: Iterable[Course]) -> list[str]:
     return list(dict.fromkeys(course.condition for course in found))

@@ -1,5 +1,6 @@
 """Figures of emergence: distance and accuracy over the epochs, for the model, its layers and its heads."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -11,88 +12,76 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 
 from nearsight.papers.protocol.course import LOCAL, Array, Course, conditions_of, courses
-from nearsight.report.conditions import scale_notes
+from nearsight.report.conditions import noted, scale_notes
 from nearsight.report.figures.style import (
     DISTANCE_LABEL,
     ENTROPY_LABEL,
     INK,
     MODEL_COLOURS,
     MUTED,
-    ModelStyle,
-    add_legend,
     depth_of,
     house_style,
     light_grid,
     model_style,
     shade,
 )
-from nearsight.report.marks import Animation, Drawing, add_footnote, distances_from_zero, legend_columns
+from nearsight.report.marks import Animation, Drawing, add_fitting_legend, add_footnote, distances_from_zero
 from nearsight.report.tables import rounded, seeds_in_words
 from nearsight.study.results import StudyResults
 
-LOCAL_LINE = f"Dotted: {rounded(LOCAL)}, below which a head is called local."
+_LOCAL_LINE = f"Dotted: {rounded(LOCAL)}, below which a head is called local."
+MOST_FRAMES = 60
+_DOTTED: dict[str, Any] = {"color": MUTED, "linewidth": 0.9, "linestyle": (0, (1, 2)), "zorder": 1}
 
 
 def over_epochs(results: StudyResults) -> Drawing:
     """The most local head's distance (left) and validation accuracy (right) of every run."""
     found = courses(results)
-    labels = conditions_of(found)
+    looks = _looks(conditions_of(found))
     with house_style():
         figure = Figure(figsize=(7.2, 3.4), layout=ConstrainedLayoutEngine(wspace=0.06))
         left, right = figure.subplots(1, 2, sharex=True)
         for course in found:
-            style = _style(labels, course.condition)
-            name = f"{course.condition}-{course.seed}"
-            look = {"color": style.colour, "linestyle": style.dash, "linewidth": 1.3}
+            look, name = {**looks[course.condition], "linewidth": 1.3}, f"{course.condition}-{course.seed}"
             left.plot(course.epochs_E, course.smallest, **look, gid=f"smallest-{name}")
             right.plot(course.accuracy.index, 100 * course.accuracy, **look, gid=f"accuracy-{name}")
-        _draw_local_line(left)
+        left.axhline(LOCAL, **_DOTTED, gid="local")
         left.set_ylim(bottom=0.0)
         left.set_ylabel(f"smallest {DISTANCE_LABEL}")
         right.set_ylabel("validation accuracy, %")
         for panel in (left, right):
             light_grid(panel)
             panel.set_xlabel("epoch")
-        styles = [_style(labels, label) for label in labels]
-        handles = [Line2D([], [], color=style.colour, linestyle=style.dash) for style in styles]
-        add_legend(figure, handles, labels, loc="outside upper left", ncols=legend_columns(figure, labels, len(labels)))
-    lines = f"A line is a run; {_seeds(found)} per condition. {LOCAL_LINE}"
-    add_footnote(figure, [lines, *scale_notes(results)])
-    return Drawing(
-        figure=figure,
-        caption="The distance of the most local head (left) and the validation accuracy (right) over the epochs. "
-        f"{lines}",
-    )
+        add_fitting_legend(figure, [Line2D([], [], **look) for look in looks.values()], list(looks))
+    lines = f"A line is a run; {_seeds(found)} per condition. {_LOCAL_LINE}"
+    caption = "The distance of the most local head (left) and the validation accuracy (right) over the epochs."
+    return noted(figure, results, caption, lines)
 
 
 def layers_over_epochs(results: StudyResults) -> Drawing:
     """The mean distance of each layer's heads over the epochs, a panel per condition; means over seeds."""
     found = courses(results)
-    labels = conditions_of(found)
-    layers = range(found[0].mad_ELH.shape[1])
+    layers = list(range(found[0].mad_ELH.shape[1]))
+    # Solid and dashed by turns: neighbours stay apart where a printer loses the shades.
+    looks: list[dict[str, Any]] = [
+        {"color": shade(MODEL_COLOURS[0], depth_of(layer, layers)), "linestyle": model_style(layer % 2).dash}
+        for layer in layers
+    ]
     with house_style():
         figure = Figure(figsize=(7.2, 3.4), layout=ConstrainedLayoutEngine(wspace=0.09))
-        panels = figure.subplots(1, len(labels), sharex=True, sharey=True, squeeze=False)[0]
-        for panel, label in zip(panels, labels, strict=True):
+        panels = _panels(figure, conditions_of(found), "epoch")
+        for label, panel in panels.items():
             epochs, mean_EL = _mean_over_seeds(found, label)
-            for layer in layers:
-                colour = shade(MODEL_COLOURS[0], depth_of(layer, list(layers)))
-                panel.plot(epochs, mean_EL[:, layer], color=colour, linestyle=_dash(layer), gid=f"{label}-{layer}")
+            for layer, look in enumerate(looks):
+                panel.plot(epochs, mean_EL[:, layer], **look, gid=f"{label}-{layer}")
             light_grid(panel)
-            _draw_local_line(panel)
-            panel.set_title(label, parse_math=False)
-            panel.set_xlabel("epoch")
-        panels[0].set_ylim(bottom=0.0)
-        panels[0].set_ylabel(DISTANCE_LABEL)
-        handles = [
-            Line2D([], [], color=shade(MODEL_COLOURS[0], depth_of(layer, list(layers))), linestyle=_dash(layer))
-            for layer in layers
-        ]
-        names = [f"L{layer + 1}" for layer in layers]
-        add_legend(figure, handles, names, loc="outside upper left", ncols=legend_columns(figure, names, len(names)))
-    told = f"Mean over a layer's heads and over {_seeds(found)}. {LOCAL_LINE}"
-    add_footnote(figure, [told, *scale_notes(results)])
-    return Drawing(figure=figure, caption=f"The mean attention distance of every layer over the epochs. {told}")
+            panel.axhline(LOCAL, **_DOTTED, gid="local")
+        first = next(iter(panels.values()))
+        first.set_ylim(bottom=0.0)
+        first.set_ylabel(DISTANCE_LABEL)
+        add_fitting_legend(figure, [Line2D([], [], **look) for look in looks], [f"L{layer + 1}" for layer in layers])
+    told = f"Mean over a layer's heads and over {_seeds(found)}. {_LOCAL_LINE}"
+    return noted(figure, results, "The mean attention distance of every layer over the epochs.", told)
 
 
 def layers_by_epoch(results: StudyResults) -> Drawing:
@@ -106,7 +95,7 @@ def layers_by_epoch(results: StudyResults) -> Drawing:
     with house_style():
         figure = Figure(figsize=(7.2, 4.2), layout=ConstrainedLayoutEngine(wspace=0.08, hspace=0.06))
         panels = figure.subplots(len(rows), len(labels), sharex=True, sharey=True, squeeze=False)
-        largest = max(float(np.nanmax(course.by_layer)) for course in found)
+        largest = max(float(np.nanmax(np.nanmean(course.mad_ELH, axis=2))) for course in found)
         for (title, reduce), row in zip(rows.items(), panels, strict=True):
             for panel, label in zip(row, labels, strict=True):
                 epochs, numbers_EL = _mean_over_seeds(found, label, reduce)
@@ -132,13 +121,11 @@ def layers_by_epoch(results: StudyResults) -> Drawing:
         bar.outline.set_visible(False)
         bar.ax.tick_params(length=0)
         bar.set_label(DISTANCE_LABEL, fontsize=8.5)
-    told = f"Mean over {_seeds(found)}."
-    add_footnote(figure, [told, *scale_notes(results)])
-    return Drawing(
-        figure=figure,
-        caption="The mean attention distance of every layer (top: mean over its heads; bottom: its most local head) "
-        f"over the epochs. {told}",
+    caption = (
+        "The mean attention distance of every layer (top: mean over its heads; bottom: its most local head) over the "
+        "epochs."
     )
+    return noted(figure, results, caption, f"Mean over {_seeds(found)}.")
 
 
 def _mean_over_seeds(
@@ -159,42 +146,37 @@ def _edges(epochs: Array) -> Array:
     return np.concatenate([[1.5 * epochs[0] - 0.5 * epochs[1]], middles, [1.5 * epochs[-1] - 0.5 * epochs[-2]]])
 
 
-def _style(labels: Sequence[str], label: str) -> ModelStyle:
+def _looks(labels: Sequence[str]) -> dict[str, dict[str, Any]]:
     """As in the other figures: the whole protocol is the first of the palette, the base the second."""
-    place = labels.index(label)
-    return model_style(0 if place == len(labels) - 1 else place + 1)
+    styles = [*(model_style(place) for place in range(1, len(labels))), model_style(0)]
+    return {
+        label: {"color": style.colour, "linestyle": style.dash} for label, style in zip(labels, styles, strict=True)
+    }
 
 
-def _dash(layer: int) -> Any:
-    """Solid and dashed by turns: neighbours stay apart where a printer loses the shades."""
-    return model_style(layer % 2).dash
-
-
-def _draw_local_line(panel: Axes) -> None:
-    panel.axhline(LOCAL, color=MUTED, linewidth=0.9, linestyle=(0, (1, 2)), zorder=1, gid="local")
+def _panels(figure: Figure, labels: Sequence[str], axis: str) -> dict[str, Axes]:
+    """One per condition, side by side on the same scales."""
+    panels = figure.subplots(1, len(labels), sharex=True, sharey=True, squeeze=False)[0]
+    for panel, label in zip(panels, labels, strict=True):
+        panel.set_title(label, parse_math=False)
+        panel.set_xlabel(axis)
+    return dict(zip(labels, panels, strict=True))
 
 
 def _seeds(found: Sequence[Course]) -> str:
-    labels = conditions_of(list(found))
-    return seeds_in_words(sum(course.condition == label for course in found) for label in labels)
-
-
-# The plane of distance and entropy while the heads move through it, without and with CutMix.
-
-
-MOST_FRAMES = 60
+    return seeds_in_words(Counter(course.condition for course in found).values())
 
 
 def heads_in_motion(results: StudyResults) -> Animation:
-    """A panel per condition, a point per head, a frame per epoch; early epochs, in which most happens, are kept."""
+    """The plane of distance and entropy while the heads move through it: a panel per condition, a point per head, a
+    frame per epoch; early epochs, in which most happens, are kept."""
     found = courses(results)
-    labels = conditions_of(found)
-    seeds = seeds_in_words(sum(course.condition == label for course in found) for label in labels)
+    seeds = _seeds(found)
     notes = [f"One point per head; the heads of {seeds}; dark: first layers. Dotted: local.", *scale_notes(results)]
     return Animation(
-        frames=_frames(found, labels, notes),
-        caption=f"Distance and entropy of every head of {', '.join(labels)} from the first epoch to the last; the "
-        f"colour is the layer, the lower left corner is local and focused. The heads of {seeds} are shown.",
+        frames=_frames(found, notes),
+        caption=f"Distance and entropy of every head of {', '.join(conditions_of(found))} from the first epoch to the "
+        f"last; the colour is the layer, the lower left corner is local and focused. The heads of {seeds} are shown.",
     )
 
 
@@ -206,21 +188,17 @@ def chosen(epochs: Sequence[float], most: int = MOST_FRAMES) -> list[float]:
     return [epochs[place] for place in sorted({round(float(place)) for place in places})]
 
 
-def _frames(found: Sequence[Course], labels: Sequence[str], notes: Sequence[str]) -> Iterator[Figure]:
+def _frames(found: Sequence[Course], notes: Sequence[str]) -> Iterator[Figure]:
     """One figure whose points move."""
     epochs = chosen(sorted(set.intersection(*({*course.epochs_E.tolist()} for course in found))))
     with house_style():
         figure = Figure(figsize=(7.2, 3.2), layout=ConstrainedLayoutEngine(wspace=0.07))
-        panels = dict(
-            zip(labels, figure.subplots(1, len(labels), sharex=True, sharey=True, squeeze=False)[0], strict=True)
-        )
-        for label, panel in panels.items():
+        panels = _panels(figure, conditions_of(found), "mean attention distance")
+        for panel in panels.values():
             light_grid(panel)
-            panel.axvline(LOCAL, color=MUTED, linewidth=0.9, linestyle=(0, (1, 2)), zorder=1)
-            panel.set_title(label, parse_math=False)
-            panel.set_xlabel("mean attention distance")
+            panel.axvline(LOCAL, **_DOTTED)
         points = [_points(panels[course.condition], course) for course in found]
-        first = panels[labels[0]]
+        first = next(iter(panels.values()))
         distances_from_zero(first, max(float(np.nanmax(course.mad_ELH)) for course in found))
         first.set_ylim(-0.03, 1.05)
         first.set_ylabel(ENTROPY_LABEL)

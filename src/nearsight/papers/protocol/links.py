@@ -1,8 +1,11 @@
-"""Runs with and without CutMix: which are which, and what goes with a local head among all of them and within each."""
+"""What goes with a local head, among all runs and among those with and without CutMix: how long a run trains, for one.
+
+Early stopping decides how long that is, not the study, so that a link is an observation: whatever makes runs go on may
+also make their heads local. The paper asks nothing of the kind, and reports no numbers of epochs.
+"""
 
 import math
 from functools import lru_cache
-from math import isnan
 from typing import Any
 
 import pandas as pd
@@ -11,18 +14,23 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from nearsight.errors import InputError
-from nearsight.report.claims import not_tested
-from nearsight.report.conditions import level_in_words
-from nearsight.report.figures.style import add_legend, house_style, light_grid, model_style
+from nearsight.report.claims import OURS, Claim, asked, not_tested
+from nearsight.report.conditions import level_in_words, missing_notes, scale_notes
+from nearsight.report.figures.style import add_legend, house_style, light_grid
+from nearsight.report.findings import Section
+from nearsight.report.marks import Drawing, add_footnote, dose_style
 from nearsight.report.rules import NOT_SHOWN, OTHER_WAY, YES, Finding
-from nearsight.report.tables import probability, rounded
+from nearsight.report.study_tables import NOT_CORRECTED
+from nearsight.report.tables import Row, Table, probability, rounded, span
 from nearsight.study.results import StudyResults
-from nearsight.study.statistics.rank_correlation import RankCorrelation, rank_correlation
+from nearsight.study.statistics.rank_correlation import METHOD, RankCorrelation, rank_correlation
 
 CUTMIX, PROTOCOL = "cutmix", "protocol"
 ALL_RUNS = "all runs"
 SURE = 0.05
 """The p-value below which a rank correlation counts."""
+# Of the room that the marks of runs take up: the space around them; and the least room, of runs that are all but alike.
+_AROUND, _NARROWEST = 0.12, 0.02
 
 
 def grouping(results: StudyResults) -> str:
@@ -42,7 +50,7 @@ def groups(results: StudyResults) -> dict[str, str]:
     return {level: f"{level}, {'without' if level == levels[0] else 'with'} CutMix" for level in levels}
 
 
-def measured_runs(results: StudyResults, column: str) -> pd.DataFrame:
+def _measured_runs(results: StudyResults, column: str) -> pd.DataFrame:
     """The runs of which both the column and the smallest distance of a head are known."""
     if column not in results.runs:
         raise InputError(f"no run says its {column}")
@@ -52,16 +60,16 @@ def measured_runs(results: StudyResults, column: str) -> pd.DataFrame:
     return runs
 
 
-def measured_parts(results: StudyResults, column: str) -> dict[str, pd.DataFrame]:
-    """All `measured_runs`, then those of each group of `groups`, in words."""
-    runs, factor = measured_runs(results, column), grouping(results)
+def _measured_parts(results: StudyResults, column: str) -> dict[str, pd.DataFrame]:
+    """All `_measured_runs`, then those of each group of `groups`, in words."""
+    runs, factor = _measured_runs(results, column), grouping(results)
     return {ALL_RUNS: runs} | {words: runs[runs[factor] == level] for level, words in groups(results).items()}
 
 
 @lru_cache(maxsize=2)  # for tables and figures
 def correlations(results: StudyResults, column: str) -> dict[str, RankCorrelation]:
     """A column against the smallest distance of a head, over all runs and within each group."""
-    parts = measured_parts(results, column)
+    parts = _measured_parts(results, column)
     return {words: rank_correlation(part[column], part["min_mad"]) for words, part in parts.items()}
 
 
@@ -79,7 +87,7 @@ def judge_link(results: StudyResults, column: str, words: str) -> Finding:
     if math.isnan(found.value):
         return not_tested(f"too few runs, or all alike: {found.n}")
     told = f"rank correlation {rounded(found.value, 2, signed=True)}, p = {probability(found.p)} ({found.n} runs)"
-    seeds = int(measured_runs(results, column)["seed"].nunique())
+    seeds = int(_measured_runs(results, column)["seed"].nunique())
     return Finding(verdict=link(found), ours=told, value=found.value, low=found.low, high=found.high, n=seeds)
 
 
@@ -90,16 +98,9 @@ def link(found: RankCorrelation) -> str:
     return YES if found.value < 0 else OTHER_WAY
 
 
-# A mark per run: the distance of its most local head over some column, by CutMix.
-
-
-# Of the room that the runs take up: the space around them; and the least room, of runs that are all but alike.
-AROUND, NARROWEST = 0.12, 0.02
-
-
 def scatter_by_cutmix(results: StudyResults, column: str, label: str) -> tuple[Figure, Axes]:
-    """The figure and its panel; `label` is that of the column."""
-    runs, factor = measured_runs(results, column), grouping(results)
+    """A mark per run, the distance of its most local head over a column: the figure and its panel."""
+    runs, factor = _measured_runs(results, column), grouping(results)
     here = {level: told for level, told in groups(results).items() if level in set(runs[factor])}
     with house_style():
         figure = Figure(figsize=(6.2, 4.0), layout="constrained")
@@ -108,8 +109,8 @@ def scatter_by_cutmix(results: StudyResults, column: str, label: str) -> tuple[F
             group = runs[runs[factor] == level]
             panel.plot(group[column], group["min_mad"], **_look(results, level), gid=f"runs-{level}")
         # Around the runs: how they lie to one another is the question.
-        panel.set_xlim(*around(runs[column]))
-        panel.set_ylim(*around(runs["min_mad"]))
+        panel.set_xlim(*_around(runs[column]))
+        panel.set_ylim(*_around(runs["min_mad"]))
         panel.set_xlabel(label)
         panel.set_ylabel("MAD of the most local head")
         light_grid(panel)
@@ -120,29 +121,110 @@ def scatter_by_cutmix(results: StudyResults, column: str, label: str) -> tuple[F
 
 def correlations_in_words(results: StudyResults, column: str) -> str:
     """What stands under such a figure."""
-    told = "; ".join(f"{name} {_in_words(found)}" for name, found in correlations(results, column).items())
+
+    def tell(found: RankCorrelation) -> str:
+        if math.isnan(found.value):
+            return f"none (n = {found.n})"
+        return f"{rounded(found.value, 2, signed=True)} (n = {found.n}, p = {probability(found.p)})"
+
+    told = "; ".join(f"{name} {tell(found)}" for name, found in correlations(results, column).items())
     return f"One mark per run. Rank correlation: {told}."
 
 
-def around(values: "pd.Series[float]") -> tuple[float, float]:
+def _around(values: "pd.Series[float]") -> tuple[float, float]:
     """From the least to the most, with room for whole marks."""
     low, high = float(values.min()), float(values.max())
-    room = AROUND * max(high - low, NARROWEST)
+    room = _AROUND * max(high - low, _NARROWEST)
     return low - room, high + room
 
 
-def _in_words(found: RankCorrelation) -> str:
-    if isnan(found.value):
-        return f"none (n = {found.n})"
-    return f"{rounded(found.value, 2, signed=True)} (n = {found.n}, p = {probability(found.p)})"
-
-
 def _look(results: StudyResults, level: str) -> dict[str, Any]:
-    """Without CutMix it is the second everywhere."""
-    place = results.factors[grouping(results)].index(level)
-    style = model_style({0: 1, 1: 0}.get(place, place))
+    style = dose_style(results.factors[grouping(results)].index(level))
     return {
         **{"color": style.colour, "marker": style.marker, "markersize": 7, "linestyle": "none"},
         # Runs that lie on one another show through.
         **{"markeredgecolor": "white", "markeredgewidth": 0.6, "alpha": 0.75},
     }
+
+
+_EPOCHS = "epochs"
+LENGTH_RULE = link_rule(_EPOCHS)
+_NOT_SET = (
+    "Early stopping ended each run, not the study: a link is an observation, and what makes a run go on may also make "
+    "its heads local."
+)
+
+
+def _longer(id: str, level: int, whose: str) -> Claim:
+    """Of the runs at a level of the factor that is CutMix: its last, with it, or its first."""
+    text = f"Do runs that train longer have a more local head: {whose}?"
+
+    @asked(id, text, source=OURS, rule=LENGTH_RULE)
+    def question(results: StudyResults) -> Finding:
+        return judge_link(results, _EPOCHS, list(groups(results).values())[level])
+
+    return question
+
+
+LENGTH_QUESTIONS = (
+    _longer("longer-with-cutmix", -1, "those with CutMix"),
+    _longer("longer-without-cutmix", 0, "those without"),
+)
+
+
+def length_table(results: StudyResults) -> Table:
+    """A row per group of runs: how long they trained, how local their heads are, and whether these go together."""
+    rows, found_in = [], correlations(results, _EPOCHS)
+    for name, part in _measured_parts(results, _EPOCHS).items():
+        if part.empty:
+            continue
+        found = found_in[name]
+        row = Row().both("group", name, "runs", f"{name} ({found.n})").keep(runs=found.n)
+        for column, title, digits in ((_EPOCHS, "epochs", 0), ("min_mad", "min MAD", 3)):
+            low, high = float(part[column].min()), float(part[column].max())
+            row.keep(**{f"{column}_min": low, f"{column}_max": high})
+            row.show(title, span(*(rounded(end, digits) for end in (low, high))))
+        row.both("correlation", found.value, "rank correlation", rounded(found.value, 2, signed=True))
+        ends = span(*(rounded(end, 2, signed=True) for end in (found.low, found.high)))
+        row.keep(low=found.low, high=found.high).show("95 % interval", ends)
+        row.both("p", found.p, words=probability(found.p) + (" (exact)" if found.exact else "")).keep(exact=found.exact)
+        row.both("answer", link(found), "longer, more local?", f"**{link(found)}**").keep(scale=results.scale)
+        rows.append(row)
+    title = f"{results.name}: do runs that train longer have a more local head?"
+    notes = (_NOT_SET, METHOD, LENGTH_RULE, NOT_CORRECTED, *missing_notes(results))
+    return Table.of("training-length", title, rows, notes=notes)
+
+
+def length_and_distance(results: StudyResults) -> Drawing:
+    """A mark per run, by CutMix."""
+    figure, _ = scatter_by_cutmix(results, _EPOCHS, "epochs until early stopping")
+    order = correlations_in_words(results, _EPOCHS)
+    add_footnote(figure, [order, *missing_notes(results), *scale_notes(results)])
+    return Drawing(
+        figure=figure,
+        caption="Epochs that each run trained against the mean attention distance of its most local head, with and "
+        f"without CutMix. {order} {_NOT_SET}",
+    )
+
+
+_IDS = tuple(claim.id for claim in LENGTH_QUESTIONS)
+_EQUALLY_LONG = ("only-with-cutmix", "equally-many-epochs")
+LENGTH_FINDING = Section(
+    title="Does it take long training?",
+    claim="S1 ends every run by early stopping and does not say when. In ours that moment differs widely from run to "
+    "run, and those with CutMix train several times as long: it takes runs of equal length to tell the two apart.",
+    answers={
+        "ablation-cifar100": _IDS,
+        # Those without CutMix are the same runs in both ablations.
+        "ablation-fitted-cifar100": _IDS[:1],
+        "emergence-fitted-cifar100": _EQUALLY_LONG,
+    },
+    in_short=(*_IDS, *_EQUALLY_LONG),
+    hinges_on=("ablation-cifar100", "ablation-fitted-cifar100"),
+    figures=(
+        ("ablation-fitted-cifar100", "training-length.png"),
+        ("emergence-fitted-cifar100", "emergence-course.png"),
+    ),
+    change_our_mind="Runs without CutMix that become local after more epochs than these, or under another schedule of "
+    "the learning rate.",
+)

@@ -5,6 +5,7 @@ its numbers comes from a single seed. Accuracies are fractions here, as in all d
 """
 
 from collections.abc import Mapping
+from functools import partial
 
 from nearsight.report.studies import Published, PublishedCondition
 
@@ -44,25 +45,16 @@ def without_cutmix(colour: str = AUTOAUGMENT) -> tuple[str, ...]:
 WITH_CUTMIX = with_cutmix()
 
 
-_BESIDE_FIGURES = {
-    "figure-1-profiles": "In the paper's Figure 1 a line is one seed and its band the spread over images.",
-    "figure-2-plane": "The paper's Figure 2 shows one seed.",
-    "figure-3-heatmaps": "The paper's Figure 3 shows one seed.",
-    "figure-5-key-conditions": "The paper's Figure 5 shows one seed.",
-}
-
-
-def _published(
-    source: str, dataset: str, conditions: Mapping[str, PublishedCondition], key_factor: str | None = None
-) -> Published:
-    return Published(
-        source=source,
-        source_of_gain="S1 Table 1",
-        dataset=dataset,
-        conditions=conditions,
-        key_factor=key_factor,
-        beside_figures=_BESIDE_FIGURES,
-    )
+_published = partial(
+    Published,
+    source_of_gain="S1 Table 1",
+    beside_figures={
+        "figure-1-profiles": "In the paper's Figure 1 a line is one seed and its band the spread over images.",
+        "figure-2-plane": "The paper's Figure 2 shows one seed.",
+        "figure-3-heatmaps": "The paper's Figure 3 shows one seed.",
+        "figure-5-key-conditions": "The paper's Figure 5 shows one seed.",
+    },
+)
 
 
 def _row(test_acc: float, mad: tuple[float, float], entropy: tuple[float, float]) -> PublishedCondition:
@@ -83,26 +75,26 @@ _TABLE_2 = {
 }
 
 
-def _table_1(dataset: str, baseline: float, modern: float, *, key_factor: str | None = None) -> Published:
-    conditions = {BASELINE: PublishedCondition(test_acc=baseline), MODERN: PublishedCondition(test_acc=modern)}
-    return _published("S1 Table 1", dataset, conditions, key_factor)
+_BOTH = (BASELINE, MODERN)
 
 
-def _table_2() -> Published:
-    return _published("S1 Table 2", "CIFAR-100", _TABLE_2, "cutmix")
+def _table_1(dataset: str, *accuracies: float, key_factor: str | None = None) -> Published:
+    rows = {label: PublishedCondition(test_acc=acc) for label, acc in zip(_BOTH, accuracies, strict=True)}
+    return _published(source="S1 Table 1", dataset=dataset, conditions=rows, key_factor=key_factor)
 
 
 _CIFAR10, _TINY_IMAGENET = ("CIFAR-10", 0.7846, 0.8484), ("Tiny-ImageNet", 0.3489, 0.4192)
+_ABLATION = _published(source="S1 Table 2", dataset="CIFAR-100", conditions=_TABLE_2, key_factor="cutmix")
 
 PUBLISHED: Mapping[str, Published] = {
-    "ablation-cifar100": _table_2(),
-    "ablation-fitted-cifar100": _table_2(),
+    "ablation-cifar100": _ABLATION,
+    "ablation-fitted-cifar100": _ABLATION,
     # The paper has no ablation on these, but two of the eight conditions.
     "ablation-cifar10": _table_1(*_CIFAR10, key_factor="cutmix"),
     "ablation-tiny-imagenet": _table_1(*_TINY_IMAGENET, key_factor="cutmix"),
     "protocol-cifar10": _table_1(*_CIFAR10),
     "protocol-cifar100": _published(
-        "S1 Tables 1 and 2", "CIFAR-100", {name: _TABLE_2[name] for name in (BASELINE, MODERN)}
+        source="S1 Tables 1 and 2", dataset="CIFAR-100", conditions={label: _TABLE_2[label] for label in _BOTH}
     ),
     "protocol-tiny-imagenet": _table_1(*_TINY_IMAGENET),
 }

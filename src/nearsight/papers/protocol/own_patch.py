@@ -1,18 +1,19 @@
 """Questions of our own beside S1's: what its most local heads look at, and whether its claims hold without them."""
 
-from functools import partial
+import dataclasses
+from collections.abc import Iterable
 
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from nearsight.errors import InputError
 from nearsight.metrics import least_share_on_itself, next_patch_distance, uniform_attention_distance
 from nearsight.papers.protocol import numbers as s1
 from nearsight.papers.protocol.links import CUTMIX, SURE, groups
-from nearsight.papers.protocol.numbers import PUBLISHED
-from nearsight.report.claims import OURS, Claim, not_tested
-from nearsight.report.conditions import missing_notes, ordered_conditions, pair_columns, scale_notes
+from nearsight.report.claims import OURS, Claim, asked
+from nearsight.report.conditions import missing_notes, noted, ordered_conditions, pair_columns
 from nearsight.report.figures.style import (
     DISTANCE_LABEL_ONE_LINE,
     GRID,
@@ -26,8 +27,9 @@ from nearsight.report.figures.style import (
     light_grid,
     shade,
 )
+from nearsight.report.findings import Section
 from nearsight.report.fits import Estimate
-from nearsight.report.marks import Drawing, add_footnote, distances_from_zero, level_styles
+from nearsight.report.marks import Drawing, distances_from_zero, level_styles
 from nearsight.report.own_patch import (
     HEADS,
     OTHERS,
@@ -44,59 +46,28 @@ from nearsight.report.rules import (
     SIGN,
     YES,
     Finding,
-    change_in_words,
     groups_in_words,
     judge_sign,
+    paired_change,
 )
-from nearsight.report.tables import MISSING, Table, layers_in_words, probability, rounded, share, with_interval
+from nearsight.report.tables import MISSING, Row, Table, layers_in_words, probability, rounded, share, with_interval
 from nearsight.study.results import StudyResults
-from nearsight.study.statistics import mean_interval, paired_difference, separation
+from nearsight.study.statistics import mean_interval, separation
 
-OFTEN = (
-    f"*Own patch.* A head looks at its own patch where its distance is below {share(OWN_PATCH)} of that to the next "
-    f"patch. Yes: more runs with CutMix have such a head than without, with p < {SURE:g} by permutation within pairs. "
-    "The other way round: fewer, with such a p. Not shown: otherwise."
-)
-GAP = (
-    "*Gap.* Yes: by the nearest of the heads that do not look at their own patch, every run with CutMix is below every "
-    "run without. No: they overlap, or CutMix is above."
-)
-NONE = "no head of any run looks at its own patch"
 _LEFT_OUT = "Leaving out heads that look at their own patch,"
+_SHARE = "max_share_self"
+# Of a row's height in the figure: what its layers take up, from the first above to the last below.
+_SPREAD = 0.62
 
 
-def own_patch_questions(colour: str) -> tuple[Claim, ...]:
-    """Of an ablation; `colour` is what its data set has for AutoAugment."""
-    conditions = (*s1.with_cutmix(colour), *s1.without_cutmix(colour))
-    both = (s1.BASELINE, s1.MODERN)
-    return (
-        Claim(
-            id="own-patch-heads",
-            text="Does CutMix turn heads to their own patch?",
-            source=OURS,
-            rule=OFTEN,
-            needs=conditions,
-            judge=_more_often,
-        ),
-        Claim(
-            id="others-separated",
-            text=f"{_LEFT_OUT} does CutMix still part the conditions?",
-            source=OURS,
-            rule=GAP,
-            needs=conditions,
-            judge=_gap,
-        ),
-        Claim(
-            id="others-more-local",
-            text=f"{_LEFT_OUT} does Modern's most local one still look nearer than Baseline's?",
-            source=OURS,
-            rule=SIGN,
-            needs=both,
-            judge=partial(_change, *both),
-        ),
-    )
-
-
+@asked(
+    "own-patch-heads",
+    "Does CutMix turn heads to their own patch?",
+    source=OURS,
+    rule=f"*Own patch.* A head looks at its own patch where its distance is below {share(OWN_PATCH)} of that to the "
+    "next patch. Yes: more runs with CutMix have such a head than without, with "
+    f"p < {SURE:g} by permutation within pairs. The other way round: fewer, with such a p. Not shown: otherwise.",
+)
 def _more_often(results: StudyResults) -> Finding:
     runs = with_own_patch(results)
     runs = runs.assign(has_one=(runs[HEADS] > 0).astype(float))
@@ -112,82 +83,80 @@ def _more_often(results: StudyResults) -> Finding:
     return Finding(verdict=answer, ours=words, value=found.difference, n=int(runs["seed"].nunique()))
 
 
+@asked(
+    "others-separated",
+    f"{_LEFT_OUT} does CutMix still part the conditions?",
+    source=OURS,
+    rule="*Gap.* Yes: by the nearest of the heads that do not look at their own patch, every run with CutMix is below "
+    "every run without. No: they overlap, or CutMix is above.",
+)
 def _gap(results: StudyResults) -> Finding:
     runs = with_own_patch(results)
     if not runs[HEADS].any():
-        return not_tested(NONE)
+        raise InputError("no head of any run looks at its own patch")
     found = separation(runs, CUTMIX, results.factors[CUTMIX], OTHERS, blocks=pair_columns(results, CUTMIX))
     answer = YES if found.clean and found.difference < 0 else NO
     return Finding(verdict=answer, ours=groups_in_words(found), value=found.margin, n=int(runs["seed"].nunique()))
 
 
-def _change(reference: str, condition: str, results: StudyResults) -> Finding:
-    runs = with_own_patch(results)
-    if not runs.loc[runs["condition"].isin((reference, condition)), HEADS].any():
-        return not_tested(NONE.replace("any run", f"{reference} or {condition}"))
-    ours = paired_difference(runs, condition, reference, OTHERS)
+@asked(
+    "others-more-local",
+    f"{_LEFT_OUT} does Modern's most local one still look nearer than Baseline's?",
+    source=OURS,
+    rule=SIGN,
+    needs=(s1.BASELINE, s1.MODERN),
+)
+def _nearer(results: StudyResults) -> Finding:
+    runs, both = with_own_patch(results), (s1.MODERN, s1.BASELINE)
+    if not runs.loc[runs["condition"].isin(both), HEADS].any():
+        raise InputError(f"no head of {s1.BASELINE} or {s1.MODERN} looks at its own patch")
+    ours, words = paired_change(runs, *both, OTHERS)
     if not ours.n:
-        return not_tested(f"no seed has such heads of both {reference} and {condition}")
-    before, after = (mean_interval(runs.loc[runs["condition"] == label, OTHERS]) for label in (reference, condition))
-    words = change_in_words(before, after, ours, accuracy=False)
+        raise InputError(f"no seed has such heads of both {s1.BASELINE} and {s1.MODERN}")
     return judge_sign(Estimate.of(ours), sign=-1, words=words, n=ours.n)
 
 
-# A row per condition: which runs have heads that look at their own patch, and how near the others look.
-
-
-SHARE = "max_share_self"
+def own_patch_questions(colour: str) -> tuple[Claim, ...]:
+    """Of an ablation; `colour` is what its data set has for AutoAugment."""
+    all_eight = (*s1.with_cutmix(colour), *s1.without_cutmix(colour))
+    return (*(dataclasses.replace(question, needs=all_eight) for question in (_more_often, _gap)), _nearer)
 
 
 def own_patch_table(results: StudyResults) -> Table:
+    """A row per condition: which runs have heads that look at their own patch, and how near the others look."""
     runs, heads, grid = with_own_patch(results), own_patch_heads(results), grid_of(results)
-    rows, shown = [], []
+    published = s1.PUBLISHED[results.name].conditions if results.name in s1.PUBLISHED else {}
+    rows = []
     for label in ordered_conditions(results):
         here = runs[runs["condition"] == label]
         if here.empty:
             continue
         having = here[here[HEADS] > 0]
         found = heads[heads["run"].isin(having["run"])]
+        least = [least_share_on_itself(mad, grid) for mad in found["mad"]]
         others, nearest = mean_interval(here[OTHERS]), mean_interval(here["min_mad"])
-        measured = having[SHARE].dropna().astype("float64")
-        paper = _papers_distance(results, label)
-        rows.append(
-            {
-                **{"condition": label, "runs": len(here), "runs_with_own_patch": len(having), "heads": len(found)},
-                **{"min_mad": nearest.mean, "min_mad_of_others": others.mean, "low": others.low, "high": others.high},
-                "least_share": least_share_on_itself(float(found["mad"].max()), grid) if len(found) else float("nan"),
-                "paper_least_share": float("nan") if paper is None else least_share_on_itself(paper, grid),
-                "scale": results.scale,
-            }
-        )
-        shown.append(
-            {
-                "condition": label,
-                "runs with such a head": f"{len(having)} of {len(here)}",
-                "heads": str(len(found)),
-                "in layer": layers_in_words(found["layer"]),
-                "its own patch gets, at least": _shares([least_share_on_itself(mad, grid) for mad in found["mad"]]),
-                "measured": _shares(measured.tolist()),
-                "min MAD": with_interval(nearest),
-                "min MAD of the others": with_interval(others),
-                "the paper's head, at least": MISSING if paper is None else share(least_share_on_itself(paper, grid)),
-            }
-        )
-    return Table(
-        name="own-patch",
-        title=f"{results.name}: heads that look at their own patch",
-        numbers=pd.DataFrame(rows),
-        shown=pd.DataFrame(shown),
-        notes=(
-            f"Such a head has a distance below {share(OWN_PATCH)} of that to the next patch, which is "
-            f"{rounded(next_patch_distance(grid))} of the diagonal. What it does not spend on the query's own patch it "
-            "spends at that distance or farther, so that its own patch gets at least 1 − distance / distance of the "
-            "next patch of its attention on patches.",
-            "Measured: the largest share of a run that a head spends on the query's own patch, CLS counted too, where "
-            "the run says it. The others: all heads but these. ± is half the 95 % interval over seeds.",
-            *missing_notes(results),
-        ),
+        distance = getattr(published.get(label), "min_mad", None)
+        paper = float("nan") if distance is None else least_share_on_itself(distance, grid)
+        row = Row(condition=label).keep(runs=len(here))
+        row.both("runs_with_own_patch", len(having), "runs with such a head", f"{len(having)} of {len(here)}")
+        row.both("heads", len(found)).show("in layer", layers_in_words(found["layer"]))
+        row.show("its own patch gets, at least", _shares(least)).show("measured", _shares(having[_SHARE].dropna()))
+        row.both("min_mad", nearest.mean, "min MAD", with_interval(nearest))
+        row.both("min_mad_of_others", others.mean, "min MAD of the others", with_interval(others))
+        row.keep(low=others.low, high=others.high, least_share=min(least, default=float("nan")))
+        told = MISSING if distance is None else share(paper)
+        row.both("paper_least_share", paper, "the paper's head, at least", told)
+        rows.append(row.keep(scale=results.scale))
+    notes = (
+        f"Such a head has a distance below {share(OWN_PATCH)} of that to the next patch, which is "
+        f"{rounded(next_patch_distance(grid))} of the diagonal. What it does not spend on the query's own patch it "
+        "spends at that distance or farther, so that its own patch gets at least 1 − distance / distance of the next "
+        "patch of its attention on patches.",
+        "Measured: the largest share of a run that a head spends on the query's own patch, CLS counted too, where the "
+        "run says it. The others: all heads but these. ± is half the 95 % interval over seeds.",
+        *missing_notes(results),
     )
+    return Table.of("own-patch", f"{results.name}: heads that look at their own patch", rows, notes=notes)
 
 
 def what_they_look_at(results: StudyResults) -> str:
@@ -200,9 +169,9 @@ def what_they_look_at(results: StudyResults) -> str:
     layers = layers_in_words(heads["layer"])
     counts = sorted(set(having[HEADS]))
     number = "one head each" if counts == [1] else f"{_ends([str(count) for count in counts])} heads each"
-    shares = _shares([least_share_on_itself(mad, grid) for mad in heads["mad"]])
-    measured = having[SHARE].dropna().astype("float64").tolist()
-    told = f" ({_shares(measured)} measured)" if measured else ""
+    shares = _shares(least_share_on_itself(mad, grid) for mad in heads["mad"])
+    measured = _shares(having[_SHARE].dropna())
+    told = "" if measured == MISSING else f" ({measured} measured)"
     next_ones = _ends([rounded(value) for value in sorted(having[OTHERS].dropna())])
     others = "" if next_ones == MISSING else f" The next nearest heads of these runs are at {next_ones}."
     return (
@@ -212,12 +181,7 @@ def what_they_look_at(results: StudyResults) -> str:
     )
 
 
-def _papers_distance(results: StudyResults, label: str) -> float | None:
-    published = PUBLISHED.get(results.name)
-    return getattr(published.conditions.get(label), "min_mad", None) if published else None
-
-
-def _shares(values: list[float]) -> str:
+def _shares(values: Iterable[float]) -> str:
     return _ends([share(value) for value in sorted(values)])
 
 
@@ -227,15 +191,8 @@ def _ends(words: list[str]) -> str:
     return words[0] if words[0] == words[-1] else f"{words[0].removesuffix(' %')} to {words[-1]}"
 
 
-# Every head of every condition by its distance, so that one head does not stand for its model.
-
-
-# Of a row's height: what its layers take up, from the first above to the last below.
-SPREAD = 0.62
-
-
 def every_head(results: StudyResults) -> Drawing:
-    """A row per condition, the nearest on top, with a mark per head of all its seeds."""
+    """Every head by its distance, so that one does not stand for its model: a row per condition, the nearest on top."""
     runs, bound = with_own_patch(results), own_patch_bound(results)
     heads = results.heads.dropna(subset=["mad"]).merge(runs[["run", "condition", CUTMIX]], on="run")
     labels = list(runs.groupby("condition")["min_mad"].mean().sort_values().index)
@@ -265,8 +222,7 @@ def every_head(results: StudyResults) -> Drawing:
         f"{rounded(bound)}, half of the distance to the next patch, a head spends more on its own patch than on "
         f"all others: in {having} of {len(runs)} runs."
     )
-    add_footnote(figure, [told, *missing_notes(results), *scale_notes(results)])
-    return Drawing(figure=figure, caption=f"The mean attention distance of every head, by condition. {told}")
+    return noted(figure, results, "The mean attention distance of every head, by condition.", told, missing=True)
 
 
 def _draw_row(axes: Axes, place: int, heads: pd.DataFrame, style: ModelStyle) -> None:
@@ -275,7 +231,7 @@ def _draw_row(axes: Axes, place: int, heads: pd.DataFrame, style: ModelStyle) ->
         mad, depth = heads.loc[heads["layer"] == layer, "mad"], depth_of(layer, layers)
         axes.plot(
             mad,
-            [place + SPREAD * (depth - 0.5)] * len(mad),
+            [place + _SPREAD * (depth - 0.5)] * len(mad),
             color=shade(style.colour, depth),
             marker=style.marker,
             markersize=3.2,
@@ -305,3 +261,30 @@ def _draw_landmarks(axes: Axes, grid: tuple[int, int], bound: float) -> None:
             fontsize=8,
             color=MUTED,
         )
+
+
+def _of_the_papers_heads() -> str:
+    published = s1.PUBLISHED["ablation-cifar100"].conditions
+    distances = [distance for label in s1.WITH_CUTMIX if (distance := published[label].min_mad) is not None]
+    grid = (s1.SIDE, s1.SIDE)
+    shares = [100 * least_share_on_itself(distance, grid) for distance in (max(distances), min(distances))]
+    return (
+        f"S1's models with CutMix have their most local head at {rounded(min(distances))} to {rounded(max(distances))} "
+        f"and call it local. On its grid of {s1.SIDE} × {s1.SIDE} the next patch is at "
+        f"{rounded(next_patch_distance(grid))}, so that these distances leave at least {shares[0]:.0f} to "
+        f"{shares[1]:.0f} % of the attention to the patch itself: such a head mixes little, and says nothing about the "
+        "others."
+    )
+
+
+_IDS = (_more_often.id, _gap.id, _nearer.id)
+FINDING = Section(
+    title="What does the most local head look at?",
+    claim=_of_the_papers_heads(),
+    answers={"ablation-fitted-cifar100": _IDS},
+    in_short=_IDS,
+    figures=(("ablation-fitted-cifar100", "own-patch.png"),),
+    words={"ablation-fitted-cifar100": what_they_look_at},
+    change_our_mind="Runs in which many heads, not one, come as near as in the paper; or longer ones in which the "
+    "others follow the one.",
+)

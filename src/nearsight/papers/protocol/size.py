@@ -8,20 +8,21 @@ CutMix and with it; and the widths with more CutMix, and on a quarter of the ima
 import dataclasses
 import math
 from collections.abc import Mapping
+from itertools import product
 from typing import Any
 
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 
 from nearsight.augment import CutMix
-from nearsight.report.conditions import scale_notes
+from nearsight.report.conditions import noted
 from nearsight.report.contrasts import contrast_table, sign_questions
 from nearsight.report.figures.style import add_legend, house_style, light_grid, model_style
+from nearsight.report.findings import Section
 from nearsight.report.fits import Contrast, LeastSquares, least_squares
-from nearsight.report.marks import Drawing, add_footnote
+from nearsight.report.marks import Drawing, dose_style
 from nearsight.report.responses import EARLY, EARLY_LAYERS, known_shares, share_notes, with_early_layers
 from nearsight.report.studies import report_on
 from nearsight.report.tables import Table, seeds_in_words
@@ -175,52 +176,49 @@ ROWS = {EARLY: "MAD of the early layers,\nmean over heads", "min_mad": "MAD of t
 
 def distance_by_size(results: StudyResults) -> Drawing:
     """Two rows (early layers, most local head), a column per way to grow."""
-    runs = with_early_layers(results)
-    lines = _lines(results, runs)
+    runs, factors = with_early_layers(results), results.factors
+    found = set(zip(runs["cutmix"], runs["images"], strict=True))
+    combinations = product(factors["images"], factors["cutmix"])
+    lines = [(cutmix, images) for images, cutmix in combinations if (cutmix, images) in found]
+    looks = [_look(results, *line) for line in lines]
     with house_style():
         figure = Figure(figsize=(7.2, 5.2), layout=ConstrainedLayoutEngine(wspace=0.05, hspace=0.05))
         panels = figure.subplots(len(ROWS), len(DOUBLINGS), sharey="row", sharex="col", squeeze=False)
         for (response, title), row in zip(ROWS.items(), panels, strict=True):
             for growing, panel in zip(DOUBLINGS, row, strict=True):
                 others = [name for name in DOUBLINGS if name != growing]
-                at_base = runs[(runs[others] == [results.factors[name][0] for name in others]).all(axis=1)]
-                for cutmix, images in lines:
+                at_base = runs[(runs[others] == [factors[name][0] for name in others]).all(axis=1)]
+                for (cutmix, images), look in zip(lines, looks, strict=True):
                     here = at_base[(at_base["cutmix"] == cutmix) & (at_base["images"] == images)]
-                    look = _look(results, cutmix, images)
-                    _draw_line(panel, here, growing, response, look, f"{cutmix}-{images}")
-                _finish(panel, results, growing)
+                    if not here.empty:
+                        means = here.assign(size=here[growing].astype(float)).groupby("size")[response].mean()
+                        panel.plot(means.index, means, **look, gid=f"{response}-{growing}-{cutmix}-{images}")
+                light_grid(panel)
+                sizes = sorted(int(level) for level in factors[growing])
+                panel.set_xscale("log", base=2)
+                panel.set_xticks(sizes, [str(size) for size in sizes])
+                panel.minorticks_off()
             row[0].set_ylabel(title)
         for growing, panel in zip(DOUBLINGS, panels[-1], strict=True):
             panel.set_xlabel(growing)
-        _add_legend(figure, results, lines)
+        names = [
+            f"{'without CutMix' if cutmix == factors['cutmix'][0] else f'CutMix {cutmix}'}, images: {images}"
+            for cutmix, images in lines
+        ]
+        handles = [Line2D([], [], **look) for look in looks]
+        add_legend(figure, handles, names, loc="outside upper left", ncols=len(factors["images"]))
     seeds = seeds_in_words(runs.groupby("condition")["seed"].nunique())
-    add_footnote(figure, [f"{seeds[0].upper()}{seeds[1:]} per point.", *scale_notes(results)])
-    return Drawing(
-        figure=figure,
-        caption="Mean attention distance of the early layers' heads (top) and of the most local head (bottom) against "
-        "width at S1's depth (left) and depth at S1's width (right), by CutMix and by the number of training images. "
-        f"{seeds[0].upper()}{seeds[1:]} per point.",
+    caption = (
+        "Mean attention distance of the early layers' heads (top) and of the most local head (bottom) against width at "
+        "S1's depth (left) and depth at S1's width (right), by CutMix and by the number of training images."
     )
-
-
-def _lines(results: StudyResults, runs: pd.DataFrame) -> list[tuple[str, str]]:
-    """The combinations of CutMix and images that have runs."""
-    found = set(zip(runs["cutmix"], runs["images"], strict=True))
-    combinations = ((cutmix, images) for images in results.factors["images"] for cutmix in results.factors["cutmix"])
-    return [each for each in combinations if each in found]
-
-
-def _draw_line(panel: Axes, runs: pd.DataFrame, growing: str, response: str, look: dict[str, Any], name: str) -> None:
-    if runs.empty:
-        return
-    means = runs.assign(size=runs[growing].astype(float)).groupby("size")[response].mean()
-    panel.plot(means.index, means, **look, gid=f"{response}-{growing}-{name}")
+    return noted(figure, results, caption, f"{seeds[0].upper()}{seeds[1:]} per point.")
 
 
 def _look(results: StudyResults, cutmix: str, images: str) -> dict[str, Any]:
     """Colour and marker by CutMix, dash and filling by images."""
-    level, is_all = results.factors["cutmix"].index(cutmix), images == results.factors["images"][0]
-    style = model_style({0: 1, 1: 0}.get(level, level))  # without CutMix it is the second everywhere
+    style = dose_style(results.factors["cutmix"].index(cutmix))
+    is_all = images == results.factors["images"][0]
     return {
         "color": style.colour,
         "linestyle": model_style(0 if is_all else 1).dash,
@@ -231,26 +229,19 @@ def _look(results: StudyResults, cutmix: str, images: str) -> dict[str, Any]:
     }
 
 
-def _finish(panel: Axes, results: StudyResults, growing: str) -> None:
-    light_grid(panel)
-    sizes = sorted(int(level) for level in results.factors[growing])
-    panel.set_xscale("log", base=2)
-    panel.set_xticks(sizes, [str(size) for size in sizes])
-    panel.minorticks_off()
-
-
-def _add_legend(figure: Figure, results: StudyResults, lines: list[tuple[str, str]]) -> None:
-    off = results.factors["cutmix"][0]
-    handles = [Line2D([], [], **_look(results, *line)) for line in lines]
-    names = [
-        f"{'without CutMix' if cutmix == off else f'CutMix {cutmix}'}, images: {images}" for cutmix, images in lines
-    ]
-    add_legend(figure, handles, names, loc="outside upper left", ncols=len(results.factors["images"]))
-
-
 report_on(
     "size-cifar100",
     claims=sign_questions(CONTRASTS, EARLY, source="MAD of the early layers", fit=fit_of),
     tables=[size_table],
     figures={"distance-by-size": distance_by_size},
+)
+
+FINDING = Section(
+    title="Does a larger model need more data, or more CutMix?",
+    claim="Raghu et al. (2021) found that large ViTs do not learn to attend locally without very much data. S1 trains "
+    "one size.",
+    answers={"size-cifar100": ()},
+    in_short=(CONTRASTS[0].name, CONTRASTS[-1].name),
+    figures=(("size-cifar100", "distance-by-size.png"),),
+    change_our_mind="Larger models than these, or more seeds, that turn the sign of an interaction.",
 )
