@@ -2,8 +2,8 @@
 
 from nearsight.papers.locat import accuracy, dense, parts
 from nearsight.papers.protocol import ablation, emergence, mixing, size, unreported
+from nearsight.papers.structure import association, association_control, association_sweep, permuted, transfer
 from nearsight.papers.structure import parts as structure_parts
-from nearsight.papers.structure import permuted, simulations
 from nearsight.study.recipes import SIMULATIONS, STUDIES, find_study, find_study_or_simulation
 
 __all__ = [
@@ -11,6 +11,9 @@ __all__ = [
     "STUDIES",
     "ablation",
     "accuracy",
+    "association",
+    "association_control",
+    "association_sweep",
     "dense",
     "emergence",
     "find_study",
@@ -18,8 +21,8 @@ __all__ = [
     "mixing",
     "parts",
     "permuted",
-    "simulations",
     "size",
     "structure_parts",
+    "transfer",
     "unreported",
 ]

@@ -46,6 +46,11 @@ class Finding:
     n: int
     """Seeds."""
 
+    @classmethod
+    def of(cls, verdict: str, words: str, judged: MeanInterval) -> "Finding":
+        """What is judged is a mean over seeds."""
+        return cls(verdict=verdict, ours=words, value=judged.mean, low=judged.low, high=judged.high, n=judged.n)
+
 
 SIZE = (
     "*Size.* Reproduced: the difference has the paper's sign, its 95 % interval excludes 0, and the paper's number "

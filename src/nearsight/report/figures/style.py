@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.legend import Legend
@@ -115,6 +116,15 @@ class ModelStyle:
     dash: Any
     marker: str
 
+    @property
+    def look(self) -> dict[str, Any]:
+        """What matplotlib is told of a line with marks."""
+        return {"color": self.colour, "linestyle": self.dash, "marker": self.marker}
+
+    def handle(self, **options: Any) -> Line2D:
+        """A line of this look for a legend."""
+        return Line2D([], [], **{**self.look, **options})
+
 
 def model_style(index: int) -> ModelStyle:
     """The look of the model at this place in the list; it differs from all others far beyond eight."""
@@ -163,6 +173,28 @@ def add_legend(
     legend.get_title().set_color(MUTED)
     legend.set_alignment("left")
     return legend
+
+
+def colour_bar(
+    figure: Figure,
+    image: ScalarMappable,
+    panels: Axes | list[Axes],
+    label: str = "",
+    *,
+    aspect: float = 18,
+    **options: Any,
+) -> None:
+    """The scale of an image beside its panels, without frame and ticks."""
+    bar = figure.colorbar(image, ax=panels, aspect=aspect, **options)
+    bar.outline.set_visible(False)
+    bar.ax.tick_params(which="both", length=0)
+    if label:
+        bar.set_label(label, fontsize=8.5)
+
+
+def add_title(figure: Figure, title: str) -> None:
+    """Above all panels, at the left, as it is."""
+    figure.suptitle(title, parse_math=False, fontsize=9.5, fontweight="bold", x=0.005, ha="left")
 
 
 def light_grid(axes: Axes, axis: Literal["both", "x", "y"] = "both") -> None:
