@@ -17,7 +17,7 @@ from nearsight.report.page.folders import read_folder
 from nearsight.report.page.live import LivePage
 from nearsight.report.page.study import study_page_html
 from nearsight.report.page.study_data import of_study
-from nearsight.report.writing import study_tables
+from nearsight.report.writing import study_tables, study_verdicts
 from nearsight.study import StudyListener
 
 HOSTILE = "<script>alert('1')</script>"
@@ -51,7 +51,7 @@ def test_the_finding_is_that_of_the_runs(results, html):
     )
     by_level = results.runs.groupby("cutmix")["min_mad"].mean()
     assert [float(number) for number in told.groups()] == pytest.approx([by_level["on"], by_level["off"]], abs=5e-4)
-    assert verdict_markdown(results, judge_claims(results)).splitlines()[2] in text_of(html)
+    assert study_verdicts(results).markdown().splitlines()[2] in text_of(html)
 
 
 def test_the_finding_names_where_it_holds_and_a_gap_that_is_one(make_study):
