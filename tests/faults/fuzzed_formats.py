@@ -50,11 +50,10 @@ from nearsight.probe.segmentation.training import HeadTraining
 from nearsight.probe.stored import ProbeKey, ProbeStore
 from nearsight.report import describe
 from nearsight.report.explorer import Explorer
-from nearsight.report.inputs import ModelHeads, read_heads, read_history
-from nearsight.report.page import html_tables as report_tables
-from nearsight.report.page.chart_data import of_models
+from nearsight.report.inputs import ModelHeads, read_heads, read_history, write_measured
+from nearsight.report.page import tables as report_tables
+from nearsight.report.page.charts import of_models
 from nearsight.report.page.folders import read_folder
-from nearsight.report.page.measured_folder import write_measured
 from nearsight.report.page.models import common_grid
 from nearsight.report.probe_tables import models_table
 from nearsight.report.probes import ProbedModel, ProbeResults

@@ -21,7 +21,7 @@ from nearsight.papers.locat.cutmix import Answer, Beside, Effect, beside, cutmix
 from nearsight.papers.locat.figures import FAMILIES, accuracy_and_locality
 from nearsight.papers.locat.measures import run_measures
 from nearsight.papers.locat.rules import judge_comparable, judge_not_worse
-from nearsight.report.figures import svg_text
+from nearsight.report.figures.style import svg_text
 from nearsight.report.rules import Verdict
 from nearsight.report.writing import write_study_report
 from nearsight.study import StudyResults, run_study

@@ -30,7 +30,7 @@ from nearsight.papers.structure.transfer import (
     samples_needed,
 )
 from nearsight.report.claims import Verdicts
-from nearsight.report.page.simulation import simulation_page_html
+from nearsight.report.page.results import simulation_page_html
 from nearsight.report.rules import Verdict
 from nearsight.report.simulations import share_in_words, share_interval, simulation_verdicts, write_simulation_report
 from nearsight.report.studies import report_of

@@ -9,7 +9,7 @@ from nearsight.errors import InputError
 from nearsight.lens import HeadTable, LayerSimilarity
 from nearsight.metrics import Moments
 from nearsight.report import offset_pictures, rollout_overlays, save_figure, similarity_heatmap
-from nearsight.report.figures.offsets import CONTRAST, RADIUS
+from nearsight.report.figures.patches import CONTRAST, RADIUS
 
 
 def artist(figure, name):

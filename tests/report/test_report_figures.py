@@ -23,8 +23,7 @@ from nearsight.report import (
     save_figure,
     training_curves,
 )
-from nearsight.report.figures import svg_text
-from nearsight.report.figures.style import MODEL_COLOURS, MODEL_MARKERS, depth_of, model_style, shade
+from nearsight.report.figures.style import MODEL_COLOURS, MODEL_MARKERS, depth_of, model_style, shade, svg_text
 
 ALL_FIGURES = (mad_profiles, mad_entropy_plane, heatmaps, locality_intervals, training_curves)
 

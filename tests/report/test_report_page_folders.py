@@ -10,8 +10,8 @@ import pytest
 from nearsight.cli import main
 from nearsight.errors import InputError
 from nearsight.recipes import find_run
+from nearsight.report.inputs import read_measured, write_measured
 from nearsight.report.page.folders import read_folder, read_folders
-from nearsight.report.page.measured_folder import read_measured, write_measured
 from nearsight.study import SimulationResults
 from nearsight.train.dino import DinoConfig
 

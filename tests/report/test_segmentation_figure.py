@@ -5,7 +5,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from nearsight.errors import InputError
-from nearsight.report.figures.segmentation import class_colours, segmentation_pictures
+from nearsight.report.figures.pictures import class_colours, segmentation_pictures
 
 
 def drawn(figure: Figure, gid: str) -> np.ndarray:

@@ -16,7 +16,7 @@ import nearsight
 from nearsight.cli import main
 from nearsight.data import Dataset, load_dataset
 from nearsight.models import ModelConfig
-from nearsight.report.runs import model_heads
+from nearsight.report.inputs import model_heads
 from nearsight.train import DataConfig, HistoryRow, Listener, RunConfig, RunFolder, baseline, measure_stack, train_run
 from nearsight.train import heads as train_heads
 from nearsight.train.engine import Stack, initial_model

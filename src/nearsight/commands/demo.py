@@ -46,7 +46,8 @@ def _demonstrate(options: DemoOptions, command: str, stop: Stop) -> int:
     # Here, because whatever draws figures takes half a second to load: help and mistakes do without.
     from nearsight.commands.exploring import explorer_of_runs
     from nearsight.report import compare, layer_table, write_page
-    from nearsight.report.runs import model_heads, write_figures
+    from nearsight.report.figures.models import write_figures
+    from nearsight.report.inputs import model_heads
 
     configs = demo_runs(seed=options.seed, epochs=options.epochs, num_train=options.num_train)
     device = options.torch_device

@@ -14,7 +14,7 @@ from nearsight.errors import InputError
 from nearsight.report import ModelHeads
 from nearsight.report.conditions import base_and_full, with_attention
 from nearsight.report.explorer import Exhibit, Explorer, explore
-from nearsight.report.runs import model_heads
+from nearsight.report.inputs import model_heads
 from nearsight.study import StudyResults
 from nearsight.study.results import run_folder
 from nearsight.train import RunFolder

@@ -28,9 +28,8 @@ from nearsight.report import (
     save_figure,
     similarity_heatmap,
 )
-from nearsight.report.figures.files import figure_files
-from nearsight.report.page.document import Section
-from nearsight.report.page.pieces import figure_html
+from nearsight.report.figures.style import figure_files
+from nearsight.report.page.document import Section, figure_html
 
 if TYPE_CHECKING:
     from nearsight.commands.measured import Measured

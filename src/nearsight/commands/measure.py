@@ -259,7 +259,7 @@ def _measured(one: Prepared, table: HeadTable, folder: Path, device: torch.devic
 def _heads(subject: Subject, table: HeadTable, numbers: Sequence[int], device: torch.device) -> "ModelHeads":
     """A subject's heads for the report, with the numbers its layers have in the whole model."""
     from nearsight.report import ModelHeads
-    from nearsight.report.runs import model_heads
+    from nearsight.report.inputs import model_heads
 
     frame = table.to_frame()
     frame = frame.assign(layer=[numbers[place] for place in frame["layer"]], epoch=subject.epoch)

@@ -15,14 +15,12 @@ from nearsight.files import output_folder
 from nearsight.lens import HeadTable
 from nearsight.report import ModelHeads, compare_with_first, describe, layer_table, write_page
 from nearsight.report.explorer import Explorer
-from nearsight.report.figures.files import figure_files
-from nearsight.report.inputs import shorten
+from nearsight.report.figures.models import FIGURES, write_figures
+from nearsight.report.figures.style import figure_files
+from nearsight.report.inputs import DESCRIPTION, shorten, write_measured
 from nearsight.report.page.document import Section
 from nearsight.report.page.folders import PAGE
-from nearsight.report.page.measured_folder import NAME as DESCRIPTION
-from nearsight.report.page.measured_folder import write_measured
 from nearsight.report.page.models import common_grid
-from nearsight.report.runs import FIGURES, write_figures
 from nearsight.train import write_heads
 
 LAYERS_NAMED = 3

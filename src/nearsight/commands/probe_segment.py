@@ -137,7 +137,7 @@ def draw_predictions(dataset: SegmentationSet, label: str, folder: Path, predict
     """Images, truth and predictions side by side, as folder/predictions.png and .svg."""
     # Here, because whatever draws figures takes half a second to load: help and mistakes do without.
     from nearsight.report import save_figure
-    from nearsight.report.figures.segmentation import segmentation_pictures
+    from nearsight.report.figures.pictures import segmentation_pictures
 
     pictures = [
         (one.image_CHW.permute(1, 2, 0).numpy(), one.truth_HW.numpy(), one.prediction_HW.cpu().numpy())

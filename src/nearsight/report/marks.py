@@ -13,8 +13,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from PIL import Image
 
 from nearsight.files import replacing
-from nearsight.report.figures.files import save_figure
-from nearsight.report.figures.style import INK, MUTED, ModelStyle, house_style, light_grid, model_style
+from nearsight.report.figures.style import INK, MUTED, ModelStyle, house_style, light_grid, model_style, save_figure
 from nearsight.report.fits import Estimate
 
 

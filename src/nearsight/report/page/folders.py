@@ -11,15 +11,9 @@ from nearsight.files import read_object, write_text
 from nearsight.kinds import MEASURED, PROBES, RUN, STUDY, mark_of
 from nearsight.lens import patch_grid
 from nearsight.models import load_model
-from nearsight.report.inputs import ModelHeads
+from nearsight.report.inputs import ModelHeads, model_heads, read_measured
 from nearsight.report.page.document import BodyPart
-from nearsight.report.page.measured_folder import read_measured
-from nearsight.report.page.models import common_grid, page_html
-from nearsight.report.page.probes import probes_page_html
-from nearsight.report.page.simulation import simulation_page_html
-from nearsight.report.page.study import study_page_html
 from nearsight.report.probes import ProbeResults
-from nearsight.report.runs import model_heads
 from nearsight.study import SimulationResults, StudyResults, is_simulation
 from nearsight.train import RunFolder
 
@@ -48,20 +42,25 @@ class Contents:
     command: str | None = None
 
     def html(self, explorer: BodyPart | None = None) -> str:
-        """The page."""
+        """The page. What draws it is loaded here, since the pages of models do without that of studies."""
+        if self.models:
+            from nearsight.report.page.models import common_grid, page_html
+
+            return page_html(
+                title=self.title,
+                models=self.models,
+                grid_size=common_grid(self.models),
+                command=self.command,
+                explorer=explorer,
+            )
+        from nearsight.report.page import results
+
         if self.simulation is not None:
-            return simulation_page_html(self.simulation, provenance=self.provenance)
+            return results.simulation_page_html(self.simulation, provenance=self.provenance)
         if self.probes is not None:
-            return probes_page_html(self.probes, provenance=self.provenance)
-        if self.study is not None:
-            return study_page_html(self.study, provenance=self.provenance, explorer=explorer)
-        return page_html(
-            title=self.title,
-            models=self.models,
-            grid_size=common_grid(self.models),
-            command=self.command,
-            explorer=explorer,
-        )
+            return results.probes_page_html(self.probes, provenance=self.provenance)
+        assert self.study is not None
+        return results.study_page_html(self.study, provenance=self.provenance, explorer=explorer)
 
 
 def write_folder_page(folder: Path, *, explorer: BodyPart | None = None) -> Path:
@@ -72,16 +71,16 @@ def write_folder_page(folder: Path, *, explorer: BodyPart | None = None) -> Path
 
 def read_folder(folder: Path) -> Contents:
     """A run, a study, probes, a measured model, or several of the latter below one folder."""
-    kind = kind_of(folder)
+    kind, provenance = kind_of(folder), _provenance(folder)
     if kind == "simulation":
         simulation = SimulationResults.read(folder)
-        return Contents(kind=kind, title=simulation.name, simulation=simulation, provenance=_provenance(folder))
+        return Contents(kind=kind, title=simulation.name, simulation=simulation, provenance=provenance)
     if kind == "study":
         study = StudyResults.read(folder)
-        return Contents(kind=kind, title=study.name, study=study, provenance=_provenance(folder))
+        return Contents(kind=kind, title=study.name, study=study, provenance=provenance)
     if kind == "probes":
         probes = ProbeResults.read(folder)
-        return Contents(kind=kind, title=probes.name, probes=probes, provenance=_provenance(folder))
+        return Contents(kind=kind, title=probes.name, probes=probes, provenance=provenance)
     return read_folders(_members(folder) if kind == "several" else [folder])
 
 

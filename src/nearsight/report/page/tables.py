@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from nearsight.report.estimates import Estimate
 from nearsight.report.figures.style import model_style
 from nearsight.report.inputs import ModelHeads, shorten
-from nearsight.report.reading import first_layer_mean, first_layer_name, layer_table, most_local_head
+from nearsight.report.reading import Estimate, first_layer_mean, first_layer_name, layer_table, most_local_head
 from nearsight.report.tables import Table, percent, records, rounded
 from nearsight.study.results import StudyResults
 
