@@ -125,7 +125,7 @@ def test_charts_get_every_head_and_effect(results, html):
 
 
 def test_long_courses_are_thinned_to_whole_epochs(results, monkeypatch):
-    monkeypatch.setattr("nearsight.report.page.charts.MOST_ROWS", 1000)
+    monkeypatch.setattr("nearsight.report.page.charts._MOST_ROWS", 1000)
     course = pd.concat([results.heads.assign(epoch=epoch) for epoch in range(1, 40)])
     kept = pd.DataFrame(of_study(dataclasses.replace(results, course=course), None)["course"])
     assert 500 < len(kept) <= 1000 + 8 * 12
