@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from nearsight.errors import InputError
 from nearsight.files import read_object, write_text
@@ -13,14 +13,16 @@ from nearsight.lens import patch_grid
 from nearsight.models import load_model
 from nearsight.report.inputs import ModelHeads, model_heads, read_measured
 from nearsight.report.page.document import BodyPart
-from nearsight.report.probes import ProbeResults
 from nearsight.study import SimulationResults, StudyResults, is_simulation
 from nearsight.train import RunFolder
+
+if TYPE_CHECKING:
+    from nearsight.report.probes import ProbeResults
 
 Kind = Literal["simulation", "study", "probes", "run", "measured", "several"]
 _KINDS: dict[str, Kind] = {PROBES: "probes", RUN: "run", MEASURED: "measured"}
 PAGE = "report.html"
-KNOWN = (
+_KNOWN = (
     "a run (config.json), a study (study.json), what `nearsight measure` leaves (heads.csv) or `nearsight probe all` "
     "(probes.csv), or a folder of such runs or models"
 )
@@ -34,7 +36,7 @@ class Contents:
     title: str
     study: StudyResults | None = None
     simulation: SimulationResults | None = None
-    probes: ProbeResults | None = None
+    probes: "ProbeResults | None" = None
     models: tuple[ModelHeads, ...] = ()
     runs: Mapping[str, Path] = field(default_factory=dict)
     """Label → folder of the models that are runs."""
@@ -71,16 +73,18 @@ def write_folder_page(folder: Path, *, explorer: BodyPart | None = None) -> Path
 
 def read_folder(folder: Path) -> Contents:
     """A run, a study, probes, a measured model, or several of the latter below one folder."""
-    kind, provenance = kind_of(folder), _provenance(folder)
+    kind = kind_of(folder)
     if kind == "simulation":
         simulation = SimulationResults.read(folder)
-        return Contents(kind=kind, title=simulation.name, simulation=simulation, provenance=provenance)
+        return Contents(kind=kind, title=simulation.name, simulation=simulation, provenance=_provenance(folder))
     if kind == "study":
         study = StudyResults.read(folder)
-        return Contents(kind=kind, title=study.name, study=study, provenance=provenance)
+        return Contents(kind=kind, title=study.name, study=study, provenance=_provenance(folder))
     if kind == "probes":
+        from nearsight.report.probes import ProbeResults
+
         probes = ProbeResults.read(folder)
-        return Contents(kind=kind, title=probes.name, probes=probes, provenance=provenance)
+        return Contents(kind=kind, title=probes.name, probes=probes, provenance=_provenance(folder))
     return read_folders(_members(folder) if kind == "several" else [folder])
 
 
@@ -106,7 +110,7 @@ def read_folders(folders: Sequence[Path]) -> Contents:
 
 def kind_of(folder: Path) -> Kind:
     if not folder.is_dir():
-        raise InputError(f"{folder} is not a folder; name {KNOWN}")
+        raise InputError(f"{folder} is not a folder; name {_KNOWN}")
     mark = mark_of(folder)
     if mark == STUDY:
         return "simulation" if is_simulation(folder) else "study"
@@ -114,7 +118,7 @@ def kind_of(folder: Path) -> Kind:
         return _KINDS[mark]
     if _members(folder):
         return "several"
-    raise InputError(f"{folder} holds nothing to report on; name {KNOWN}")
+    raise InputError(f"{folder} holds nothing to report on; name {_KNOWN}")
 
 
 def _is_run(folder: Path) -> bool:
