@@ -46,11 +46,6 @@ class Finding:
     n: int
     """Seeds."""
 
-    @classmethod
-    def of(cls, verdict: str, words: str, judged: MeanInterval) -> "Finding":
-        """What is judged is a mean over seeds."""
-        return cls(verdict=verdict, ours=words, value=judged.mean, low=judged.low, high=judged.high, n=judged.n)
-
 
 SIZE = (
     "*Size.* Reproduced: the difference has the paper's sign, its 95 % interval excludes 0, and the paper's number "
@@ -237,3 +232,7 @@ def judge_sign(estimate: Estimate, *, sign: int, words: str, n: int) -> Finding:
     elif estimate.is_sure(-sign):
         answer = OTHER_WAY
     return Finding(verdict=answer, ours=words, value=estimate.value, low=estimate.low, high=estimate.high, n=n)
+
+
+def finding_of(verdict: str, ours: MeanInterval, words: str) -> Finding:
+    return Finding(verdict=verdict, ours=words, value=ours.mean, low=ours.low, high=ours.high, n=ours.n)

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from nearsight.papers.structure.numbers import PAPER
+from nearsight.papers.structure import PAPER
 from nearsight.papers.structure.simulated import (
     DOTTED,
     POINT,
@@ -28,7 +28,7 @@ from nearsight.papers.structure.simulated import (
 from nearsight.report.claims import Claim
 from nearsight.report.figures.style import GRID, INK, house_style, light_grid, model_style
 from nearsight.report.marks import Drawing, add_footnote
-from nearsight.report.rules import EVERY_SEED, Finding, Verdict, judge_every_seed
+from nearsight.report.rules import EVERY_SEED, Finding, Verdict, finding_of, judge_every_seed
 from nearsight.report.simulations import (
     attention_of,
     by_seed,
@@ -84,7 +84,7 @@ def judge_generalises(runs: pd.DataFrame, gain: MeanInterval) -> Finding:
         f"{with_interval(accuracy, scale=100, digits=2)} %, best possible {percent(best)} %; "
         f"{with_interval(gain, scale=100, digits=2, signed=True)} points since the attention began to move"
     )
-    return Finding.of(verdict, words, accuracy)
+    return finding_of(verdict, accuracy, words)
 
 
 def gain_since_moving(results: SimulationResults, condition: str) -> MeanInterval:

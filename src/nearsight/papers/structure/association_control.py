@@ -5,7 +5,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from nearsight.data.structured import GaussianPatches
-from nearsight.papers.structure.numbers import PAPER
+from nearsight.papers.structure import PAPER
 from nearsight.papers.structure.simulated import (
     DOTTED,
     POINT,
@@ -23,7 +23,7 @@ from nearsight.papers.structure.simulated import (
 from nearsight.report.claims import Claim
 from nearsight.report.figures.style import MUTED, house_style, light_grid, model_style
 from nearsight.report.marks import Drawing, add_footnote
-from nearsight.report.rules import Finding, Verdict
+from nearsight.report.rules import Finding, Verdict, finding_of
 from nearsight.report.simulations import (
     conditions_of,
     curves_of,
@@ -81,7 +81,7 @@ def judge_none(runs: pd.DataFrame, chance: float) -> Finding:
     verdict = Verdict.NOT_REPRODUCED if exact.mean > 0 else Verdict.IN_DIRECTION
     if verdict is Verdict.IN_DIRECTION and patches.mean <= chance + _ABOVE_CHANCE:
         verdict = Verdict.REPRODUCED
-    return Finding.of(verdict, associated_in_words(exact, patches, chance), exact)
+    return finding_of(verdict, exact, associated_in_words(exact, patches, chance))
 
 
 _ERROR = (
@@ -95,7 +95,7 @@ def judge_error(runs: pd.DataFrame, paper: float) -> Finding:
     verdict = Verdict.IN_DIRECTION if error.mean <= 2 * paper else Verdict.NOT_REPRODUCED
     if error.mean <= paper + NEAR:
         verdict = Verdict.REPRODUCED
-    return Finding.of(verdict, f"test error {with_interval(error, scale=100, digits=2)} %", error)
+    return finding_of(verdict, error, f"test error {with_interval(error, scale=100, digits=2)} %")
 
 
 _WITHOUT = (
@@ -118,7 +118,7 @@ def judge_without(runs: pd.DataFrame) -> Finding:
         f"{with_interval(accuracy, scale=100, digits=2)} %, best possible {percent(best)} %; all patches associated in "
         f"{share_in_words(exact)}"
     )
-    return Finding.of(verdict, words, accuracy)
+    return finding_of(verdict, accuracy, words)
 
 
 def _judge_independent(results: SimulationResults) -> Finding:

@@ -12,12 +12,12 @@ from matplotlib.ticker import FuncFormatter, NullLocator, PercentFormatter
 
 from nearsight.data.structured import StructuredPatches
 from nearsight.errors import InputError
-from nearsight.papers.structure.numbers import PAPER
+from nearsight.papers.structure import PAPER
 from nearsight.papers.structure.simulated import ALMOST_ALL, DOTTED, PROVED, QUICK, draw_shares, simulation_of
 from nearsight.report.claims import Claim
 from nearsight.report.figures.style import add_legend, house_style, light_grid, model_style
 from nearsight.report.marks import Drawing, add_footnote
-from nearsight.report.rules import EVERY_SEED, Finding, Verdict, judge_every_seed
+from nearsight.report.rules import EVERY_SEED, Finding, Verdict, finding_of, judge_every_seed
 from nearsight.report.simulations import conditions_of, patches_of, runs_of, share_interval
 from nearsight.report.studies import report_on
 from nearsight.report.tables import rounded, seeds_in_words, share
@@ -108,7 +108,7 @@ def judge_enough(points: dict[float, pd.DataFrame]) -> Finding:
     if last.mean >= ALMOST_ALL > first.mean:
         verdict = Verdict.REPRODUCED
     words = ", ".join(f"{value:,.0f}: {round(found.mean * found.n)} of {found.n}" for value, found in shares.items())
-    return Finding.of(verdict, f"seeds with all patches associated, by samples: {words}", last)
+    return finding_of(verdict, last, f"seeds with all patches associated, by samples: {words}")
 
 
 _RARE = (
@@ -129,7 +129,7 @@ def judge_rare(points: dict[float, pd.DataFrame], limit: float) -> Finding:
         verdict = Verdict.REPRODUCED
     words = ", ".join(f"{value:g}: {round(found.mean * found.n)} of {found.n}" for value, found in shares.items())
     words = f"seeds with all patches associated, by q: {words}; ln(d)/D is {rounded(limit, 2)}"
-    return Finding.of(verdict, words, within[max(within)])
+    return finding_of(verdict, within[max(within)], words)
 
 
 _NO_RISK, _LITTLE_RISK = 0.01, 0.1

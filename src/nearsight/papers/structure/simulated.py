@@ -35,7 +35,7 @@ from nearsight.report.figures.style import (
     model_style,
 )
 from nearsight.report.marks import Drawing, add_footnote
-from nearsight.report.rules import Finding, Verdict
+from nearsight.report.rules import Finding, Verdict, finding_of
 from nearsight.report.simulations import (
     attention_of,
     conditions_of,
@@ -103,7 +103,7 @@ def judge_associated(runs: pd.DataFrame, chance: float) -> Finding:
     verdict = Verdict.IN_DIRECTION if patches.mean > (1 + chance) / 2 else Verdict.NOT_REPRODUCED
     if exact.mean >= ALMOST_ALL:
         verdict = Verdict.REPRODUCED
-    return Finding.of(verdict, associated_in_words(exact, patches, chance), exact)
+    return finding_of(verdict, exact, associated_in_words(exact, patches, chance))
 
 
 def associated_in_words(exact: MeanInterval, patches: MeanInterval, chance: float) -> str:

@@ -12,12 +12,12 @@ from matplotlib.ticker import FuncFormatter, NullLocator, PercentFormatter
 
 from nearsight.data.structured import StructuredPatches
 from nearsight.errors import InputError
-from nearsight.papers.structure.numbers import PAPER
+from nearsight.papers.structure import PAPER
 from nearsight.papers.structure.simulated import DOTTED, QUICK, draw_shares, simulation_of
 from nearsight.report.claims import Claim
 from nearsight.report.figures.style import MUTED, ModelStyle, add_legend, house_style, light_grid, model_style
 from nearsight.report.marks import Drawing, add_footnote
-from nearsight.report.rules import Finding, Verdict
+from nearsight.report.rules import Finding, Verdict, finding_of
 from nearsight.report.simulations import conditions_of, notes_of, patches_of
 from nearsight.report.studies import report_on
 from nearsight.report.tables import MISSING, Row, Table, percent, seeds_in_words, with_interval
@@ -189,7 +189,7 @@ def judge_fewer(times: MeanInterval, words: str) -> Finding:
     verdict = Verdict.NOT_REPRODUCED
     if np.isfinite(times.mean) and times.mean > 1:
         verdict = Verdict.REPRODUCED if times.low > 1 else Verdict.IN_DIRECTION
-    return Finding.of(verdict, words, times)
+    return finding_of(verdict, times, words)
 
 
 _EVERYWHERE = (
@@ -210,7 +210,7 @@ def judge_everywhere(differences: dict[int, MeanInterval]) -> Finding:
     words = f"higher at {sum(higher.values())} of {len(higher)} numbers of samples"
     words += f", not at {except_for}" if except_for else ""
     least = with_interval(differences[worst], scale=100, digits=2, signed=True)
-    return Finding.of(verdict, f"{words}; least difference {least} points, at {worst:,}", differences[worst])
+    return finding_of(verdict, differences[worst], f"{words}; least difference {least} points, at {worst:,}")
 
 
 def _fewer(way: str, text: str) -> Claim:
