@@ -29,9 +29,8 @@ from nearsight.lens import HeadTable
 from nearsight.models import create_model, load_model
 from nearsight.models.checkpoints import load_checkpoint
 from nearsight.models.factory import ModelConfig
-from nearsight.report.inputs import read_heads
+from nearsight.report.inputs import read_heads, read_measured
 from nearsight.report.page.folders import read_folder
-from nearsight.report.page.measured_folder import read_measured
 from nearsight.study.run_tables import read_columns
 from nearsight.tensorfile import load_tensors, save_tensors
 from nearsight.train import HEADS_COLUMNS, RunFolder

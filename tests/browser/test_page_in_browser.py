@@ -11,10 +11,10 @@ import timm
 import torch
 
 import nearsight
-from nearsight.report import ModelHeads
 from nearsight.report.explorer import Exhibit, explore
-from nearsight.report.page import page_html
-from nearsight.report.page.study import study_page_html
+from nearsight.report.inputs import ModelHeads
+from nearsight.report.page.models import page_html
+from nearsight.report.page.results import study_page_html
 
 pytestmark = pytest.mark.browser
 

@@ -26,13 +26,13 @@ STUDY = ("study", "run", "ablation-cifar100", "--scale", "small", "--seeds", "1"
 @pytest.mark.parametrize(
     ("arguments", "most", "without"),
     [
-        (MEASURE, 320, ("nearsight.probe", "nearsight.report.page.study", "nearsight.report.page.folders")),
+        (MEASURE, 320, ("nearsight.probe", "nearsight.report.page.results", "nearsight.report.page.folders")),
         ((*MEASURE, "--shards", "2", "--shard", "0"), 260, ("nearsight.report", "nearsight.study")),
-        (TRAIN, 335, ("nearsight.probe", "nearsight.report.page.study", "nearsight.report.page.probes")),
+        (TRAIN, 335, ("nearsight.probe", "nearsight.report.page.results", "nearsight.report.page.results")),
         pytest.param(
             STUDY,
             420,
-            ("nearsight.probe", "nearsight.report.page.probes", "nearsight.report.page.simulation"),
+            ("nearsight.probe", "nearsight.report.page.results", "nearsight.report.page.results"),
             marks=pytest.mark.slow,  # it trains eight cells and draws all their figures
         ),
     ],

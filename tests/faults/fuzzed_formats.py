@@ -48,16 +48,15 @@ from nearsight.probe.scores import ProbeKey, ProbeStore
 from nearsight.probe.segmentation.config import SegmentConfig
 from nearsight.probe.segmentation.head import HeadTraining
 from nearsight.probe.segmentation.result import SegmentFolder
-from nearsight.report import describe
 from nearsight.report.explorer import Explorer
-from nearsight.report.inputs import ModelHeads, read_heads, read_history
-from nearsight.report.page import html_tables as report_tables
-from nearsight.report.page.chart_data import of_models
+from nearsight.report.inputs import ModelHeads, read_heads, read_history, write_measured
+from nearsight.report.page import tables as report_tables
+from nearsight.report.page.charts import of_models
 from nearsight.report.page.folders import read_folder
-from nearsight.report.page.measured_folder import write_measured
 from nearsight.report.page.models import common_grid
 from nearsight.report.probe_tables import models_table
 from nearsight.report.probes import ProbedModel, ProbeResults
+from nearsight.report.reading import describe
 from nearsight.study import SimulationResults, StudyFolder, StudyResults, run_study
 from nearsight.study.folder import elapsed_seconds
 from nearsight.study.reusing import tabled_runs

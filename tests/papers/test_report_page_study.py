@@ -12,12 +12,12 @@ import pytest
 
 from nearsight.cli import main
 from nearsight.errors import InputError
+from nearsight.report.page.charts import of_study
 from nearsight.report.page.finding import locality_in_words
 from nearsight.report.page.folders import read_folder
 from nearsight.report.page.live import LivePage
-from nearsight.report.page.study import study_page_html
-from nearsight.report.page.study_data import of_study
-from nearsight.report.writing import study_tables
+from nearsight.report.page.results import study_page_html
+from nearsight.report.writing import study_tables, study_verdicts
 from nearsight.study import StudyListener
 
 HOSTILE = "<script>alert('1')</script>"
@@ -51,7 +51,7 @@ def test_the_finding_is_that_of_the_runs(results, html):
     )
     by_level = results.runs.groupby("cutmix")["min_mad"].mean()
     assert [float(number) for number in told.groups()] == pytest.approx([by_level["on"], by_level["off"]], abs=5e-4)
-    assert verdict_markdown(results, judge_claims(results)).splitlines()[2] in text_of(html)
+    assert study_verdicts(results).markdown().splitlines()[2] in text_of(html)
 
 
 def test_the_finding_names_where_it_holds_and_a_gap_that_is_one(make_study):
@@ -125,7 +125,7 @@ def test_charts_get_every_head_and_effect(results, html):
 
 
 def test_long_courses_are_thinned_to_whole_epochs(results, monkeypatch):
-    monkeypatch.setattr("nearsight.report.page.study_data.MOST_ROWS", 1000)
+    monkeypatch.setattr("nearsight.report.page.charts._MOST_ROWS", 1000)
     course = pd.concat([results.heads.assign(epoch=epoch) for epoch in range(1, 40)])
     kept = pd.DataFrame(of_study(dataclasses.replace(results, course=course), None)["course"])
     assert 500 < len(kept) <= 1000 + 8 * 12

@@ -10,7 +10,7 @@ from scipy import stats
 from nearsight.augment import AutoAugment, CutMix
 from nearsight.papers.protocol.numbers import PUBLISHED
 from nearsight.report.conditions import key_factor, level_in_words, missing_notes, roles
-from nearsight.report.page.study import study_page_html
+from nearsight.report.page.results import study_page_html
 from nearsight.report.tables import Table, probability, rounded, seeds_in_words, with_interval
 from nearsight.report.writing import study_tables
 from nearsight.study import OFF, Study

@@ -13,18 +13,19 @@ from matplotlib.image import imread
 
 from nearsight.errors import InputError
 from nearsight.metrics import uniform_attention_distance
-from nearsight.report import (
-    ModelHeads,
-    compare,
-    heatmaps,
-    locality_intervals,
-    mad_entropy_plane,
-    mad_profiles,
+from nearsight.report.figures.heat import heatmaps
+from nearsight.report.figures.models import locality_intervals, mad_entropy_plane, mad_profiles, training_curves
+from nearsight.report.figures.style import (
+    MODEL_COLOURS,
+    MODEL_MARKERS,
+    depth_of,
+    model_style,
     save_figure,
-    training_curves,
+    shade,
+    svg_text,
 )
-from nearsight.report.figures import svg_text
-from nearsight.report.figures.style import MODEL_COLOURS, MODEL_MARKERS, depth_of, model_style, shade
+from nearsight.report.inputs import ModelHeads
+from nearsight.report.reading import compare
 
 ALL_FIGURES = (mad_profiles, mad_entropy_plane, heatmaps, locality_intervals, training_curves)
 

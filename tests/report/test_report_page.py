@@ -14,11 +14,11 @@ import pandas as pd
 import pytest
 
 from nearsight.errors import InputError
-from nearsight.report import compare, describe, layer_table, write_page
 from nearsight.report.figures.style import GRID, INK, MUTED, PAPER
-from nearsight.report.page.document import LIBRARIES
-from nearsight.report.page.html_tables import flattened
-from nearsight.report.page.pieces import PAPERS
+from nearsight.report.page.document import LIBRARIES, PAPERS
+from nearsight.report.page.models import write_page
+from nearsight.report.page.tables import flattened
+from nearsight.report.reading import compare, describe, layer_table
 
 VOID = {"meta", "link", "br", "hr", "img", "input", "base"}
 REFERENCES = {"src", "href", "srcset", "action", "data", "poster", "background", "formaction", "xlink:href", "ping"}

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
+import nearsight.papers  # noqa: F401  declares what is told of its simulations
 from nearsight.cli import main
 from nearsight.errors import InputError
+from nearsight.report.inputs import read_measured, write_measured
 from nearsight.report.page.folders import read_folder, read_folders
-from nearsight.report.page.measured_folder import read_measured, write_measured
+from nearsight.report.simulations import simulation_verdicts
 from nearsight.study import SimulationResults
 from nearsight.train.dino import DinoConfig
 from nearsight.train.recipes import find_run
@@ -150,7 +152,7 @@ def test_a_committed_simulation_gives_its_verdict():
     assert contents.kind == "simulation"
     html = contents.html()
     results = SimulationResults.read(source)
-    assert verdict_markdown(results, judge_claims(results)).splitlines()[2] in html
+    assert simulation_verdicts(results).markdown().splitlines()[2] in html
     assert "nearsight study run transfer --seeds" in html
     assert "vega" not in re.sub(r"<(script|style)\b.*?</\1>", "", html, flags=re.DOTALL)
     assert len(html) < 1_000_000  # without charts, without their library

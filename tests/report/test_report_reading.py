@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nearsight.errors import InputError
-from nearsight.report import ModelHeads, compare, describe, layer_table
-from nearsight.report.figures import locality_intervals
-from nearsight.report.page.html_tables import overview
-from nearsight.report.reading import ONE_RUN, first_layer_mean, most_local_head
+from nearsight.report.figures.models import locality_intervals
+from nearsight.report.inputs import ModelHeads
+from nearsight.report.page.tables import overview
+from nearsight.report.reading import ONE_RUN, compare, describe, first_layer_mean, layer_table, most_local_head
 
 
 def tiny_model(label, mads, stds, num_images=50):

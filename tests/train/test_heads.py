@@ -19,7 +19,7 @@ import nearsight
 from nearsight.cli import main
 from nearsight.data import Dataset, load_dataset
 from nearsight.models import ModelConfig
-from nearsight.report.runs import model_heads
+from nearsight.report.inputs import model_heads
 from nearsight.study import Study, StudyResults, run_study
 from nearsight.train import (
     HEADS_COLUMNS,

@@ -9,9 +9,8 @@ import torch
 from nearsight.commands.pictures import as_seen
 from nearsight.commands.subjects import Request, Subject, open_subjects
 from nearsight.errors import InputError
-from nearsight.report import ModelHeads
 from nearsight.report.explorer import Exhibit, Explorer, explore
-from nearsight.report.runs import model_heads
+from nearsight.report.inputs import ModelHeads, model_heads
 from nearsight.train import RunFolder
 
 if TYPE_CHECKING:

@@ -18,17 +18,11 @@ from nearsight.commands.pictures import as_seen
 from nearsight.files import output_folder, replacing
 from nearsight.lens import WHAT, HeadTable, Measurement, attention_rollout, layer_similarity, position_gram
 from nearsight.lens.measurement import MEASUREMENTS
-from nearsight.report import (
-    head_heatmaps,
-    offset_pictures,
-    position_maps,
-    rollout_overlays,
-    save_figure,
-    similarity_heatmap,
-)
-from nearsight.report.figures.files import figure_files
-from nearsight.report.page.document import Section
-from nearsight.report.page.pieces import figure_html
+from nearsight.report.figures.heat import head_heatmaps, similarity_heatmap
+from nearsight.report.figures.patches import offset_pictures, position_maps
+from nearsight.report.figures.pictures import rollout_overlays
+from nearsight.report.figures.style import figure_files, save_figure
+from nearsight.report.page.document import Section, figure_html
 
 if TYPE_CHECKING:
     from nearsight.commands.measured import Measured

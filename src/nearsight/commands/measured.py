@@ -13,15 +13,13 @@ from nearsight.commands.subjects import Subject
 from nearsight.errors import InputError
 from nearsight.files import output_folder
 from nearsight.lens import HeadTable, patch_grid
-from nearsight.report import ModelHeads, compare_with_first, describe, layer_table, write_page
 from nearsight.report.explorer import Explorer
-from nearsight.report.figures.files import figure_files
-from nearsight.report.inputs import shorten
+from nearsight.report.figures.models import FIGURES, write_figures
+from nearsight.report.figures.style import figure_files
+from nearsight.report.inputs import DESCRIPTION, ModelHeads, model_heads, shorten, write_measured
 from nearsight.report.page.document import Section
-from nearsight.report.page.measured_folder import NAME as DESCRIPTION
-from nearsight.report.page.measured_folder import write_measured
-from nearsight.report.page.models import common_grid
-from nearsight.report.runs import FIGURES, model_heads, write_figures
+from nearsight.report.page.models import common_grid, write_page
+from nearsight.report.reading import compare_with_first, describe, layer_table
 from nearsight.train import write_heads
 from nearsight.train.integrity import provenance
 

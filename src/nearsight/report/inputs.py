@@ -4,10 +4,12 @@ Plain data frames with the columns of a run folder's files, so that figures and 
 measured model, or a file somebody sent.
 """
 
+import json
 import numbers
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +17,12 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from nearsight.errors import InputError
-from nearsight.files import check_file
+from nearsight.configuration import decode
+from nearsight.errors import InputError, check_side
+from nearsight.files import check_file, read_object, write_json
 from nearsight.metrics import uniform_attention_distance
 from nearsight.study.run_tables import MOST_COUNTED
-from nearsight.train import HEADS_COLUMNS, HistoryRow
+from nearsight.train import HEADS_COLUMNS, HistoryRow, RunFolder
 
 HISTORY_COLUMNS = tuple(field.name for field in fields(HistoryRow))
 
@@ -159,6 +162,91 @@ def _read_table(path: Path) -> pd.DataFrame:
         raise InputError(f"{path} cannot be read: {error.strerror or error}") from error
     except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError) as error:
         raise InputError(f"{path} is damaged or not a CSV file: {' '.join(str(error).split())}") from error
+
+
+def model_heads(folder: RunFolder, label: str, *, heads: pd.DataFrame | None = None) -> ModelHeads:
+    """A finished run's heads (or others of its model) with all that the page says about how they came to be."""
+    result = folder.read_result()
+    return ModelHeads(
+        label=label,
+        heads=read_heads(folder.heads) if heads is None else heads,
+        # Heads may have been measured all through training; the model is that of the best epoch, not of the last.
+        epoch=result["best_epoch"] if heads is None else None,
+        # Pretraining without labels has a history of its own and no accuracy.
+        history=read_history(folder.path / "history.csv") if "test_acc" in result else None,
+        test_accuracy=result.get("test_acc"),
+        config=folder.read_settings(),
+        provenance=folder.read_provenance(),
+    )
+
+
+DESCRIPTION = "measured.json"
+"""What `nearsight measure` leaves beside its tables, so that a page can be made of them again."""
+_SCHEMA = 1
+"""Its version; raised whenever an older reader would go wrong."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class MeasuredModel:
+    heads: ModelHeads
+    command: str | None
+    """What measured it, as it was typed."""
+
+
+def write_measured(folder: Path, model: ModelHeads, command: str | None) -> Path:
+    """Put down all that the page says about a model but its numbers, which are in heads.csv."""
+    record = {
+        "schema": _SCHEMA,
+        "label": model.label,
+        "grids": None if model.grids is None else {str(layer): list(grid) for layer, grid in model.grids.items()},
+        "test_accuracy": model.test_accuracy,
+        "config": model.config,
+        "provenance": model.provenance,
+        "command": command,
+    }
+    write_json(folder / DESCRIPTION, json.loads(json.dumps(record, default=str)))
+    return folder / DESCRIPTION
+
+
+def read_measured(folder: Path) -> MeasuredModel:
+    """The model of a folder that has a heads.csv; without a measured.json it is called like its folder."""
+    record = _read_record(folder / DESCRIPTION)
+    model = ModelHeads(
+        label=str(record.get("label") or folder.resolve().name),
+        heads=read_heads(folder / "heads.csv"),
+        grids=_grids(folder / DESCRIPTION, record.get("grids")),
+        test_accuracy=record.get("test_accuracy"),
+        config=record.get("config"),
+        provenance=record.get("provenance"),
+    )
+    return MeasuredModel(heads=model, command=record.get("command"))
+
+
+def _grids(path: Path, grids: Any) -> dict[int, tuple[int, int]] | None:
+    if grids is None:
+        return None
+    try:
+        told = {int(layer): decode(tuple[int, int], grid, "a grid") for layer, grid in grids.items()}
+        for side in chain(*told.values()):
+            check_side("the side of a grid", side)  # there are no more patches than pixels
+    except (AttributeError, ValueError) as error:  # an InputError is a ValueError
+        raise InputError(f"{path} is damaged: {error}") from error
+    return told
+
+
+def _read_record(path: Path) -> dict[str, Any]:
+    if not path.exists():  # of an older nearsight, or sent by somebody
+        return {}
+    record = read_object(path, missing=str(path.parent))
+    if not isinstance(record.get("schema"), int) or not all(
+        isinstance(record.get(name), dict | None) for name in ("config", "provenance")
+    ):
+        raise InputError(f"{path} does not describe a measured model")
+    if record["schema"] > _SCHEMA:
+        raise InputError(
+            f"{path} has schema {record['schema']}, but this nearsight reads up to {_SCHEMA}; update nearsight"
+        )
+    return record
 
 
 def shorten(label: str, limit: int) -> str:

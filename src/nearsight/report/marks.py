@@ -14,8 +14,16 @@ from matplotlib.lines import Line2D
 from PIL import Image
 
 from nearsight.files import replacing
-from nearsight.report.figures.files import save_figure
-from nearsight.report.figures.style import INK, MUTED, ModelStyle, add_legend, house_style, light_grid, model_style
+from nearsight.report.figures.style import (
+    INK,
+    MUTED,
+    ModelStyle,
+    add_legend,
+    house_style,
+    light_grid,
+    model_style,
+    save_figure,
+)
 from nearsight.report.fits import Estimate
 
 

@@ -27,11 +27,11 @@ from nearsight.report.tables import seeds_in_words
 from nearsight.study.results import StudyResults
 from nearsight.study.statistics import MeanInterval, mean_interval
 
-LABEL_LIMIT = 44
-MOST_LEVELS = 4
+_LABEL_LIMIT = 44
+_MOST_LEVELS = 4
 # Of a row's height: ours above its middle and the paper's, where there is one, below, so that neither hides the other.
-ABOVE, BELOW = -0.13, 0.22
-HOLLOW: dict[str, Any] = {"markerfacecolor": "none", "markeredgecolor": INK, "markeredgewidth": 0.9, "markersize": 6}
+_ABOVE, _BELOW = -0.13, 0.22
+_HOLLOW: dict[str, Any] = {"markerfacecolor": "none", "markeredgecolor": INK, "markeredgewidth": 0.9, "markersize": 6}
 
 
 def minimum(results: StudyResults) -> Drawing:
@@ -45,13 +45,13 @@ def minimum(results: StudyResults) -> Drawing:
         figure = Figure(figsize=(7.2, 1.5 + 0.42 * len(labels)), layout="constrained")
         axes = figure.subplots()
         _draw_gap(axes, results)
-        above = ABOVE if paper else 0.0
+        above = _ABOVE if paper else 0.0
         for place, label in enumerate(labels):
             _draw_ours(axes, place + above, label, means[label], values[label], styles[label])
             if label in paper:
-                look = {**HOLLOW, "marker": styles[label].marker, "linestyle": "none"}
-                axes.plot(paper[label], place + BELOW, **look, gid=f"paper-{label}")
-        axes.set_yticks(range(len(labels)), [shorten(label, LABEL_LIMIT) for label in labels], parse_math=False)
+                look = {**_HOLLOW, "marker": styles[label].marker, "linestyle": "none"}
+                axes.plot(paper[label], place + _BELOW, **look, gid=f"paper-{label}")
+        axes.set_yticks(range(len(labels)), [shorten(label, _LABEL_LIMIT) for label in labels], parse_math=False)
         axes.set_ylim(len(labels) - 0.45, -0.75)
         ends = [interval.high if interval.has_interval else interval.mean for interval in means.values()]
         distances_from_zero(axes, max(*ends, *paper.values(), 0.0))
@@ -89,7 +89,7 @@ def _styles(results: StudyResults) -> tuple[dict[str, ModelStyle], dict[str, Mod
     """A look per condition, by its level of the key factor, and the same looks by their names in the legend."""
     key = key_factor(results)
     # Of one factor with many levels the rows say enough.
-    if key is None or (len(results.factors) == 1 and len(results.factors[key]) > MOST_LEVELS):
+    if key is None or (len(results.factors) == 1 and len(results.factors[key]) > _MOST_LEVELS):
         return {str(label): model_style(0) for label in results.runs["condition"]}, {}
     levels = results.factors[key]
     of_level = level_styles(levels)
@@ -121,15 +121,7 @@ def _draw_ours(
             linestyle="none",
             gid=f"seeds-{label}",
         )
-    axes.plot(
-        interval.mean,
-        height,
-        marker=style.marker,
-        markersize=7.5,
-        color=style.colour,
-        linestyle="none",
-        gid=f"mean-{label}",
-    )
+    axes.plot(interval.mean, height, **{**style.look, "linestyle": "none"}, markersize=7.5, gid=f"mean-{label}")
 
 
 def _write_column(axes: Axes, offset: float, title: str, values: Mapping[int, float], colour: str) -> None:
@@ -175,13 +167,10 @@ def _draw_gap(axes: Axes, results: StudyResults) -> None:
 
 
 def _add_legend(figure: Figure, words: Mapping[str, ModelStyle], *, with_paper: bool) -> None:
-    handles = [
-        Line2D([], [], color=style.colour, marker=style.marker, markersize=7, linestyle="none")
-        for style in words.values()
-    ]
-    labels = [shorten(label, LABEL_LIMIT) for label in words]
+    handles = [style.handle(markersize=7, linestyle="none") for style in words.values()]
+    labels = [shorten(label, _LABEL_LIMIT) for label in words]
     if with_paper:
-        handles.append(Line2D([], [], marker="o", linestyle="none", **HOLLOW))
+        handles.append(Line2D([], [], marker="o", linestyle="none", **_HOLLOW))
         labels.append("hollow: the paper, one seed")
     if handles:
         num_columns = legend_columns(figure, labels, len(labels))

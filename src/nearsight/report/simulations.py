@@ -1,6 +1,6 @@
 """The report of a simulation: a table of its conditions, and what is declared for it."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,7 @@ from nearsight.errors import InputError
 from nearsight.report.claims import Verdicts, judge
 from nearsight.report.reports import Report
 from nearsight.report.studies import report_of
-from nearsight.report.tables import Table, percent, rounded, seeds_in_words, with_interval
+from nearsight.report.tables import Row, Table, percent, rounded, seeds_in_words, with_interval
 from nearsight.study.simulation_folder import SimulationResults
 from nearsight.study.statistics import MeanInterval, mean_interval
 from nearsight.train.structure import StructureRun
@@ -117,93 +117,67 @@ def median_or_none(values: "Sequence[float] | pd.Series[float]") -> float:
     return float(np.median(numbers)) if numbers.size else float("nan")
 
 
-_OF_THE_MODEL = (
-    *("exact", "associated", "rand_index", "test_acc", "test_risk"),
-    *("exact_from", "phase_2", "phase_3", "best_acc", "best_risk"),
-)
-"""Columns of the runs of S3's model; a simulation of something else has others."""
-
-
-def responses_table(results: SimulationResults) -> Table:
+def conditions_table(results: SimulationResults) -> Table:
     """Every condition: the means of what the study says sums it up."""
-    numbers, shown = [], []
+    rows = []
     for condition in conditions_of(results):
         runs = runs_of(results, condition)
-        means = {name: mean_interval(runs[name].dropna()) for name in results.responses}
-        numbers.append({"condition": condition, **results.levels[condition], "n": len(runs), **_with_ends(means)})
-        told = {results.responses[name]: with_interval(found) for name, found in means.items()}
-        shown.append({"condition": condition, "seeds": str(len(runs)), **told})
-    return Table(
-        name="conditions",
-        title=f"{results.name}: every condition",
-        numbers=pd.DataFrame(numbers),
-        shown=pd.DataFrame(shown),
-        notes=("± is half the 95 % interval of the mean over seeds.", *notes_of(results)),
-    )
+        row = Row(condition=condition).keep(**results.levels[condition]).both("n", len(runs), "seeds")
+        for name, title in results.responses.items():
+            found = mean_interval(runs[name].dropna())
+            row.keep(**_ends(name, found)).show(title, with_interval(found))
+        rows.append(row)
+    return _table_of(results, rows, "± is half the 95 % interval of the mean over seeds.")
 
 
-def conditions_table(results: SimulationResults) -> Table:
-    """Every condition: how many seeds associate all patches, when, and how well they classify."""
-    numbers, shown = [], []
+def association_table(results: SimulationResults) -> Table:
+    """Every condition of S3's model: how many seeds associate all patches, when, and how well they classify."""
+    rows = []
     for condition in conditions_of(results):
         runs = runs_of(results, condition)
         exact = share_interval(runs["exact"])
-        means = {
-            name: mean_interval(runs[name].dropna()) for name in ("associated", "rand_index", "test_acc", "test_risk")
-        }
-        steps = {name: median_or_none(runs[name]) for name in ("exact_from", "phase_2", "phase_3")}
-        best = {name: float(runs[name].iloc[0]) for name in ("best_acc", "best_risk")}
-        numbers.append(
-            {
-                "condition": condition,
-                **results.levels[condition],
-                "n": exact.n,
-                "exact": exact.mean,
-                "exact_low": exact.low,
-                "exact_high": exact.high,
-                **_with_ends(means),
-                **steps,
-                **best,
-            }
-        )
-        shown.append(
-            {
-                "condition": condition,
-                "all associated": share_in_words(exact),
-                "patches associated": with_interval(means["associated"]),
-                "Rand index": with_interval(means["rand_index"]),
-                "associated from step": rounded(steps["exact_from"], 0),
-                "II from": rounded(steps["phase_2"], 0),
-                "III from": rounded(steps["phase_3"], 0),
-                "test accuracy": with_interval(means["test_acc"], scale=100, digits=2),
-                "best possible": percent(best["best_acc"]),
-                "test risk": with_interval(means["test_risk"]),
-                "least possible": rounded(best["best_risk"]),
-            }
-        )
-    return Table(
-        name="conditions",
-        title=f"{results.name}: every condition",
-        numbers=pd.DataFrame(numbers),
-        shown=pd.DataFrame(shown),
-        notes=(
-            "Numbers of the last step. All associated: seeds, with Clopper and Pearson's 95 % interval. ± is half the "
-            "95 % interval of the mean over seeds. Steps are medians over the seeds that get there. Accuracies in per "
-            "cent.",
-            *notes_of(results),
-        ),
+        row = Row(condition=condition).keep(**results.levels[condition], n=exact.n, **_ends("exact", exact))
+        means = {name: mean_interval(runs[name].dropna()) for name in _MEANS}
+        for name, found in means.items():
+            row.keep(**_ends(name, found))
+        steps = {name: median_or_none(runs[name]) for name in _STEPS}
+        best_accuracy, best_risk = (float(runs[name].iloc[0]) for name in _BEST)
+        row.keep(**steps, best_acc=best_accuracy, best_risk=best_risk)
+        row.show("all associated", share_in_words(exact))
+        row.show("patches associated", with_interval(means["associated"]))
+        row.show("Rand index", with_interval(means["rand_index"]))
+        for name, title in _STEPS.items():
+            row.show(title, rounded(steps[name], 0))
+        row.show("test accuracy", with_interval(means["test_acc"], scale=100, digits=2))
+        row.show("best possible", percent(best_accuracy))
+        row.show("test risk", with_interval(means["test_risk"])).show("least possible", rounded(best_risk))
+        rows.append(row)
+    note = (
+        "Numbers of the last step. All associated: seeds, with Clopper and Pearson's 95 % interval. ± is half the 95 % "
+        "interval of the mean over seeds. Steps are medians over the seeds that get there. Accuracies in per cent."
     )
+    return _table_of(results, rows, note)
 
 
-def _with_ends(means: Mapping[str, MeanInterval]) -> dict[str, float]:
-    """Means and the ends of their intervals, as columns."""
-    ends = {name: {"": found.mean, "_low": found.low, "_high": found.high} for name, found in means.items()}
-    return {f"{name}{end}": value for name, each in ends.items() for end, value in each.items()}
+_MEANS = ("associated", "rand_index", "test_acc", "test_risk")
+_STEPS = {"exact_from": "associated from step", "phase_2": "II from", "phase_3": "III from"}
+_BEST = ("best_acc", "best_risk")
+_OF_THE_MODEL = {"exact", *_MEANS, *_STEPS, *_BEST}
+"""Columns of the runs of S3's model; a simulation of something else has others."""
+
+
+def _ends(name: str, found: MeanInterval) -> dict[str, float]:
+    """A mean and the ends of its interval, as columns."""
+    return {name: found.mean, f"{name}_low": found.low, f"{name}_high": found.high}
+
+
+def _table_of(results: SimulationResults, rows: list[Row], note: str) -> Table:
+    return Table.of("conditions", f"{results.name}: every condition", rows, notes=(note, *notes_of(results)))
 
 
 def simulation_tables(results: SimulationResults) -> list[Table]:
-    is_of_the_model = set(_OF_THE_MODEL) <= set(results.runs.columns)
-    tables = [conditions_table(results) if is_of_the_model else responses_table(results)]
+    is_of_the_model = set(results.runs.columns) >= _OF_THE_MODEL
+    tables = [association_table(results) if is_of_the_model else conditions_table(results)]
     for make in report_of(results.name).tables:
         with suppress(InputError):  # the cells there are cannot give it
             tables.append(make(results))

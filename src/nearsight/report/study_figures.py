@@ -1,4 +1,5 @@
-"""Figure 1: the heads of the first and last layers, sorted (S1, Figure 1)."""
+"""Figures that every study has: profiles, plane and heat maps of the heads of its base and of everything on, and the
+plane of four key conditions (S1, Figures 1, 2, 3 and 5; Figure 4 is in `most_local`)."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,8 +14,8 @@ from matplotlib.ticker import MaxNLocator
 
 from nearsight.errors import InputError
 from nearsight.report.conditions import base_and_full, beside_the_paper, num_seeds, roles, scale_notes
-from nearsight.report.figures import heatmaps, mad_entropy_plane
-from nearsight.report.figures.plane import MOST_OUTLINES
+from nearsight.report.figures.heat import heatmaps
+from nearsight.report.figures.models import MOST_OUTLINES, mad_entropy_plane
 from nearsight.report.figures.style import (
     DISTANCE_LABEL,
     DISTANCE_LABEL_ONE_LINE,
@@ -30,25 +31,25 @@ from nearsight.report.figures.style import (
 )
 from nearsight.report.inputs import ModelHeads, shorten
 from nearsight.report.marks import Drawing, add_footnote, distances_from_zero, legend_columns
-from nearsight.report.tables import seeds_in_words
+from nearsight.report.tables import layers_in_words, seeds_in_words
 from nearsight.study.results import StudyResults
 from nearsight.study.statistics import sorted_heads
 
-METRICS = {"mad": DISTANCE_LABEL, "entropy": ENTROPY_LABEL}
+_METRICS = {"mad": DISTANCE_LABEL, "entropy": ENTROPY_LABEL}
 # Filled and hollow markers by turns: neighbouring layers stay apart where a printer loses the shades.
-FILLS = ("full", "none")
-LABEL_LIMIT = 30
+_FILLS = ("full", "none")
+_LABEL_LIMIT = 30
 
 
 def profiles(results: StudyResults) -> Drawing:
-    """Distance (left) and entropy (right) of each layer's heads, from the lowest to the highest."""
+    """Distance (left) and entropy (right) of the first and last layers' heads, from the lowest to the highest."""
     labels = base_and_full(results)
     layers = extreme_layers(results)
     one_seed = max(num_seeds(results, label) for label in labels) == 1
     with house_style():
         figure = Figure(figsize=(7.2, 3.9), layout=ConstrainedLayoutEngine(wspace=0.06))
-        panels = figure.subplots(1, len(METRICS), sharex=True)
-        for panel, (metric, axis_label) in zip(panels, METRICS.items(), strict=True):
+        panels = figure.subplots(1, len(_METRICS), sharex=True)
+        for panel, (metric, axis_label) in zip(panels, _METRICS.items(), strict=True):
             for index, label in enumerate(labels):
                 numbers = profile(results, label, metric, over_images=one_seed)
                 for layer in layers:
@@ -68,14 +69,17 @@ def profiles(results: StudyResults) -> Drawing:
         if one_seed
         else f"Lines: mean over {seeds} at each rank; bands: their range."
     )
-    add_footnote(figure, [bands, *scale_notes(results)])
-    shown = ", ".join(f"L{layer + 1}" for layer in layers)
-    return Drawing(
-        figure=figure,
-        caption=f"Heads of layers {shown}, sorted within their layer from the lowest to the highest value: mean "
-        f"attention distance (left) and entropy (right) of {' and '.join(labels)}. {bands}"
-        + beside_the_paper(results, "figure-1-profiles"),
+    caption = (
+        f"Heads of layers {layers_in_words(layers)}, sorted within their layer from the lowest to the highest value: "
+        f"mean attention distance (left) and entropy (right) of {' and '.join(labels)}. {bands}"
     )
+    return _finished(results, "figure-1-profiles", figure, bands, caption)
+
+
+def _finished(results: StudyResults, name: str, figure: Figure, footnote: str, caption: str) -> Drawing:
+    """With what has to be said below it, and how the paper's differs."""
+    add_footnote(figure, [footnote, *scale_notes(results)])
+    return Drawing(figure=figure, caption=caption + beside_the_paper(results, name))
 
 
 def extreme_layers(results: StudyResults) -> list[int]:
@@ -86,14 +90,19 @@ def extreme_layers(results: StudyResults) -> list[int]:
 
 def profile(results: StudyResults, condition: str, metric: str, *, over_images: bool) -> pd.DataFrame:
     """Per layer and rank: mean over seeds and the ends of their range, or of ± one deviation over images."""
-    runs = results.runs.loc[results.runs["condition"] == condition, "run"]
-    heads = sorted_heads(results.heads[results.heads["run"].isin(runs)], metric)
+    heads = sorted_heads(_heads_of(results, condition), metric)
     ranks = heads.groupby(["layer", "rank"])
     table = ranks[metric].agg(["mean", "min", "max"]).rename(columns={"min": "low", "max": "high"})
     if over_images:
         spread = ranks[f"{metric}_std"].mean()
         table = table.assign(low=table["mean"] - spread, high=table["mean"] + spread)
     return table.reset_index()
+
+
+def _heads_of(results: StudyResults, condition: str) -> pd.DataFrame:
+    """Of all its seeds."""
+    runs = results.runs.loc[results.runs["condition"] == condition, "run"]
+    return results.heads[results.heads["run"].isin(runs)]
 
 
 def draw_layer(panel: Axes, numbers: pd.DataFrame, index: int, layers: Sequence[int], name: str) -> None:
@@ -117,7 +126,7 @@ def _line(index: int, layer: int, layers: Sequence[int]) -> dict[str, Any]:
     return {
         "linestyle": style.dash,
         "marker": style.marker,
-        "fillstyle": FILLS[layers.index(layer) % len(FILLS)],
+        "fillstyle": _FILLS[layers.index(layer) % len(_FILLS)],
         "linewidth": 1.5,
         "markersize": 4.5,
     }
@@ -130,41 +139,32 @@ def add_layer_legend(figure: Figure, labels: Sequence[str], layers: Sequence[int
         for index, label in enumerate(labels):
             colour = shade(model_style(index).colour, depth_of(layer, layers))
             handles.append(Line2D([], [], color=colour, **_line(index, layer, layers)))
-            names.append(f"{shorten(label, LABEL_LIMIT)}, L{layer + 1}")
+            names.append(f"{shorten(label, _LABEL_LIMIT)}, L{layer + 1}")
     num_columns = legend_columns(figure, names, len(layers))
     add_legend(figure, handles, names, loc="outside upper center", ncols=num_columns)
-
-
-# Figure 2: every head in the plane of distance and entropy, by layer (S1, Figure 2).
 
 
 def plane(results: StudyResults) -> Drawing:
     """All heads of all seeds of the base and the full protocol."""
     labels = base_and_full(results)
-    models = [all_heads(results, label) for label in labels]
+    models = [_all_heads(results, label) for label in labels]
     figure = mad_entropy_plane(models)
     distances_from_zero(figure.axes[0], max(model.heads["mad"].max() for model in models))
     seeds = seeds_in_words(num_seeds(results, label) for label in labels)
-    add_footnote(figure, [f"One point per head; the heads of {seeds}.", *scale_notes(results)])
-    return Drawing(
-        figure=figure,
-        caption=f"Mean attention distance and entropy of every head of {' and '.join(labels)}; the colour is the "
-        f"layer, the lower left corner is local and focused. The heads of {seeds} are shown."
-        + beside_the_paper(results, "figure-2-plane"),
+    caption = (
+        f"Mean attention distance and entropy of every head of {' and '.join(labels)}; the colour is the layer, the "
+        f"lower left corner is local and focused. The heads of {seeds} are shown."
     )
+    return _finished(results, "figure-2-plane", figure, f"One point per head; the heads of {seeds}.", caption)
 
 
-def all_heads(results: StudyResults, condition: str) -> ModelHeads:
+def _all_heads(results: StudyResults, condition: str) -> ModelHeads:
     """The heads of all seeds of a condition as those of one wide model: seed after seed."""
     runs = results.runs.loc[results.runs["condition"] == condition, "run"]
-    places = {run: place for place, run in enumerate(runs)}
-    heads = results.heads[results.heads["run"].isin(places)]
+    heads, places = _heads_of(results, condition), {run: place for place, run in enumerate(runs)}
     place = heads["run"].map(places)
     wide = heads.assign(epoch=0, head=heads["head"] + place * (results.heads["head"].max() + 1))
     return ModelHeads(label=condition, heads=wide.iloc[place.argsort(kind="stable")])
-
-
-# Figure 3: distance and entropy, layers × heads (S1, Figure 3).
 
 
 def maps(results: StudyResults) -> Drawing:
@@ -186,17 +186,15 @@ def maps(results: StudyResults) -> Drawing:
         for axes in figure.axes:
             if axes.get_xlabel():
                 axes.set_xlabel("head, by distance")
-    add_footnote(figure, [words, *scale_notes(results)])
-    return Drawing(
-        figure=figure,
-        caption=f"Mean attention distance (top) and entropy (bottom) of every head of {' and '.join(labels)}, on one "
-        f"scale per row. {words}" + beside_the_paper(results, "figure-3-heatmaps"),
+    caption = (
+        f"Mean attention distance (top) and entropy (bottom) of every head of {' and '.join(labels)}, on one scale per "
+        f"row. {words}"
     )
+    return _finished(results, "figure-3-heatmaps", figure, words, caption)
 
 
 def _one_model(results: StudyResults, condition: str, *, by_rank: bool) -> ModelHeads:
-    runs = results.runs.loc[results.runs["condition"] == condition, "run"]
-    heads = results.heads[results.heads["run"].isin(runs)]
+    heads = _heads_of(results, condition)
     if by_rank:
         ranked = sorted_heads(heads, "mad")
         numbers = ["mad", "mad_std", "entropy", "entropy_std", "num_images"]
@@ -206,18 +204,14 @@ def _one_model(results: StudyResults, condition: str, *, by_rank: bool) -> Model
     return ModelHeads(label=condition, heads=heads.assign(epoch=0))
 
 
-# Figure 5: four key conditions in the plane of distance and entropy (S1, Figure 5).
-
-
 # The paper's markers: circles, crosses, squares and triangles. Conditions with the key factor are filled.
-STYLES = {
+_STYLES = {
     "full": ModelStyle(colour=MODEL_COLOURS[0], dash="solid", marker="o"),
     "only_key": ModelStyle(colour=MODEL_COLOURS[5], dash="solid", marker="X"),
     "without_key": ModelStyle(colour=MODEL_COLOURS[4], dash="solid", marker="s"),
     "base": ModelStyle(colour=MODEL_COLOURS[1], dash="solid", marker="^"),
 }
-HOLLOW = ("without_key", "base")
-LABEL_LIMIT = 30
+_HOLLOW = ("without_key", "base")
 
 
 def key_conditions(results: StudyResults) -> Drawing:
@@ -225,7 +219,7 @@ def key_conditions(results: StudyResults) -> Drawing:
     if len(results.factors) < 2:
         raise InputError("it needs two factors or more; with one, Figure 2 shows the same conditions")
     found = roles(results)
-    labels = {role: getattr(found, role) for role in STYLES}
+    labels = {role: getattr(found, role) for role in _STYLES}
     present = {role: label for role, label in labels.items() if label is not None}
     if not present:
         raise InputError("none of its four conditions has a run yet")
@@ -235,9 +229,8 @@ def key_conditions(results: StudyResults) -> Drawing:
         light_grid(axes)
         handles, largest = [], 0.0
         for role, label in present.items():
-            style, hollow = STYLES[role], role in HOLLOW
-            runs = results.runs.loc[results.runs["condition"] == label, "run"]
-            heads = results.heads[results.heads["run"].isin(runs)]
+            style, hollow = _STYLES[role], role in _HOLLOW
+            heads = _heads_of(results, label)
             largest = max(largest, float(heads["mad"].max()))
             axes.scatter(
                 heads["mad"],
@@ -252,28 +245,19 @@ def key_conditions(results: StudyResults) -> Drawing:
                 rasterized=len(heads) > MOST_OUTLINES,
                 gid=f"heads-{label}",
             )
-            handles.append(
-                Line2D(
-                    [],
-                    [],
-                    marker=style.marker,
-                    markerfacecolor="none" if hollow else style.colour,
-                    markeredgecolor=style.colour,
-                    linestyle="none",
-                )
-            )
+            handles.append(style.handle(linestyle="none", markerfacecolor="none" if hollow else style.colour))
         distances_from_zero(axes, largest)
         axes.set_ylim(-0.03, 1.05)
         axes.set_xlabel(DISTANCE_LABEL_ONE_LINE)
         axes.set_ylabel(ENTROPY_LABEL)
-        names = [shorten(label, LABEL_LIMIT) for label in present.values()]
+        names = [shorten(label, _LABEL_LIMIT) for label in present.values()]
         num_columns = legend_columns(figure, names, len(names))
         add_legend(figure, handles, names, loc="outside upper left", ncols=num_columns, handlelength=1)
     seeds = seeds_in_words(num_seeds(results, label) for label in present.values())
-    absent = "" if len(present) == len(STYLES) else " A condition that has no complete run yet is not shown."
-    add_footnote(figure, [f"One point per head; the heads of {seeds}.{absent}", *scale_notes(results)])
-    return Drawing(
-        figure=figure,
-        caption=f"Mean attention distance and entropy of every head of {', '.join(present.values())}. The heads of "
-        f"{seeds} are shown.{absent}" + beside_the_paper(results, "figure-5-key-conditions"),
+    absent = "" if len(present) == len(_STYLES) else " A condition that has no complete run yet is not shown."
+    caption = (
+        f"Mean attention distance and entropy of every head of {', '.join(present.values())}. The heads of {seeds} are "
+        f"shown.{absent}"
     )
+    footnote = f"One point per head; the heads of {seeds}.{absent}"
+    return _finished(results, "figure-5-key-conditions", figure, footnote, caption)

@@ -23,7 +23,9 @@ from nearsight.report.responses import SHARES, known_shares, share_notes, with_s
 from nearsight.report.studies import PublishedCondition, report_of
 from nearsight.report.tables import (
     MISSING,
+    Row,
     Table,
+    columns_of,
     mean_and_ends,
     percent,
     probability,
@@ -38,7 +40,6 @@ from nearsight.study.results import StudyResults
 from nearsight.study.statistics import (
     Effects,
     MeanInterval,
-    Separation,
     correlations,
     dissociations,
     factorial_effects,
@@ -49,11 +50,15 @@ from nearsight.study.statistics import (
 )
 from nearsight.study.statistics.intervals import ACCURACY_MARGIN, LOCALITY_MARGIN, SAME_ACCURACY, SAME_LOCALITY
 
+INTERVALS = "± is half the 95 % interval of the mean over seeds (Student's t); with one seed there is none."
+NOT_CORRECTED = "p-values are those of single tests, not corrected for their number."
+_RESPONSES = ("test_acc", "min_mad", "max_mad", "min_entropy", "max_entropy")
+
 
 def common_tables(results: StudyResults) -> list[Table]:
     """Those that every study has, as far as its runs can give them."""
-    conditions, gain = conditions_table(results), gain_table(results)
-    if "effects" not in report_of(results.name).without and (many := factors_of_many_levels(with_attention(results))):
+    conditions, gain = conditions_table(results), _gain_table(results)
+    if "effects" not in report_of(results.name).without and (many := _factors_of_many_levels(with_attention(results))):
         why = f"No table of effects: they are fitted for factors of two levels, not for {', '.join(many)}."
         conditions = dataclasses.replace(conditions, notes=(*conditions.notes, why))
     return [conditions, *([gain] if gain else []), *_of_locality(results)]
@@ -63,31 +68,18 @@ def _of_locality(results: StudyResults) -> list[Table]:
     measured = with_attention(results)
     if measured.runs.empty:
         return []
-    separated = separation_table(measured)
-    tables = [*effects_tables(measured), *([separated] if separated else []), *dissociation_tables(measured)]
+    separated = _separation_table(measured)
+    tables = [*_effects_tables(measured), *([separated] if separated else []), *_dissociation_tables(measured)]
     left_out = len(results.runs) - len(measured.runs)
     notes = (f"Without {left_out} runs whose heads could not be measured.",) if left_out else ()
     return [dataclasses.replace(table, notes=(*table.notes, *notes)) for table in tables]
 
 
-# What each condition gave, with the paper's numbers beside (S1, Tables 1 and 2).
-
-
-RESPONSES = ("test_acc", "min_mad", "max_mad", "min_entropy", "max_entropy")
-INTERVALS = "± is half the 95 % interval of the mean over seeds (Student's t); with one seed there is none."
-
-
 def conditions_table(results: StudyResults) -> Table:
-    """A row per condition, those of the paper that have no run yet included."""
+    """A row per condition, those of the paper that have no run yet included (S1, Tables 1 and 2)."""
     published = report_of(results.name).published
     papers = dict(published.conditions) if published else {}
-    labels, responses = ordered_conditions(results), (*RESPONSES, *known_shares(results))
-    rows, shown = [], []
-    for label in [*labels, *(label for label in papers if label not in labels)]:
-        runs = results.runs[results.runs["condition"] == label]
-        ours = {response: mean_interval(runs[response]) for response in responses}
-        rows.append(_condition_numbers(results, label, runs, ours, papers.get(label)))
-        shown.append(_shown(label, runs, ours, papers.get(label), with_paper=bool(papers)))
+    labels = dict.fromkeys([*ordered_conditions(results), *papers])
     notes = [
         INTERVALS,
         "MAD: smallest and largest mean attention distance over all heads of a run, then the mean over seeds; entropy "
@@ -96,65 +88,40 @@ def conditions_table(results: StudyResults) -> Table:
     ]
     if published is not None:
         notes.append(f"The paper's numbers ({published.source}) are of one seed.")
-    title = f"{results.name}: the conditions" + (f", beside {published.source}" if published else "")
-    return Table(
-        name="conditions",
-        title=title,
-        numbers=pd.DataFrame(rows),
-        shown=pd.DataFrame(shown),
+    return Table.of(
+        "conditions",
+        f"{results.name}: the conditions" + (f", beside {published.source}" if published else ""),
+        [_condition_row(results, label, papers.get(label), with_paper=bool(papers)) for label in labels],
         notes=(*notes, *missing_notes(results)),
     )
 
 
-def _condition_numbers(
-    results: StudyResults,
-    label: str,
-    runs: pd.DataFrame,
-    ours: dict[str, MeanInterval],
-    paper: PublishedCondition | None,
-) -> dict[str, object]:
-    levels = {name: runs[name].iloc[0] if len(runs) else None for name in results.factors}
-    row: dict[str, object] = {"condition": label, **levels, "scale": results.scale, "seeds": len(runs)}
-    row |= {"mean_epochs": runs["epochs"].mean(), "mean_best_epoch": runs["best_epoch"].mean()}
-    for response, interval in ours.items():
-        row |= {f"{response}_{part}": value for part, value in asdict(interval).items() if part != "n"}
+def _condition_row(results: StudyResults, label: str, paper: PublishedCondition | None, *, with_paper: bool) -> Row:
+    runs = results.runs[results.runs["condition"] == label]
+    epochs, ours = runs["epochs"].mean(), {}
+    row = Row(condition=label).keep(**{name: runs[name].iloc[0] if len(runs) else None for name in results.factors})
+    row.keep(scale=results.scale).both("seeds", len(runs))
+    row.both("mean_epochs", epochs, "epochs", rounded(epochs, 0)).keep(mean_best_epoch=runs["best_epoch"].mean())
+    for response in (*_RESPONSES, *known_shares(results)):
+        ours[response] = mean_interval(runs[response])
+        row.keep(**columns_of(response, ours[response]))
+        del row.numbers[f"{response}_n"]  # the seeds
     if paper is not None:
-        row |= {f"paper_{response}": value for response, value in asdict(paper).items()}
+        row.keep(**{f"paper_{response}": value for response, value in asdict(paper).items()})
+    row.show("test accuracy, %", with_interval(ours["test_acc"], scale=100, digits=2))
+    if with_paper:
+        row.show("paper's accuracy", percent(paper.test_acc if paper else None))
+    for metric, title in (("mad", "MAD"), ("entropy", "entropy")):
+        ends = (f"min_{metric}", f"max_{metric}")
+        row.show(f"{title}, min to max", span(*(with_interval(ours[end]) for end in ends)))
+        if with_paper:
+            row.show(f"paper's {title}", span(*(rounded(getattr(paper, end, None)) for end in ends)))
+        for column, name in known_shares(results).items() if metric == "mad" else ():
+            row.show(f"{name}, %", with_interval(ours[column], scale=100, digits=2))
     return row
 
 
-def _shown(
-    label: str,
-    runs: pd.DataFrame,
-    ours: dict[str, MeanInterval],
-    paper: PublishedCondition | None,
-    *,
-    with_paper: bool,
-) -> dict[str, str]:
-    row = {
-        "condition": label,
-        "seeds": str(len(runs)),
-        "epochs": rounded(runs["epochs"].mean(), 0) if len(runs) else MISSING,
-        "test accuracy, %": with_interval(ours["test_acc"], scale=100, digits=2),
-        "paper's accuracy": percent(paper.test_acc if paper else None),
-        "MAD, min to max": span(with_interval(ours["min_mad"]), with_interval(ours["max_mad"])),
-        "paper's MAD": _published_span(paper, "mad"),
-        **{
-            f"{title}, %": with_interval(ours[column], scale=100, digits=2)
-            for column, title in SHARES.items()
-            if column in ours
-        },
-        "entropy, min to max": span(with_interval(ours["min_entropy"]), with_interval(ours["max_entropy"])),
-        "paper's entropy": _published_span(paper, "entropy"),
-    }
-    return {name: cell for name, cell in row.items() if with_paper or not name.startswith("paper")}
-
-
-def _published_span(paper: PublishedCondition | None, metric: str) -> str:
-    return span(*(rounded(getattr(paper, f"{end}_{metric}", None)) for end in ("min", "max")))
-
-
-def gain_table(results: StudyResults) -> Table | None:
+def _gain_table(results: StudyResults) -> Table | None:
     """Test accuracy without and with everything on, and the gain (S1, Table 1); None where one has no run."""
     found = roles(results)
     if found.base is None or found.full is None or found.base == found.full:
@@ -170,26 +137,20 @@ def gain_table(results: StudyResults) -> Table | None:
     if len(paper) == 2:
         paper["gain"] = paper[found.full] - paper[found.base]
     dataset = published.dataset if published and results.scale == "full" else str(results.settings.get("data.name", ""))
-    row: dict[str, object] = {"study": results.name, "dataset": dataset, "scale": results.scale}
-    shown = {"data set": dataset or MISSING}
+    row = Row().keep(study=results.name).both("dataset", dataset, "data set", dataset or MISSING)
+    row.keep(scale=results.scale)
     for label, interval in ours.items():
         signed = label == "gain"
-        row |= {f"{label}_{part}": value for part, value in asdict(interval).items()}
-        shown[f"{label}, {'points' if signed else '%'}"] = with_interval(interval, scale=100, digits=2, signed=signed)
+        title = f"{label}, {'points' if signed else '%'}"
+        row.interval(label, interval, title, scale=100, digits=2, signed=signed)
         if label in paper:
-            row[f"paper_{label}"] = paper[label]
-            shown[f"paper's {label}"] = rounded(100 * paper[label], 2, signed=signed)
+            told = rounded(100 * paper[label], 2, signed=signed)
+            row.both(f"paper_{label}", paper[label], f"paper's {label}", told)
     notes = [INTERVALS, _whose_gain(ours["gain"], ours[found.base], ours[found.full])]
     if paper:
         assert published is not None
         notes.append(f"The paper's numbers ({published.source_of_gain}) are of one seed.")
-    return Table(
-        name="gain",
-        title=f"{results.name}: test accuracy, {found.base} and {found.full}",
-        numbers=pd.DataFrame([row]),
-        shown=pd.DataFrame([shown]),
-        notes=tuple(notes),
-    )
+    return Table.of("gain", f"{results.name}: test accuracy, {found.base} and {found.full}", [row], notes=notes)
 
 
 def _whose_gain(gain: MeanInterval, *means: MeanInterval) -> str:
@@ -202,99 +163,72 @@ def _whose_gain(gain: MeanInterval, *means: MeanInterval) -> str:
     return f"The gain is taken within seeds, over the {seeds} that both have; the means are over all that each has."
 
 
-# Main effects and interactions of the factors on accuracy, distance and entropy, for the model and per layer.
-
-
-MODEL_RESPONSES = {"test_acc": "test accuracy, points", "min_mad": "min MAD", "min_entropy": "min entropy"}
-LAYER_RESPONSES = {"mean_mad": "mean MAD", "min_mad": "min MAD", "mean_entropy": "mean entropy"}
-PER_CENT = ("test_acc", *SHARES)
-METHOD = (
+_OF_MODEL = {"test_acc": "test accuracy, points", "min_mad": "min MAD", "min_entropy": "min entropy"}
+_OF_LAYER = {"mean_mad": "mean MAD", "min_mad": "min MAD", "mean_entropy": "mean entropy"}
+_PER_CENT = ("test_acc", *SHARES)
+_METHOD = (
     "Ordinary least squares on levels coded −1 and +1, seeds as replicates. The effect of a factor is the mean with it "
     "minus the mean without it; that of an interaction is half of what one factor changes in the other's effect."
 )
-NOT_CORRECTED = "p-values are those of single tests, not corrected for their number."
 
 
-def factors_of_many_levels(results: StudyResults) -> list[str]:
+def _factors_of_many_levels(results: StudyResults) -> list[str]:
     return [name for name, levels in results.factors.items() if len(levels) != 2]
 
 
-def effects_tables(results: StudyResults) -> list[Table]:
-    """None where a factor has more than two levels."""
-    if factors_of_many_levels(results):
-        return []
-    return [_model_table(results), _layer_table(results)]
+def _effects_tables(results: StudyResults) -> list[Table]:
+    """Main effects and interactions of the factors, for the model and per layer; none where a factor has more than two
+    levels."""
+    return [] if _factors_of_many_levels(results) else [_model_table(results), _layer_table(results)]
 
 
 def _model_table(results: StudyResults) -> Table:
-    responses = with_shares(results, MODEL_RESPONSES, lambda title: f"{title}, points")
-    fitted = {name: factorial_effects(results.runs, results.factors, name) for name in responses}
-    columns = {}
+    responses = with_shares(results, _OF_MODEL, lambda title: f"{title}, points")
+    rows: list[Row] = []
+    shown: dict[str, Row] = {}
     for response, title in responses.items():
-        scale, digits = (100, 2) if response in PER_CENT else (1, 3)
-        rows = records(fitted[response].table)
-        columns[title] = {_spelt(row["term"]): _effect(row, scale, digits) for row in rows}
-        columns[f"p, {title.split(',')[0]}"] = {_spelt(row["term"]): probability(row["p"]) for row in rows}
-    return Table(
-        name="effects",
-        title=f"{results.name}: effects of the factors",
-        numbers=_effect_numbers(results, {(name, None): effects for name, effects in fitted.items()}),
-        shown=pd.DataFrame(columns).rename_axis("term").reset_index(),
-        notes=(
-            METHOD,
-            *_aliases(results),
-            *share_notes(results),
-            NOT_CORRECTED,
-            *_what_is_left_out(fitted["min_mad"]),
-        ),
-    )
+        effects = factorial_effects(results.runs, results.factors, response)
+        scale, digits = (100, 2) if response in _PER_CENT else (1, 3)
+        for effect in records(effects.table):
+            rows.append(_effect_row(results, effects, effect, response))
+            term = spelt(effect["term"])
+            words = shown.setdefault(term, Row().show("term", term)).show(title, _effect(effect, scale, digits))
+            words.show(f"p, {title.split(',')[0]}", probability(effect["p"]))
+    notes = (_METHOD, *_aliases(results), *share_notes(results), NOT_CORRECTED, *_what_is_left_out(effects))
+    title = f"{results.name}: effects of the factors"
+    return Table.of("effects", title, rows, shown=shown.values(), notes=notes)
 
 
 def _layer_table(results: StudyResults) -> Table:
     layers = layer_responses(results.heads).merge(results.runs[["run", *results.factors]], on="run")
-    fitted: dict[tuple[str, int | None], Effects] = {}
-    shown = []
-    for response, layer in product(LAYER_RESPONSES, sorted(set(layers["layer"]))):
+    rows, shown = [], []
+    for response, layer in product(_OF_LAYER, sorted(set(layers["layer"]))):
         effects = factorial_effects(layers[layers["layer"] == layer], results.factors, response)
-        fitted[response, int(layer)] = effects
-        main = {_spelt(row["term"]): _effect(row) for row in records(effects.table) if row["order"] == 1}
-        shown.append({"response": LAYER_RESPONSES[response], "layer": f"L{layer + 1}", **main})
-    return Table(
-        name="effects-by-layer",
-        title=f"{results.name}: main effects per layer",
-        numbers=_effect_numbers(results, fitted),
-        shown=pd.DataFrame(shown).fillna(MISSING),
-        notes=(
-            METHOD,
-            *_aliases(results),
-            "Mean and min are over the layer's heads. Interactions and p-values are in the CSV file beside this one.",
-            *_what_is_left_out(next(iter(fitted.values()))),
-        ),
-    )
+        words = Row(response=_OF_LAYER[response], layer=f"L{layer + 1}")
+        for effect in records(effects.table):
+            rows.append(_effect_row(results, effects, effect, response, int(layer)))
+            if effect["order"] == 1:
+                words.show(spelt(effect["term"]), _effect(effect))
+        shown.append(words)
+    of_csv = "Mean and min are over the layer's heads. Interactions and p-values are in the CSV file beside this one."
+    notes = (_METHOD, *_aliases(results), of_csv, *_what_is_left_out(effects))
+    table = Table.of("effects-by-layer", f"{results.name}: main effects per layer", rows, shown=shown, notes=notes)
+    return dataclasses.replace(table, shown=table.shown.fillna(MISSING))
 
 
-def _effect_numbers(results: StudyResults, fitted: Mapping[tuple[str, int | None], Effects]) -> pd.DataFrame:
-    frames = [
-        effects.table.assign(
-            response=response,
-            layer=layer,
-            scale=results.scale,
-            runs=effects.num_runs,
-            residual_df=effects.residual_df,
-        )
-        for (response, layer), effects in fitted.items()
-    ]
-    table = pd.concat(frames, ignore_index=True)
-    table["layer"] = table["layer"].astype("Int64")
-    first = ["response", "layer", "scale", "runs", "residual_df"]
-    return table[[*first, *(name for name in table.columns if name not in first)]]
+def _effect_row(
+    results: StudyResults, effects: Effects, effect: Mapping[str, object], response: str, layer: int | None = None
+) -> Row:
+    fit = {"scale": results.scale, "runs": effects.num_runs, "residual_df": effects.residual_df}
+    return Row().keep(response=response, layer=layer, **fit, **effect)
 
 
 def _effect(row: Mapping[str, float], scale: float = 1.0, digits: int = 3) -> str:
     return mean_and_ends(row["effect"], row["low"], row["high"], scale=scale, digits=digits)
 
 
-def _spelt(term: str) -> str:
+def spelt(term: str) -> str:
+    """An effect as people read it."""
     return " × ".join(FACTOR_NAMES.get(name, name) for name in term.split(" × "))
 
 
@@ -312,57 +246,51 @@ def _what_is_left_out(effects: Effects) -> tuple[str, ...]:
     return (told, *(f"{note[0].upper()}{note[1:]}." for note in effects.notes))
 
 
-# Do the runs fall into two groups, and does accuracy go with locality?
+_SEPARATED = {"min_mad": "min MAD", "min_entropy": "min entropy"}
 
 
-# Rows of a table for people; machines get all.
-MOST_ROWS = 30
-SEPARATED = {"min_mad": "min MAD", "min_entropy": "min entropy"}
-
-
-def separation_table(results: StudyResults) -> Table | None:
+def _separation_table(results: StudyResults) -> Table | None:
     """For every factor: the gap between the runs with it and without it; None where no factor varies yet."""
     rows, shown = [], []
-    responses = with_shares(results, SEPARATED, lambda title: f"{title}, %")
-    for factor, levels in results.factors.items():
-        for response, title in responses.items():
-            try:
-                free, seeds, pairs = (
-                    separation(results.runs, factor, levels, response, blocks=blocks)
-                    for blocks in ((), ("seed",), pair_columns(results, factor))
-                )
-            except InputError:  # all runs at one level: nothing to compare yet
-                continue
-            rows += [_separation_numbers(results, found) for found in (free, seeds, pairs)]
-            told = partial(_told, response)
-            shown.append(
-                {
-                    "factor": FACTOR_NAMES.get(factor, factor),
-                    "response": title,
-                    "with it": span(told(free.lowest_with), told(free.highest_with)),
-                    "without it": span(told(free.lowest_without), told(free.highest_without)),
-                    "margin": told(free.margin, signed=True),
-                    "difference of means": told(free.difference, signed=True),
-                    "p": probability(free.p),
-                    "p, within seeds": probability(seeds.p),
-                    # A fraction has no pairs that differ in one factor alone.
-                    "p, within pairs": probability(pairs.p) if pairs.num_dealings > 1 else MISSING,
-                    "chance of complete separation": probability(free.p_complete),
-                }
+    responses = with_shares(results, _SEPARATED, lambda title: f"{title}, %")
+    for (factor, levels), (response, title) in product(results.factors.items(), responses.items()):
+        try:
+            free, seeds, pairs = (
+                separation(results.runs, factor, levels, response, blocks=blocks)
+                for blocks in ((), ("seed",), pair_columns(results, factor))
             )
+        except InputError:  # all runs at one level: nothing to compare yet
+            continue
+        rows += [
+            Row().keep(**{**asdict(found), "blocks": " ".join(found.blocks)}, scale=results.scale)
+            for found in (free, seeds, pairs)
+        ]
+        told = partial(_told, response)
+        words = Row(factor=FACTOR_NAMES.get(factor, factor), response=title)
+        words.show("with it", span(told(free.lowest_with), told(free.highest_with)))
+        words.show("without it", span(told(free.lowest_without), told(free.highest_without)))
+        words.show("margin", told(free.margin, signed=True))
+        words.show("difference of means", told(free.difference, signed=True))
+        words.show("p", probability(free.p)).show("p, within seeds", probability(seeds.p))
+        # A fraction has no pairs that differ in one factor alone.
+        words.show("p, within pairs", probability(pairs.p) if pairs.num_dealings > 1 else MISSING)
+        shown.append(words.show("chance of complete separation", probability(free.p_complete)))
     if not rows:
         return None
-    return Table(
-        name="separation",
-        title=f"{results.name}: runs with and without each factor",
-        numbers=pd.DataFrame(rows),
-        shown=pd.DataFrame(shown),
+    counting = "Where there are too many dealings to count (exact = False in the CSV), random ones stand in."
+    if all(row.numbers["exact"] for row in rows):
+        counting = "All dealings are counted (exact)."
+    return Table.of(
+        "separation",
+        f"{results.name}: runs with and without each factor",
+        rows,
+        shown=shown,
         notes=(
             "With it: all runs at the factor's last level; without it: at its first. Margin: the smallest of the upper "
             "group minus the largest of the lower; positive is a clean gap, negative an overlap.",
             "p: two-sided permutation test of the difference of means: the labels dealt anew to all runs, to the runs "
             "of a seed, and to pairs of runs that differ in this factor alone. The last holds even where the other "
-            "factors have effects. " + _counting(rows),
+            f"factors have effects. {counting}",
             "Chance of complete separation: the share of dealings to all runs that part them completely.",
             *share_notes(results),
         ),
@@ -373,55 +301,40 @@ def _told(response: str, value: float, *, signed: bool = False) -> str:
     return rounded(100 * value, 2, signed=signed) if response in SHARES else rounded(value, signed=signed)
 
 
-def _separation_numbers(results: StudyResults, found: Separation) -> dict[str, object]:
-    row: dict[str, object] = asdict(found)
-    return {**row, "blocks": " ".join(found.blocks), "scale": results.scale}
+_MOST_ROWS = 30
+"""Of a table for people; machines get all."""
 
 
-def _counting(rows: list[dict[str, object]]) -> str:
-    if all(row["exact"] for row in rows):
-        return "All dealings are counted (exact)."
-    return "Where there are too many dealings to count (exact = False in the CSV), random ones stand in."
-
-
-def dissociation_tables(results: StudyResults) -> list[Table]:
+def _dissociation_tables(results: StudyResults) -> list[Table]:
     """Pairs of conditions that differ in one of accuracy and locality, and how the two correlate over runs."""
-    tables = []
-    order = ordered_conditions(results)
+    order, key = ordered_conditions(results), key_factor(results)
     pairs = dissociations(results.runs.sort_values("condition", key=lambda labels: labels.map(order.index)))
-    if len(pairs):
-        tables.append(_pairs_table(results, pairs))
-    key = key_factor(results)
-    if key is not None:
-        tables.append(_correlation_table(results, key))
-    return tables
+    return [
+        *([_pairs_table(results, pairs)] if len(pairs) else []),
+        *([_correlation_table(results, key)] if key is not None else []),
+    ]
 
 
 def _pairs_table(results: StudyResults, pairs: pd.DataFrame) -> Table:
-    shown = [
-        {
-            "first": row["first"],
-            "second": row["second"],
-            "seeds": str(row["n"]),
-            "accuracy, points": _difference(row, "test_acc", 100, 2),
-            "min MAD": _difference(row, "min_mad"),
-            "what differs": kind,
-        }
-        for kind in (SAME_ACCURACY, SAME_LOCALITY)
-        for row in records(pairs[pairs["kind"] == kind])
-    ]
-    return Table(
-        name="dissociation",
-        title=f"{results.name}: accuracy without locality, locality without accuracy",
-        numbers=pairs.assign(accuracy_margin=ACCURACY_MARGIN, locality_margin=LOCALITY_MARGIN, scale=results.scale),
-        shown=pd.DataFrame(shown[:MOST_ROWS]),
+    rows = []
+    for pair in records(pairs):
+        row = Row().keep(**pair, accuracy_margin=ACCURACY_MARGIN, locality_margin=LOCALITY_MARGIN, scale=results.scale)
+        row.show("first", pair["first"]).show("second", pair["second"]).show("seeds", str(pair["n"]))
+        row.show("accuracy, points", _difference(pair, "test_acc", 100, 2))
+        rows.append(row.show("min MAD", _difference(pair, "min_mad")).show("what differs", pair["kind"]))
+    shown = [row for kind in (SAME_ACCURACY, SAME_LOCALITY) for row in rows if row.numbers["kind"] == kind]
+    return Table.of(
+        "dissociation",
+        f"{results.name}: accuracy without locality, locality without accuracy",
+        rows,
+        shown=shown[:_MOST_ROWS],
         notes=(
             "Differences are second minus first, taken within seeds, with half the 95 % interval. Close: a mean "
             f"difference of at most {ACCURACY_MARGIN:g} in test accuracy (a fraction), of at most {LOCALITY_MARGIN:g} "
             "in min MAD. With few seeds that is no proof of equality: the intervals say how far they may be apart. "
             "Different: more than that, and the interval excludes 0; with one seed there is none, and more is enough.",
             f"Pairs compared: {len(pairs)}; all of them are in the CSV file beside this one."
-            + (f" Shown: the first {MOST_ROWS} of {len(shown)}." if len(shown) > MOST_ROWS else ""),
+            + (f" Shown: the first {_MOST_ROWS} of {len(shown)}." if len(shown) > _MOST_ROWS else ""),
         ),
     )
 
@@ -433,22 +346,19 @@ def _difference(row: dict[str, float], response: str, scale: float = 1.0, digits
 
 def _correlation_table(results: StudyResults, key: str) -> Table:
     levels = results.factors[key]
-    table = correlations(results.runs, key, levels)
     names = ["all runs", *(level_in_words(key, levels, level) for level in levels)]
-    shown = pd.DataFrame(
-        {
-            "runs": names,
-            "n": table["n"].astype(str),
-            "Pearson": [rounded(value, 2) for value in table["pearson"]],
-            "p, Pearson": [probability(value) for value in table["pearson_p"]],
-            "Spearman": [rounded(value, 2) for value in table["spearman"]],
-            "p, Spearman": [probability(value) for value in table["spearman_p"]],
-        }
-    )[table["n"].to_numpy() > 2]
-    return Table(
-        name="correlation",
-        title=f"{results.name}: test accuracy against min MAD over runs",
-        numbers=table.assign(scale=results.scale),
+    rows, shown = [], []
+    for name, found in zip(names, records(correlations(results.runs, key, levels)), strict=True):
+        row = Row().keep(**found, scale=results.scale).show("runs", name).show("n", str(found["n"]))
+        for kind in ("pearson", "spearman"):
+            row.show(kind.capitalize(), rounded(found[kind], 2))
+            row.show(f"p, {kind.capitalize()}", probability(found[f"{kind}_p"]))
+        rows.append(row)
+        shown += [row] if found["n"] > 2 else []
+    return Table.of(
+        "correlation",
+        f"{results.name}: test accuracy against min MAD over runs",
+        rows,
         shown=shown,
         notes=(
             "Over all runs a factor that moves both makes them correlate; within a level of "

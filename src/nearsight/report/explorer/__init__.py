@@ -1,6 +1,5 @@
 """The attention explorer: click a patch of a picture, and every head of a model shows where that patch looks."""
 
-from nearsight.report.explorer.building import Exhibit, explore
-from nearsight.report.explorer.explorer import Explorer, explorer_script, explorer_style
+from nearsight.report.explorer.explorer import Exhibit, Explorer, explore, explorer_script, explorer_style
 
 __all__ = ["Exhibit", "Explorer", "explore", "explorer_script", "explorer_style"]

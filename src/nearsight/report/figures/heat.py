@@ -1,33 +1,34 @@
-"""Distance and entropy of every head at a glance (S1, Figure 3)."""
+"""Numbers of all heads, or of all pairs of layers, at a glance: a cell each (S1, Figure 3)."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.colorbar import Colorbar
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from numpy.typing import NDArray
 
-from nearsight.lens import HeadTable
-from nearsight.report.figures.style import GRID, HATCH, PAPER, house_style
+from nearsight.lens import HeadTable, LayerSimilarity
+from nearsight.report.figures.style import DISTANCE_LABEL, GRID, HATCH, PAPER, colour_bar, house_style
 from nearsight.report.inputs import ModelHeads, check_labels, shorten
 
 # In inches. A number of four characters needs the cell below; panels shrink when many models stand side by side.
-CELL = (0.42, 0.28)
-CELL_FOR_NUMBER = (0.32, 0.19)
-PANEL_WIDTH, PANEL_HEIGHT = (1.5, 4.4), (2.2, 5.6)
-ALL_PANELS_WIDTH = 14.0
-CHARACTER_OF_TITLE = 0.1
-TICK_LABEL = 0.25
+_CELL = (0.42, 0.28)
+_CELL_FOR_NUMBER = (0.32, 0.19)
+_PANEL_WIDTH, _PANEL_HEIGHT = (1.5, 4.4), (2.2, 5.6)
+_ALL_PANELS_WIDTH = 14.0
+_CHARACTER_OF_TITLE = 0.1
+_TICK_LABEL = 0.25
+# Of pairs of layers: a cell, and the panel, which grows with the layers between these.
+_PAIR, _PAIRS = 0.2, (2.4, 5.6)
+_MOST_TICKS = 16
+_LABEL_LIMIT = 40
 
-SCALE_LABELS = {
-    "mad": "mean attention distance\n(fraction of the grid's diagonal)",
-    "entropy": "attention entropy\n(1 = uniform)",
-}
+_SCALE_LABELS = {"mad": DISTANCE_LABEL, "entropy": "attention entropy\n(1 = uniform)"}
 # Not the theme's colours: the cells under the text are the same on a dark page.
-LIGHT_TEXT, DARK_TEXT = "#fcfcfd", "#101418"
+_LIGHT_TEXT, _DARK_TEXT = "#fcfcfd", "#101418"
 
 
 def heatmaps(models: Sequence[ModelHeads]) -> Figure:
@@ -39,10 +40,10 @@ def heatmaps(models: Sequence[ModelHeads]) -> Figure:
     check_labels(models)
     layers = sorted({layer for model in models for layer in model.layers()})
     num_heads = max(model.matrix("mad").shape[1] for model in models)
-    widest = max(PANEL_WIDTH[0], min(PANEL_WIDTH[1], ALL_PANELS_WIDTH / len(models)))
-    width = float(np.clip(CELL[0] * num_heads, PANEL_WIDTH[0], widest))
-    height = float(np.clip(CELL[1] * len(layers), *PANEL_HEIGHT))
-    with_numbers = width / num_heads >= CELL_FOR_NUMBER[0] and height / len(layers) >= CELL_FOR_NUMBER[1]
+    widest = max(_PANEL_WIDTH[0], min(_PANEL_WIDTH[1], _ALL_PANELS_WIDTH / len(models)))
+    width = float(np.clip(_CELL[0] * num_heads, _PANEL_WIDTH[0], widest))
+    height = float(np.clip(_CELL[1] * len(layers), *_PANEL_HEIGHT))
+    with_numbers = width / num_heads >= _CELL_FOR_NUMBER[0] and height / len(layers) >= _CELL_FOR_NUMBER[1]
     with house_style():
         figure = Figure(figsize=((width + 0.25) * len(models) + 1.4, 2 * (height + 0.5) + 0.4), layout="constrained")
         panels = figure.subplots(2, len(models), sharex=True, sharey=True, squeeze=False)
@@ -52,14 +53,13 @@ def heatmaps(models: Sequence[ModelHeads]) -> Figure:
             for index, panel in enumerate(row):
                 image = _draw_cells(panel, cells[index], largest, with_numbers=with_numbers)
                 image.set_gid(f"{metric}-model{index}")
-            bar = _colour_bar(figure, image, list(row), pad=0.015)
-            bar.set_label(SCALE_LABELS[metric], fontsize=8.5)
+            colour_bar(figure, image, list(row), _SCALE_LABELS[metric], pad=0.015)
             row[0].set_ylabel("layer")
         for panel, model in zip(panels[0], models, strict=True):
-            panel.set_title(shorten(model.label, int(width / CHARACTER_OF_TITLE)), parse_math=False)
+            panel.set_title(shorten(model.label, int(width / _CHARACTER_OF_TITLE)), parse_math=False)
         for panel in panels[-1]:
             panel.set_xlabel("head")
-        _count_from_one(panels[0, 0], layers, num_heads, most_columns=int(width / TICK_LABEL))
+        _count_from_one(panels[0, 0], layers, num_heads, most_columns=int(width / _TICK_LABEL))
     return figure
 
 
@@ -69,21 +69,21 @@ def head_heatmaps(table: HeadTable, columns: Sequence[str], *, label: str, layer
     Layers and heads count from 1; `layers` are the numbers, from 0, that the table's layers have in the whole model.
     """
     num_layers, num_heads = table.mad.shape
-    width = float(np.clip(CELL[0] * num_heads, *PANEL_WIDTH))
-    height = float(np.clip(CELL[1] * num_layers, *PANEL_HEIGHT))
-    with_numbers = width / num_heads >= CELL_FOR_NUMBER[0] and height / num_layers >= CELL_FOR_NUMBER[1]
+    width = float(np.clip(_CELL[0] * num_heads, *_PANEL_WIDTH))
+    height = float(np.clip(_CELL[1] * num_layers, *_PANEL_HEIGHT))
+    with_numbers = width / num_heads >= _CELL_FOR_NUMBER[0] and height / num_layers >= _CELL_FOR_NUMBER[1]
     with house_style():
         figure = Figure(figsize=((width + 0.9) * len(columns) + 0.4, height + 0.9), layout="constrained")
         panels = figure.subplots(1, len(columns), sharex=True, sharey=True, squeeze=False)[0]
         for name, panel in zip(columns, panels, strict=True):
             cells = table.extra[name]
             image = _draw_cells(panel, cells, _largest([cells]), with_numbers=with_numbers)
-            _colour_bar(figure, image, [panel], pad=0.02)
+            colour_bar(figure, image, [panel], pad=0.02)
             panel.set_title(name.replace("_", " "), parse_math=False)
             panel.set_xlabel("head, from 1")
         panels[0].set_ylabel("layer, from 1")
-        figure.suptitle(shorten(label, int(width * len(columns) / CHARACTER_OF_TITLE)), parse_math=False)
-        _count_from_one(panels[0], layers, num_heads, most_columns=int(width / TICK_LABEL))
+        figure.suptitle(shorten(label, int(width * len(columns) / _CHARACTER_OF_TITLE)), parse_math=False)
+        _count_from_one(panels[0], layers, num_heads, most_columns=int(width / _TICK_LABEL))
     return figure
 
 
@@ -121,19 +121,12 @@ def _draw_cells(panel: Axes, cells: NDArray[np.float64], largest: float, *, with
     return image
 
 
-def _colour_bar(figure: Figure, image: AxesImage, panels: list[Axes], *, pad: float) -> Colorbar:
-    bar = figure.colorbar(image, ax=panels, aspect=18, pad=pad)
-    bar.outline.set_visible(False)
-    bar.ax.tick_params(length=0)
-    return bar
-
-
 def _readable_on(background: tuple[float, float, float, float]) -> str:
     """Black or white text, whichever stands out more (the contrast ratio of WCAG)."""
     channels = np.asarray(to_rgb(background))
     linear = np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
     luminance = float(linear @ (0.2126, 0.7152, 0.0722))
-    return DARK_TEXT if (luminance + 0.05) ** 2 > 0.05 * 1.05 else LIGHT_TEXT
+    return _DARK_TEXT if (luminance + 0.05) ** 2 > 0.05 * 1.05 else _LIGHT_TEXT
 
 
 def _count_from_one(panel: Axes, layers: Sequence[int], num_heads: int, *, most_columns: int) -> None:
@@ -142,3 +135,35 @@ def _count_from_one(panel: Axes, layers: Sequence[int], num_heads: int, *, most_
     columns = range(0, num_heads, -(-num_heads // most_columns))
     panel.set_yticks(rows, [str(layers[row] + 1) for row in rows])
     panel.set_xticks(columns, [str(column + 1) for column in columns])
+
+
+def similarity_heatmap(similarity: LayerSimilarity, *, label: str, other_label: str | None = None) -> Figure:
+    """CKA between the layers of a model (rows, the first at the bottom) and of the other one, or the same (columns).
+
+    The scale goes from 0 to 1, so that figures can be compared. What the unbiased estimate puts below 0 is drawn as 0;
+    pairs it cannot say anything about (tokens that are the same for all images) are hatched (after Raghu et al. 2021,
+    Figures 1 and 2).
+    """
+    num_rows, num_cols = similarity.matrix.shape
+    height, width = (float(np.clip(_PAIR * num, *_PAIRS)) for num in (num_rows, num_cols))
+    with house_style():
+        figure = Figure(figsize=(width + 1.7, height + 0.9), layout="constrained")
+        panel = figure.subplots()
+        panel.patch.set(facecolor=PAPER, hatch="////", edgecolor=HATCH, linewidth=0)
+        cells = np.ma.masked_invalid(similarity.matrix)
+        look: dict[str, Any] = {"origin": "lower", "aspect": "auto", "interpolation": "none", "gid": "cka"}
+        image = panel.imshow(cells, cmap="viridis", vmin=0.0, vmax=1.0, **look)
+        panel.spines[:].set_visible(False)
+        panel.tick_params(length=0)
+        for set_ticks, num in ((panel.set_yticks, num_rows), (panel.set_xticks, num_cols)):
+            ticks = range(0, num, -(-num // _MOST_TICKS))
+            set_ticks(ticks, [str(tick + 1) for tick in ticks])
+        if other_label is None:
+            panel.set_title(shorten(label, _LABEL_LIMIT), parse_math=False)
+            panel.set_xlabel("layer")
+            panel.set_ylabel("layer")
+        else:
+            panel.set_xlabel(f"layer of {shorten(other_label, _LABEL_LIMIT)}", parse_math=False)
+            panel.set_ylabel(f"layer of {shorten(label, _LABEL_LIMIT)}", parse_math=False)
+        colour_bar(figure, image, panel, "linear CKA (1 = alike up to rotation)", pad=0.02)
+    return figure

@@ -1,24 +1,28 @@
-"""How every figure looks: one palette, one way to tell models and layers apart.
+"""How every figure looks and is saved: one palette, one way to tell models and layers apart.
 
 Models differ in colour, dash and marker at once, layers in lightness, so that a figure survives colour blindness and a
-grey printer.
+grey printer. The same data give the same bytes.
 """
 
 import contextlib
+import io
 import re
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colorbar import Colorbar
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.legend import Legend
 from matplotlib.lines import Line2D
 
-from nearsight.report.inputs import ModelHeads, shorten
+from nearsight.files import replacing
 
 DISTANCE_LABEL = "mean attention distance\n(fraction of the grid's diagonal)"
 DISTANCE_LABEL_ONE_LINE = "mean attention distance (fraction of the grid's diagonal)"
@@ -45,6 +49,8 @@ MODEL_DASHES: tuple[Any, ...] = (
 )
 MODEL_MARKERS = ("o", "^", "s", "D", "v", "P", "X", "p", "*")
 FIGURE_LABEL_LIMIT = 30
+UNIFORM: dict[str, Any] = {"color": MUTED, "linewidth": 0.8, "linestyle": (0, (1, 2))}
+"""The line of a head that looks everywhere alike."""
 
 _STYLE: dict[Any, Any] = {
     "font.family": ["DejaVu Sans"],  # comes with matplotlib, so a figure is the same on every machine
@@ -115,6 +121,15 @@ class ModelStyle:
     dash: Any
     marker: str
 
+    @property
+    def look(self) -> dict[str, Any]:
+        """What matplotlib is told of a line with marks."""
+        return {"color": self.colour, "linestyle": self.dash, "marker": self.marker}
+
+    def handle(self, **options: Any) -> Line2D:
+        """A line of this look for a legend."""
+        return Line2D([], [], **{**self.look, **options})
+
 
 def model_style(index: int) -> ModelStyle:
     """The look of the model at this place in the list; it differs from all others far beyond eight."""
@@ -144,10 +159,6 @@ def depth_of(layer: int, layers: Sequence[int]) -> float:
     return 0.7 if len(layers) == 1 else layers.index(layer) / (len(layers) - 1)
 
 
-def label_in_figure(model: ModelHeads) -> str:
-    return shorten(model.label, FIGURE_LABEL_LIMIT)
-
-
 def add_legend(
     target: Figure | Axes, handles: Sequence[Line2D], labels: Sequence[str], *, title: str | None = None, **options: Any
 ) -> Legend:
@@ -165,6 +176,29 @@ def add_legend(
     return legend
 
 
+def colour_bar(
+    figure: Figure,
+    image: ScalarMappable,
+    panels: Axes | list[Axes],
+    label: str = "",
+    *,
+    aspect: float = 18,
+    **options: Any,
+) -> Colorbar:
+    """The scale of an image beside its panels, without frame and ticks."""
+    bar = figure.colorbar(image, ax=panels, aspect=aspect, **options)
+    bar.outline.set_visible(False)
+    bar.ax.tick_params(which="both", length=0)
+    if label:
+        bar.set_label(label, fontsize=8.5)
+    return bar
+
+
+def add_title(figure: Figure, title: str) -> None:
+    """Above all panels, at the left, as it is."""
+    figure.suptitle(title, parse_math=False, fontsize=9.5, fontweight="bold", x=0.005, ha="left")
+
+
 def light_grid(axes: Axes, axis: Literal["both", "x", "y"] = "both") -> None:
     axes.grid(visible=True, axis=axis)
     axes.tick_params(length=0 if axis == "both" else 3.0)
@@ -172,7 +206,30 @@ def light_grid(axes: Axes, axis: Literal["both", "x", "y"] = "both") -> None:
 
 def draw_uniform_line(axes: Axes, distance: float, *, horizontal: bool, gid: str) -> None:
     """The distance of a head that looks everywhere alike: what 'not local' means on this grid."""
-    if horizontal:
-        axes.axhline(distance, color=MUTED, linewidth=0.8, linestyle=(0, (1, 2)), zorder=1, gid=gid)
-    else:
-        axes.axvline(distance, color=MUTED, linewidth=0.8, linestyle=(0, (1, 2)), zorder=1, gid=gid)
+    draw = axes.axhline if horizontal else axes.axvline
+    draw(distance, **UNIFORM, zorder=1, gid=gid)
+
+
+def figure_files(folder: Path, name: str) -> tuple[Path, Path]:
+    """Where a figure of this name is saved."""
+    return folder / f"{name}.png", folder / f"{name}.svg"
+
+
+def save_figure(figure: Figure, folder: Path, name: str) -> tuple[Path, Path]:
+    """Write `name`.png (for slides) and `name`.svg (for papers; letters are outlines, so no font is needed)."""
+    png, svg = figure_files(folder, name)
+    with house_style(letters="outlines"):
+        with replacing(png) as temporary:
+            figure.savefig(temporary, format="png", dpi=200, metadata={"Software": None})
+        with replacing(svg) as temporary:
+            figure.savefig(temporary, format="svg", metadata={"Date": None})
+    return png, svg
+
+
+def svg_text(figure: Figure) -> str:
+    """The figure as SVG whose letters stay text: small, searchable, and in the font of the page around it."""
+    buffer = io.BytesIO()
+    with house_style(letters="text"):
+        # Not `transparent`: that would also clear the hatching behind missing heads.
+        figure.savefig(buffer, format="svg", metadata={"Date": None}, facecolor="none")
+    return buffer.getvalue().decode()

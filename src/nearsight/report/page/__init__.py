@@ -2,7 +2,3 @@
 
 The page makes no request: charts, figures, style and data are in the file, and a content policy forbids the rest.
 """
-
-from nearsight.report.page.models import page_html, write_page
-
-__all__ = ["page_html", "write_page"]

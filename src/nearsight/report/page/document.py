@@ -4,6 +4,9 @@ Scripts are allowed by the hashes of their text, so that nothing that came in wi
 """
 
 import hashlib
+import json
+import re
+import xml.etree.ElementTree as ET
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,21 +16,31 @@ from importlib import resources
 from string import Template
 from typing import Any, Protocol
 
+from matplotlib.figure import Figure
+
+from nearsight.metrics import uniform_attention_distance
+from nearsight.report.figures.style import GRID, HATCH, INK, MUTED, PAPER, svg_text
 from nearsight.report.inputs import shorten
-from nearsight.report.page.html_tables import label_html
-from nearsight.report.page.packing import packed
+from nearsight.report.page.tables import json_text, label_html
 from nearsight.version import __version__
 
 LIBRARIES = ("vega.min.js", "vega-lite.min.js", "vega-interpreter.min.js")
 """In the order in which they need each other."""
-SCRIPTS = (
+_SCRIPTS = (
     *("base.js", "tables.js", "charts.js", "heads.js", "plane.js", "head_table.js", "profiles.js", "heatmaps.js"),
     *("training.js", "effects.js"),
 )
 """Ours, in the order in which they run; they share one scope."""
-TITLE_LIMIT = 200
-DATA = "page-data"
-"""The element whose text is the data of the charts."""
+_TITLE_LIMIT = 200
+# What the page's theme decides; colours that carry data stay as they are.
+_THEME = {INK: "var(--ink)", MUTED: "var(--muted)", GRID: "var(--grid)", PAPER: "var(--paper)", HATCH: "var(--hatch)"}
+_THEMED = re.compile("|".join(_THEME))
+_REFERENCE = re.compile(r"url\(#([^)]+)\)")
+_NAMESPACE = re.compile(r"^\{[^}]*\}")
+
+# A figure may grow to this many page pixels per point, and shrink to this many before it scrolls sideways.
+_LARGEST_SCALE, _SMALLEST_SCALE = 1.75, 0.95
+_SMALLEST_WIDTH = 640
 
 
 class BodyPart(Protocol):
@@ -68,11 +81,11 @@ class Document:
     def html(self) -> str:
         sections = [section for section in self.sections if section.body]
         scripts = self._scripts()
-        title = shorten(self.title, TITLE_LIMIT)
-        return Template(part("page.html")).substitute(
+        title = shorten(self.title, _TITLE_LIMIT)
+        return Template(_part("page.html")).substitute(
             policy=_policy(scripts),
             refresh=_refresh_html(self.refresh_seconds),
-            style=part("style.css") + self._explorer_style(),
+            style=_part("style.css") + self._explorer_style(),
             title=escape(title),
             title_html=label_html(title),
             banner=self.banner,
@@ -88,8 +101,8 @@ class Document:
         )
 
     def _scripts(self) -> list[str]:
-        libraries = [] if self.data is None else [part(f"vendor/{name}") for name in LIBRARIES]
-        own = "(() => {\n'use strict';\n" + "\n".join(part(f"script/{name}") for name in SCRIPTS) + "\n})();"
+        libraries = [] if self.data is None else [_part(f"vendor/{name}") for name in LIBRARIES]
+        own = "(() => {\n'use strict';\n" + "\n".join(_part(f"script/{name}") for name in _SCRIPTS) + "\n})();"
         if self.explorer is None:
             return [*libraries, own]
         from nearsight.report.explorer import explorer_script
@@ -117,7 +130,12 @@ def _refresh_html(seconds: int | None) -> str:
 
 
 def _data_html(data: Mapping[str, Any] | None) -> str:
-    return "" if data is None else f'<script type="application/json" id="{DATA}">{packed(data)}</script>'
+    if data is None:
+        return ""
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    # Without any "<" it can neither end its element nor open another.
+    text = text.replace("<", "\\u003c")
+    return f'<script type="application/json" id="page-data">{text}</script>'
 
 
 def _navigation_html(sections: Sequence[Section]) -> str:
@@ -134,6 +152,118 @@ def _section_html(section: Section) -> str:
 
 
 @cache
-def part(name: str) -> str:
+def _part(name: str) -> str:
     """The text of a file beside this one."""
     return resources.files("nearsight.report.page").joinpath(name).read_text(encoding="utf-8")
+
+
+def figure_html(name: str, figure: Figure, description: str, caption: str, *, is_still: bool = False) -> str:
+    """A drawing with its caption. A still one gives way to its chart where scripts run, except on paper."""
+    drawing = _inline_svg(svg_text(figure), prefix=f"figure-{name}", description=description)
+    return (
+        f"<figure{' class=still' if is_still else ''}>"
+        f'<div class="scroll" role="group" tabindex="0" aria-label="Figure, scrolls sideways">{drawing}</div>'
+        f"<figcaption>{escape(caption)}</figcaption></figure>"
+    )
+
+
+def _inline_svg(svg: str, *, prefix: str, description: str) -> str:
+    """The `<svg>` element for an HTML page.
+
+    Every id gets the prefix, since ids are unique in a page and matplotlib gives each figure the same ones; the theme's
+    colours become the page's variables; the description is what a screen reader says instead of the drawing.
+    """
+    root = ET.fromstring(svg)
+    for parent in list(root.iter()):
+        for child in list(parent):
+            # The metadata name a schema by its web address; the style sheet would apply to the whole page.
+            if _local(child.tag) in ("metadata", "style"):
+                parent.remove(child)
+    for element in root.iter():
+        element.tag = _local(element.tag)
+        attributes = {_local(name): value for name, value in element.attrib.items()}
+        element.attrib.clear()
+        for name, value in attributes.items():
+            element.set(name, _rewritten(name, value, prefix))
+    width = float(root.attrib["viewBox"].split()[2])
+    for name in ("width", "height", "version"):
+        root.attrib.pop(name, None)
+    root.set("preserveAspectRatio", "xMinYMid meet")  # where the page limits its height, it stays at the left
+    root.set("role", "img")
+    root.set("aria-label", description)
+    least = min(_SMALLEST_SCALE * width, _SMALLEST_WIDTH)
+    root.set("style", f"max-width: {_LARGEST_SCALE * width:.0f}px; min-width: {least:.0f}px")
+    return ET.tostring(root, encoding="unicode")
+
+
+def _local(name: str) -> str:
+    """A name without its namespace: HTML knows SVG's elements, and `href` needs no prefix there."""
+    return _NAMESPACE.sub("", name)
+
+
+def _rewritten(name: str, value: str, prefix: str) -> str:
+    if name == "id":
+        return f"{prefix}-{value}"
+    if name == "href" and value.startswith("#"):
+        return f"#{prefix}-{value[1:]}"
+    value = _REFERENCE.sub(rf"url(#{prefix}-\1)", value)
+    if name in ("style", "fill", "stroke"):
+        value = _THEMED.sub(lambda match: _THEME[match[0]], value)
+    return value
+
+
+def chart_html(name: str, caption: str, still: str = "") -> str:
+    """The place where a chart will be, after the drawing that stands there without scripts."""
+    return (
+        f'{still}<div class="chart" id="chart-{name}" hidden><div class="chart-body"></div>'
+        f'<p class="caption">{escape(caption)}</p></div>'
+    )
+
+
+def command_html(command: str | None) -> str:
+    return "" if command is None else f'<pre class="command" tabindex="0"><code>{escape(command)}</code></pre>'
+
+
+def json_html(summary: str, value: Mapping[str, Any]) -> str:
+    """A record to open; the summary is HTML."""
+    return (
+        f"<details><summary>{summary}</summary>"
+        f'<pre tabindex="0"><code>{escape(json_text(value, indent=2))}</code></pre></details>'
+    )
+
+
+def terms_html(grid_size: tuple[int, int] | None, intervals: str) -> str:
+    """What the words mean; `intervals` says what those of this page are, as HTML."""
+    uniform = ""
+    if grid_size is not None:
+        rows, num_columns = grid_size
+        uniform = (
+            f" On this {rows} × {num_columns} grid, a head that looks everywhere alike has a distance of "
+            f"{uniform_attention_distance(grid_size):.3f}."
+        )
+    return (
+        "<dl><dt>Mean attention distance (MAD)</dt><dd>How far a patch looks on average, weighted by its attention, as "
+        "a fraction of the grid’s diagonal. 0: only at itself. Tokens without a place in the image, such as the class "
+        f"token, do not count.{uniform}</dd>"
+        "<dt>Attention entropy</dt><dd>How spread out attention is. 0: all of it on one patch. 1: the same on every "
+        f"patch.</dd><dt>Intervals</dt><dd>{intervals}</dd></dl>"
+    )
+
+
+PAPERS = {
+    "arXiv:2605.16390": "Santiago Toledo and Martínez (2026). Inducing Spatial Locality in Vision Transformers through "
+    "the Training Protocol. The measures, the compact ViT, the protocols and the figures.",
+    "arXiv:2603.04892": "Hajimiri et al. (2026). Locality-Attending Vision Transformer. ICLR. LocAt.",
+    "arXiv:2210.09221": "Jelassi, Sander and Li (2022). Vision Transformers provably learn spatial structure. NeurIPS. "
+    "Positional attention, patch association and the structured data.",
+}
+"""As in CITATION.cff."""
+
+
+def citing_html() -> str:
+    papers = "".join(f"<li>{escape(text)} {identifier}</li>" for identifier, text in PAPERS.items())
+    return (
+        f"<p>The nearsight developers. nearsight {escape(__version__)}: see, measure and induce spatial locality in "
+        "Vision Transformers. Please cite it and the papers whose methods you use:</p>"
+        f"<ul>{papers}</ul>"
+    )

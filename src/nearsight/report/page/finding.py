@@ -1,4 +1,4 @@
-"""What a study found, in words: the headline of its page and the sentences under it."""
+"""What was found, in words: the headline of a page of results and the sentences under it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,22 +7,16 @@ import pandas as pd
 
 from nearsight.errors import InputError
 from nearsight.report.claims import Verdicts
-from nearsight.report.conditions import (
-    FACTOR_NAMES,
-    OFF,
-    SMALL,
-    key_factor,
-    level_in_words,
-    missing_notes,
-    with_attention,
-)
+from nearsight.report.conditions import FACTOR_NAMES, OFF, key_factor, level_in_words, with_attention
 from nearsight.report.own_patch import HEADS, OTHERS, with_own_patch
+from nearsight.report.probe_tables import OVER_IMAGES
+from nearsight.report.probes import ProbeResults, main_measures, title_of
 from nearsight.report.rules import Verdict
 from nearsight.report.tables import rounded, with_interval
 from nearsight.study.results import StudyResults
 from nearsight.study.statistics import by_condition, mean_interval
 
-OVER_RUNS = "± is half the 95 % interval of the mean over runs."
+_OVER_RUNS = "± is half the 95 % interval of the mean over runs."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,17 +47,17 @@ def locality_in_words(results: StudyResults) -> Words:
     levels = measured.factors.get(key, ()) if key else ()
     if key is None or len(levels) != 2 or set(measured.runs[key]) != set(levels):
         return _in_words(measured, "min_mad", "The most local head looks nearest", scale=1, largest=False)
-    groups = {level: mean_interval(measured.runs.loc[measured.runs[key] == level, "min_mad"]) for level in levels}
+    runs = {level: measured.runs.loc[measured.runs[key] == level, "min_mad"] for level in levels}
+    groups = {level: mean_interval(values) for level, values in runs.items()}
     near, far = sorted(levels, key=lambda level: groups[level].mean)
     words = {level: _where(measured, key, level) for level in levels}
-    runs = {level: measured.runs.loc[measured.runs[key] == level, "min_mad"] for level in levels}
     return Words(
         headline=f"{words[near][:1].upper()}{words[near][1:]} the most local head has a mean attention distance of "
         f"{with_interval(groups[near])}, {words[far]} {with_interval(groups[far])}.",
         sentences=(
             " ".join([_counted(groups[near].n, groups[far].n), *_parted(runs[near], runs[far])]),
             *_own_patches(measured, key, {level: words[level] for level in (near, far)}),
-            OVER_RUNS,
+            _OVER_RUNS,
         ),
     )
 
@@ -122,10 +116,19 @@ def _in_words(results: StudyResults, response: str, opening: str, *, scale: floa
     beside = "" if len(order) == 1 else f"; at the other end is “{order[-1]}” with {told[order[-1]]}{unit}"
     return Words(
         headline=f"{opening} in “{order[0]}”: {told[order[0]]}{unit}{beside}.",
-        sentences=(OVER_RUNS,),
+        sentences=(_OVER_RUNS,),
     )
 
 
-def warnings_in_words(results: StudyResults) -> tuple[str, ...]:
-    """What keeps the numbers from being a result."""
-    return (*([SMALL] if results.scale != "full" else []), *missing_notes(results))
+def best_in_words(results: ProbeResults) -> Words:
+    """The model that does best in the first probe, and the one that does worst."""
+    measure = main_measures(results.measures)[0]
+    scores = sorted(results.scores(measure).items(), key=lambda item: -item[1].value)
+    told = [
+        f"“{model}” with {100 * score.value:.1f} %"
+        + (f" ({100 * score.low:.1f} to {100 * score.high:.1f})" if score.has_interval else "")
+        for model, score in scores
+    ]
+    beside = f"; at the other end is {told[-1]}" if len(told) > 1 else ""
+    title = title_of(measure)
+    return Words(headline=f"{title[:1].upper()}{title[1:]}: best is {told[0]}{beside}.", sentences=(OVER_IMAGES,))

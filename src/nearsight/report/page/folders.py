@@ -10,11 +10,8 @@ from nearsight.errors import InputError
 from nearsight.files import MEASURED, PROBES, RUN, STUDY, mark_of, read_object, write_text
 from nearsight.lens import patch_grid
 from nearsight.models import load_model
-from nearsight.report.inputs import ModelHeads
+from nearsight.report.inputs import ModelHeads, model_heads, read_measured
 from nearsight.report.page.document import BodyPart
-from nearsight.report.page.measured_folder import read_measured
-from nearsight.report.page.models import common_grid, page_html
-from nearsight.report.runs import model_heads
 from nearsight.study import SimulationResults, StudyResults, is_simulation
 from nearsight.train import RunFolder
 
@@ -24,7 +21,7 @@ if TYPE_CHECKING:
 Kind = Literal["simulation", "study", "probes", "run", "measured", "several"]
 _KINDS: dict[str, Kind] = {PROBES: "probes", RUN: "run", MEASURED: "measured"}
 PAGE = "report.html"
-KNOWN = (
+_KNOWN = (
     "a run (config.json), a study (study.json), what `nearsight measure` leaves (heads.csv) or `nearsight probe all` "
     "(probes.csv), or a folder of such runs or models"
 )
@@ -46,26 +43,25 @@ class Contents:
     command: str | None = None
 
     def html(self, explorer: BodyPart | None = None) -> str:
-        """The page. What only some kinds of it need is imported where it is needed."""
+        """The page. What draws it is loaded here, since the pages of models do without that of studies."""
+        if self.models:
+            from nearsight.report.page.models import common_grid, page_html
+
+            return page_html(
+                title=self.title,
+                models=self.models,
+                grid_size=common_grid(self.models),
+                command=self.command,
+                explorer=explorer,
+            )
+        from nearsight.report.page import results
+
         if self.simulation is not None:
-            from nearsight.report.page.simulation import simulation_page_html
-
-            return simulation_page_html(self.simulation, provenance=self.provenance)
+            return results.simulation_page_html(self.simulation, provenance=self.provenance)
         if self.probes is not None:
-            from nearsight.report.page.probes import probes_page_html
-
-            return probes_page_html(self.probes, provenance=self.provenance)
-        if self.study is not None:
-            from nearsight.report.page.study import study_page_html
-
-            return study_page_html(self.study, provenance=self.provenance, explorer=explorer)
-        return page_html(
-            title=self.title,
-            models=self.models,
-            grid_size=common_grid(self.models),
-            command=self.command,
-            explorer=explorer,
-        )
+            return results.probes_page_html(self.probes, provenance=self.provenance)
+        assert self.study is not None
+        return results.study_page_html(self.study, provenance=self.provenance, explorer=explorer)
 
 
 def write_folder_page(folder: Path, *, explorer: BodyPart | None = None) -> Path:
@@ -113,7 +109,7 @@ def read_folders(folders: Sequence[Path]) -> Contents:
 
 def kind_of(folder: Path) -> Kind:
     if not folder.is_dir():
-        raise InputError(f"{folder} is not a folder; name {KNOWN}")
+        raise InputError(f"{folder} is not a folder; name {_KNOWN}")
     mark = mark_of(folder)
     if mark == STUDY:
         return "simulation" if is_simulation(folder) else "study"
@@ -121,7 +117,7 @@ def kind_of(folder: Path) -> Kind:
         return _KINDS[mark]
     if _members(folder):
         return "several"
-    raise InputError(f"{folder} holds nothing to report on; name {KNOWN}")
+    raise InputError(f"{folder} holds nothing to report on; name {_KNOWN}")
 
 
 def _is_run(folder: Path) -> bool:

@@ -10,8 +10,8 @@ from pathlib import Path
 from nearsight.errors import InputError
 from nearsight.files import write_text
 from nearsight.report.page.document import Document
-from nearsight.report.page.html_tables import label_html
-from nearsight.report.page.study import study_page_html
+from nearsight.report.page.results import study_page_html
+from nearsight.report.page.tables import label_html
 from nearsight.study import Cell, StudyFolder, StudyListener, StudyResults
 from nearsight.train import HistoryRow, RunConfig, RunFolder
 

@@ -3,29 +3,41 @@
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
 
 from nearsight.files import write_text
-from nearsight.report.estimates import LABEL_LIMIT, quoted
-from nearsight.report.figures import heatmaps, locality_intervals, mad_entropy_plane, mad_profiles, training_curves
+from nearsight.report.figures.heat import heatmaps
+from nearsight.report.figures.models import locality_intervals, mad_entropy_plane, mad_profiles, training_curves
 from nearsight.report.inputs import ModelHeads, check_labels, shorten
-from nearsight.report.page import captions
-from nearsight.report.page import html_tables as tables
-from nearsight.report.page.chart_data import of_models
-from nearsight.report.page.document import BodyPart, Document, Section
-from nearsight.report.page.pieces import chart_html, citing_html, command_html, figure_html, json_html, terms_html
+from nearsight.report.page import charts, tables
+from nearsight.report.page.document import (
+    BodyPart,
+    Document,
+    Section,
+    chart_html,
+    citing_html,
+    command_html,
+    figure_html,
+    json_html,
+    terms_html,
+)
 from nearsight.report.reading import (
     BRACKETS,
+    LABEL_LIMIT,
     ONE_MODEL,
     ONE_RUN,
     Reading,
     compare_with_first,
     describe,
     most_local_head,
+    quoted,
 )
 
-SAID_ONCE = (BRACKETS, ONE_RUN, ONE_MODEL)
-NOTE_ON_LAYERS = '<p class="note">Over the heads of each layer. Bold: the smallest number of its column.</p>'
-INTERVALS = (
+_SAID_ONCE = (BRACKETS, ONE_RUN, ONE_MODEL)
+_NOTE_ON_LAYERS = '<p class="note">Over the heads of each layer. Bold: the smallest number of its column.</p>'
+_INTERVALS = (
     "Mean ± 1.96 standard deviations over images: the range that holds about 95 % of the images. For a mean over "
     "heads, the heads’ standard deviations are averaged, which is never below the true one. A difference is called "
     "clear when two intervals do not overlap; on different grids, also not as fractions of uniform attention’s "
@@ -33,33 +45,9 @@ INTERVALS = (
 )
 
 
-def write_page(
-    path: Path,
-    *,
-    title: str,
-    models: Sequence[ModelHeads],
-    readings: Sequence[Reading] | None = None,
-    grid_size: tuple[int, int] | None = None,
-    command: str | None = None,
-    explorer: BodyPart | None = None,
-    further: Sequence[Section] = (),
-) -> None:
-    """Write the report of one or several measured models to `path`, all of it or nothing.
-
-    `readings`: the comparisons to state, the most important first; without them every further model is compared with
-    the first one. `grid_size`: rows and columns of patches, for the mark of uniform attention. `command`: what to type
-    to get these numbers again. `explorer`: where each head looks, image by image. `further`: what else was measured.
-    """
-    html = page_html(
-        title=title,
-        models=models,
-        readings=readings,
-        grid_size=grid_size,
-        command=command,
-        explorer=explorer,
-        further=further,
-    )
-    write_text(path, html)
+def write_page(path: Path, **page: Any) -> None:
+    """Write the page of one or several measured models to `path`, all of it or nothing; `page`: as of `page_html`."""
+    write_text(path, page_html(**page))
 
 
 def page_html(
@@ -72,7 +60,12 @@ def page_html(
     explorer: BodyPart | None = None,
     further: Sequence[Section] = (),
 ) -> str:
-    """The text of the page; see `write_page`."""
+    """The text of the page.
+
+    `readings`: the comparisons to state, the most important first; without them every further model is compared with
+    the first one. `grid_size`: rows and columns of patches, for the mark of uniform attention. `command`: what to type
+    to get these numbers again. `explorer`: where each head looks, image by image. `further`: what else was measured.
+    """
     check_labels(models)
     if readings is None:
         readings = compare_with_first(models)
@@ -80,14 +73,14 @@ def page_html(
     sections = [
         Section(name="models", heading="Models", body=tables.overview(models)),
         Section(name="comparisons", heading="Further comparisons", body=_further(findings[1:], models)),
-        Section(name="layers", heading="Layer by layer", body=tables.layers(models) + NOTE_ON_LAYERS),
+        Section(name="layers", heading="Layer by layer", body=tables.layers(models) + _NOTE_ON_LAYERS),
         Section(name="profiles", heading="Profiles", body=_profiles(models, grid_size)),
         Section(name="plane", heading="Distance and focus", body=_plane(models, grid_size)),
         Section(name="heatmaps", heading="Every head", body=_heatmaps(models)),
         Section(name="explorer", heading="Where each head looks", body="" if explorer is None else explorer.html()),
         *further,
         Section(name="training", heading="Training", body=_training(models)),
-        Section(name="terms", heading="How to read this", body=terms_html(grid_size, INTERVALS)),
+        Section(name="terms", heading="How to read this", body=terms_html(grid_size, _INTERVALS)),
         Section(name="differences", heading="What differs", body=_differences(models)),
         Section(
             name="provenance",
@@ -104,7 +97,7 @@ def page_html(
         details=[_sentence(sentence, models) for sentence in findings[0][1:]],
         hero=_hero(models, findings[0], grid_size),
         sections=sections,
-        data=of_models(models, grid_size),
+        data=charts.of_models(models, grid_size),
         explorer=explorer,
     ).html()
 
@@ -127,7 +120,7 @@ def _further(findings: Sequence[Sequence[str]], models: Sequence[ModelHeads]) ->
     """The other comparisons, opened one by one; what holds for all of them was said with the first."""
     return "".join(
         f"<details><summary>{_sentence(headline, models)}</summary>"
-        + "".join(f"<p>{_sentence(sentence, models)}</p>" for sentence in sentences if sentence not in SAID_ONCE)
+        + "".join(f"<p>{_sentence(sentence, models)}</p>" for sentence in sentences if sentence not in _SAID_ONCE)
         + "</details>"
         for headline, *sentences in findings
     )
@@ -144,38 +137,35 @@ def _hero(models: Sequence[ModelHeads], sentences: Sequence[str], grid_size: tup
 
 
 def _profiles(models: Sequence[ModelHeads], grid_size: tuple[int, int] | None) -> str:
-    still = figure_html(
+    return _chart_html(
         "profiles",
+        charts.PROFILES_OF_MODELS,
         mad_profiles(models, grid_size=grid_size),
         "Line chart of sorted mean attention distances, one line per layer and model. " + _lowest(models),
         "The heads of a layer, sorted by how far they look. Bands: ± one standard deviation over images. "
         "Light lines are early layers, dark lines late ones.",
-        is_still=True,
     )
-    return chart_html("profiles", captions.PROFILES_OF_MODELS, still)
 
 
 def _plane(models: Sequence[ModelHeads], grid_size: tuple[int, int] | None) -> str:
-    still = figure_html(
+    return _chart_html(
         "plane",
+        charts.PLANE,
         mad_entropy_plane(models, grid_size=grid_size),
         "Scatter plot of attention entropy against mean attention distance, one point per head. " + _lowest(models),
         "Each point is a head. Lower left: it looks at a few patches close by. Upper right: far and everywhere.",
-        is_still=True,
     )
-    return chart_html("plane", captions.PLANE, still)
 
 
 def _heatmaps(models: Sequence[ModelHeads]) -> str:
-    still = figure_html(
+    return _chart_html(
         "heatmaps",
+        charts.HEATMAPS_OF_MODELS,
         heatmaps(models),
         "Heatmaps of mean attention distance and attention entropy, layers by heads. The table of layers sums them up. "
         + _lowest(models),
         "Dark is local (top) or focused (bottom). All models share the two colour scales. Hatched: no such head.",
-        is_still=True,
     )
-    return chart_html("heatmaps", captions.HEATMAPS_OF_MODELS, still)
 
 
 def _training(models: Sequence[ModelHeads]) -> str:
@@ -186,14 +176,13 @@ def _training(models: Sequence[ModelHeads]) -> str:
         for model in models
         if model.history is not None
     ]
-    still = figure_html(
-        "training",
-        training_curves(models),
-        "Curves of training loss, validation loss and validation accuracy over epochs. " + " ".join(best),
-        captions.TRAINING,
-        is_still=True,
-    )
-    return chart_html("training", captions.TRAINING, still)
+    described = "Curves of training loss, validation loss and validation accuracy over epochs. " + " ".join(best)
+    return _chart_html("training", charts.TRAINING, training_curves(models), described, charts.TRAINING)
+
+
+def _chart_html(name: str, caption: str, figure: Figure, description: str, of_still: str) -> str:
+    """A chart with its caption, and the drawing that stands there without scripts, with its own."""
+    return chart_html(name, caption, figure_html(name, figure, description, of_still, is_still=True))
 
 
 def _lowest(models: Sequence[ModelHeads]) -> str:

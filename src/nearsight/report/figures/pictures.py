@@ -1,6 +1,7 @@
-"""What a segmentation sees on pictures, beside what is there."""
+"""On pictures: where a model's attention ends up, and what a segmentation sees beside what is there."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -8,16 +9,69 @@ from matplotlib.lines import Line2D
 from numpy.typing import ArrayLike, NDArray
 
 from nearsight.errors import InputError
-from nearsight.report.figures.style import MUTED, add_legend, house_style
+from nearsight.report.figures.style import MUTED, add_legend, add_title, colour_bar, house_style
 from nearsight.report.inputs import shorten
 
-TILE = 1.6
+_LABEL_LIMIT = 80
+_ROLLOUT, _SEGMENTED = 1.35, 1.6
 """Inches of one picture."""
-TRIPLES_PER_ROW = 2
-LABEL_LIMIT = 80
-LEGEND_COLUMN_INCHES = 1.5
-IGNORED_COLOUR = (255, 255, 255)
+_PAIRS_PER_ROW, _TRIPLES_PER_ROW = 4, 2
+_OPACITY = 0.72
+_LEGEND_COLUMN = 1.5
+"""Inches."""
+_IGNORED_COLOUR = (255, 255, 255)
 _HEADINGS = ("image", "truth", "prediction")
+
+
+def rollout_overlays(pictures: Sequence[ArrayLike], maps: ArrayLike, *, label: str) -> Figure:
+    """Each picture, and beside it the same in grey under its map of rollout.
+
+    Args:
+        pictures: [H, W, 3], uint8 or from 0 to 1: what the model saw, before normalisation.
+        maps: [pictures, rows, columns], as `nearsight.lens.attention_rollout` gives them.
+        label: the model's name.
+
+    Each map has its own scale, from 0 to its largest value: what counts is where attention is, and how high it rises
+    depends on the number of patches.
+    """
+    shown = [_as_floats(picture) for picture in pictures]
+    values = np.asarray(maps, dtype=np.float64)
+    if not shown or values.ndim != 3 or len(values) != len(shown):
+        raise InputError(f"a map [rows, columns] for each picture is needed, not {list(values.shape)} for {len(shown)}")
+    num_columns = min(_PAIRS_PER_ROW, len(shown))
+    num_rows = -(-len(shown) // num_columns)
+    with house_style():
+        figure = Figure(figsize=(2 * _ROLLOUT * num_columns + 0.9, _ROLLOUT * num_rows + 0.5), layout="constrained")
+        panels = figure.subplots(num_rows, 2 * num_columns, squeeze=False)
+        for panel in panels.flat:
+            panel.set_axis_off()
+        for index, (picture, heat) in enumerate(zip(shown, values, strict=True)):
+            row, column = divmod(index, num_columns)
+            plain, covered = panels[row, 2 * column : 2 * column + 2]
+            plain.imshow(picture).set_gid(f"picture{index}")
+            grey = picture @ np.array([0.299, 0.587, 0.114])
+            covered.imshow(grey, cmap="gray", vmin=0.0, vmax=1.0)
+            image = covered.imshow(
+                heat / (heat.max() or 1.0),
+                cmap="viridis",
+                vmin=0.0,
+                vmax=1.0,
+                alpha=_OPACITY,
+                interpolation="bilinear",
+                extent=(-0.5, grey.shape[1] - 0.5, grey.shape[0] - 0.5, -0.5),
+            )
+            image.set_gid(f"rollout{index}")
+        colour_bar(figure, image, list(panels.flat), "rollout\n(of each picture's largest)", pad=0.02)
+        add_title(figure, shorten(label, _LABEL_LIMIT))
+    return figure
+
+
+def _as_floats(picture: Any) -> NDArray[np.float64]:
+    array = np.asarray(picture)
+    if array.ndim != 3 or array.shape[-1] != 3:
+        raise InputError(f"pictures of shape [H, W, 3] are needed, not {list(array.shape)}")
+    scaled: NDArray[np.float64] = array / 255.0 if array.dtype == np.uint8 else array.astype(np.float64)
+    return scaled.clip(0.0, 1.0)
 
 
 def class_colours(num_classes: int) -> NDArray[np.uint8]:
@@ -51,16 +105,16 @@ def segmentation_pictures(
     if not pictures:
         raise InputError("there are no pictures to draw")
     colours = class_colours(len(class_names))
-    num_columns = min(TRIPLES_PER_ROW, len(pictures))
+    num_columns = min(_TRIPLES_PER_ROW, len(pictures))
     num_rows = -(-len(pictures) // num_columns)
     shown = [tuple(np.asarray(part) for part in picture) for picture in pictures]
     occurring = np.unique(np.concatenate([labels.ravel() for _, *masks in shown for labels in masks]))
     occurring = occurring[occurring != ignore_index]
-    width = 3 * TILE * num_columns
-    legend_columns = max(1, int(width / LEGEND_COLUMN_INCHES))
+    width = 3 * _SEGMENTED * num_columns
+    legend_columns = max(1, int(width / _LEGEND_COLUMN))
     legend_height = 0.2 * -(-(len(occurring) + 1) // legend_columns) + 0.15
     with house_style():
-        figure = Figure(figsize=(width, TILE * num_rows + 0.55 + legend_height), layout="constrained")
+        figure = Figure(figsize=(width, _SEGMENTED * num_rows + 0.55 + legend_height), layout="constrained")
         panels = figure.subplots(num_rows, 3 * num_columns, squeeze=False)
         for panel in panels.flat:
             panel.set_axis_off()
@@ -76,16 +130,14 @@ def segmentation_pictures(
         handles = [_swatch(colour) for colour, _ in [*swatches, ("#ffffff", "")]]
         names = [*(name for _, name in swatches), "no class (ignored)"]
         add_legend(figure, handles, names, loc="outside lower left", ncols=legend_columns, handlelength=1.2)
-        figure.suptitle(
-            shorten(label, LABEL_LIMIT), parse_math=False, fontsize=9.5, fontweight="bold", x=0.005, ha="left"
-        )
+        add_title(figure, shorten(label, _LABEL_LIMIT))
     return figure
 
 
 def _coloured(labels: NDArray[np.integer], colours: NDArray[np.uint8], ignore_index: int) -> NDArray[np.uint8]:
     pixels = np.empty((*labels.shape, 3), dtype=np.uint8)
     known = labels != ignore_index
-    pixels[known], pixels[~known] = colours[labels[known]], IGNORED_COLOUR
+    pixels[known], pixels[~known] = colours[labels[known]], _IGNORED_COLOUR
     return pixels
 
 

@@ -1,15 +1,19 @@
-"""Figures of the further measurements show the numbers they are given."""
+"""Figures of the further measurements, of learned positions and of segmentations show what they are given."""
 
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from matplotlib.figure import Figure
 
 from nearsight.errors import InputError
-from nearsight.lens import HeadTable, LayerSimilarity
+from nearsight.lens import HeadTable, LayerSimilarity, PositionGram
 from nearsight.metrics import Moments
-from nearsight.report import offset_pictures, rollout_overlays, save_figure, similarity_heatmap
-from nearsight.report.figures.offsets import CONTRAST, RADIUS
+from nearsight.report.figures.heat import similarity_heatmap
+from nearsight.report.figures.patches import CONTRAST, RADIUS, offset_pictures, position_maps
+from nearsight.report.figures.pictures import class_colours, rollout_overlays, segmentation_pictures
+from nearsight.report.figures.style import save_figure
 
 
 def artist(figure, name):
@@ -113,3 +117,89 @@ def test_pictures_of_steps_need_steps():
     table.extra.pop("offset_attention")
     with pytest.raises(InputError, match="offsets"):
         offset_pictures(table, label="model")
+
+
+def positions(rows=3, cols=4):
+    drawn = torch.randn(rows * cols, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    return PositionGram("pos_embed", (rows, cols), drawn)
+
+
+def test_matrix_threshold_and_maps_are_those_of_the_positions():
+    given = positions()
+    figure = position_maps(given, label="a_$b$", threshold=0.2)
+    gram, cosine = given.gram.numpy(), given.cosine.numpy()
+    np.testing.assert_array_equal(artist(figure, "gram").get_array(), gram)
+    shown = artist(figure, "threshold").get_array()
+    np.testing.assert_array_equal(shown.mask, gram < 0.2)
+    np.testing.assert_array_equal(shown[gram >= 0.2], gram[gram >= 0.2])
+    maps = artist(figure, "maps").get_array().filled(np.nan)
+    assert maps.shape == (3 * 3 + 2, 4 * 4 + 3)  # a gap of one between maps
+    for patch in range(12):
+        row, col = divmod(patch, 4)
+        tile = maps[row * 4 : row * 4 + 3, col * 5 : col * 5 + 4]
+        np.testing.assert_array_equal(tile, cosine[patch].reshape(3, 4))
+    assert np.isnan(maps[3]).all()
+    assert np.isnan(maps[:, 4]).all()
+    for name in ("gram", "threshold", "maps"):
+        assert artist(figure, name).get_clim() == (-1.0, 1.0)
+    ticks = artist(figure, "gram").axes.get_yticks()
+    assert ticks.tolist() == [0, 4, 8]  # where rows of the image begin
+    share = float(given.neighbours.fraction)
+    assert figure.get_suptitle() == f"a_$b$: {share:.0%} of neighbours are among the most alike (44% by chance)"
+
+
+def test_a_large_grid_has_maps_of_some_patches():
+    given = positions(20, 30)
+    figure = position_maps(given, label="model")
+    maps = artist(figure, "maps").get_array().filled(np.nan)
+    assert maps.shape == (7 * 22 - 2, 10 * 32 - 2)  # every third patch
+    third = given.cosine.numpy()[3 * 30 + 6].reshape(20, 30)  # row 3, column 6: the second row's third map
+    np.testing.assert_array_equal(maps[22:42, 64:94], third)
+    assert artist(figure, "maps").axes.get_title(loc="left") == "cosine similarities of every third patch"
+    assert len(artist(figure, "gram").axes.get_xticks()) <= 8
+
+
+def test_it_is_saved_alike_each_time(tmp_path: Path):
+    first, again = (
+        [path.read_bytes() for path in save_figure(position_maps(positions(), label="model"), tmp_path, "positions")]
+        for _ in range(2)
+    )
+    assert first == again
+
+
+def drawn(figure: Figure, gid: str) -> np.ndarray:
+    (image,) = [image for panel in figure.axes for image in panel.images if image.get_gid() == gid]
+    return np.asarray(image.get_array())
+
+
+def test_colours_are_those_of_voc_and_all_differ() -> None:
+    colours = class_colours(171)
+    published = {0: (0, 0, 0), 1: (128, 0, 0), 8: (64, 0, 0), 15: (192, 128, 128), 20: (0, 64, 128)}
+    assert {label: tuple(colours[label].tolist()) for label in published} == published
+    assert len({tuple(colour) for colour in colours.tolist()}) == 171
+
+
+def test_image_truth_and_prediction_stand_side_by_side() -> None:
+    generator = np.random.default_rng(0)
+    names = [f"$name_{label}$" for label in range(6)]
+    pictures = []
+    for rows, columns in ((4, 6), (7, 5), (3, 3)):
+        truth = generator.choice([0, 2, 255], (rows, columns))
+        prediction = generator.choice([0, 5], (rows, columns))
+        pictures.append((generator.integers(0, 256, (rows, columns, 3), dtype=np.uint8), truth, prediction))
+    figure = segmentation_pictures(pictures, names, ignore_index=255, label="a $model")
+    table = np.concatenate([class_colours(6), np.zeros((249, 3), np.uint8), np.full((1, 3), 255, np.uint8)])
+    for number, (image, truth, prediction) in enumerate(pictures):
+        assert (drawn(figure, f"image{number}") == image).all()
+        assert (drawn(figure, f"truth{number}") == table[truth]).all()
+        assert (drawn(figure, f"prediction{number}") == table[prediction]).all()
+    (legend,) = figure.legends
+    shown = [text.get_text() for text in legend.get_texts()]
+    assert shown == ["$name_0$", "$name_2$", "$name_5$", "no class (ignored)"]
+    headings = [panel.get_title(loc="center") for panel in figure.axes[:6]]
+    assert headings == ["image", "truth", "prediction"] * 2
+
+
+def test_nothing_cannot_be_drawn() -> None:
+    with pytest.raises(InputError, match="no pictures"):
+        segmentation_pictures([], ["a"], ignore_index=255, label="")

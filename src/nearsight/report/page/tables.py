@@ -1,4 +1,4 @@
-"""Tables of the page, as HTML."""
+"""Tables of a page as HTML: those of models, those of a report, of runs and of records."""
 
 import json
 import re
@@ -8,21 +8,31 @@ from typing import Any
 
 import numpy as np
 
-from nearsight.report.estimates import Estimate
 from nearsight.report.figures.style import model_style
 from nearsight.report.inputs import ModelHeads, shorten
-from nearsight.report.reading import first_layer_mean, first_layer_name, layer_table, most_local_head
-from nearsight.report.tables import Table, percent, records, rounded
+from nearsight.report.reading import Estimate, first_layer_mean, first_layer_name, layer_table, most_local_head
+from nearsight.report.tables import MISSING, Table, percent, records, rounded
 from nearsight.study.results import StudyResults
 
-NUMBER_TITLES = {
+_NUMBER_TITLES = {
     "min_mad": "min MAD",
     "mean_mad": "mean MAD",
     "min_entropy": "min entropy",
     "mean_entropy": "mean entropy",
 }
-MISSING = "–"
-FULL_NAME = 1000
+_FULL_NAME = 1000
+_ROWS_THAT_SCROLL = 24
+"""A longer table gets a box of its own height."""
+_BOLD = re.compile(r"\*\*(.+?)\*\*")
+_ITALIC = re.compile(r"\*(.+?)\*")
+_RUN_NUMBERS = {
+    "test_acc": ("test accuracy, %", percent),
+    "min_mad": ("min MAD", lambda value: rounded(value, 4)),
+    "max_mad": ("max MAD", lambda value: rounded(value, 4)),
+    "min_entropy": ("min entropy", lambda value: rounded(value, 4)),
+    "max_entropy": ("max entropy", lambda value: rounded(value, 4)),
+}
+"""Column of the runs → its title, and how its numbers are written."""
 
 
 def label_html(label: str) -> str:
@@ -41,31 +51,26 @@ def overview(models: Sequence[ModelHeads]) -> str:
     """One row per model: what it is, how well it does, how local it is."""
     firsts = [first_layer_mean(model) for model in models]
     first_title = f"{first_layer_name(firsts)}, mean"
-    head = ("model", "test accuracy", "layers × heads", "images", "most local head", "where", first_title)
+    titles = ("model", "test accuracy", "layers × heads", "images", "most local head", "where", first_title)
     rows = []
     for index, (model, first) in enumerate(zip(models, firsts, strict=True)):
         best = most_local_head(model)
         assert best.head is not None
         rows.append(
             (
-                model_html(index, model, limit=FULL_NAME),
+                model_html(index, model, limit=_FULL_NAME),
                 MISSING if model.test_accuracy is None else f"{100 * model.test_accuracy:.2f} %",
                 " × ".join(str(length) for length in model.matrix("mad").shape),
                 f"{best.num_images:,}",
-                estimate_html(best),
+                _estimate_html(best),
                 f"layer {best.layer + 1}, head {best.head + 1}",
-                estimate_html(first) + (f" layer {first.layer + 1}" if first.layer else ""),
+                _estimate_html(first) + (f" layer {first.layer + 1}" if first.layer else ""),
             )
         )
-    return table(
-        "The models and their most local heads",
-        [headings(head)],
-        map(labelled, rows),
-        kind="numbers overview",
-    )
+    return _table("The models and their most local heads", titles, rows, kind="numbers overview")
 
 
-def estimate_html(estimate: Estimate) -> str:
+def _estimate_html(estimate: Estimate) -> str:
     if not estimate.has_interval:
         return f"<b>{estimate.mean:.3f}</b>"
     return (
@@ -77,24 +82,22 @@ def estimate_html(estimate: Estimate) -> str:
 def layers(models: Sequence[ModelHeads]) -> str:
     """The per-layer table; each column's smallest number stands out."""
     numbers = layer_table(models)
-    first = '<tr><th scope="col" rowspan="2" data-column="0">layer</th>' + "".join(
-        f'<th scope="colgroup" colspan="{len(NUMBER_TITLES)}">{model_html(index, model)}</th>'
+    groups = '<th scope="col" rowspan="2" data-column="0">layer</th>' + "".join(
+        f'<th scope="colgroup" colspan="{len(_NUMBER_TITLES)}">{model_html(index, model)}</th>'
         for index, model in enumerate(models)
     )
-    titles = list(NUMBER_TITLES.values())
-    names = [f"{shorten(model.label, FULL_NAME)}: {title}" for model in models for title in titles]
-    second = headings(titles * len(models), names=names, first=1)
+    titles = list(_NUMBER_TITLES.values())
+    names = [f"{shorten(model.label, _FULL_NAME)}: {title}" for model in models for title in titles]
     smallest = numbers.min().to_numpy()
-    body = []
+    rows = []
     for layer, values in zip(numbers.index, numbers.to_numpy(), strict=True):
         cells = [
             MISSING if np.isnan(value) else f"<b>{value:.3f}</b>" if value == least else f"{value:.3f}"
             for value, least in zip(values, smallest, strict=True)
         ]
-        body.append(labelled((str(layer), *cells)))
-    return table(
-        "Distance and entropy per layer, over its heads", [first + "</tr>", second], body, kind="numbers layers"
-    )
+        rows.append([str(layer), *cells])
+    caption, above = "Distance and entropy per layer, over its heads", f"<tr>{groups}</tr>"
+    return _table(caption, titles * len(models), rows, kind="numbers layers", above=above, names=names, first=1)
 
 
 def facts(records: Sequence[Mapping[str, Any] | None], models: Sequence[ModelHeads], *, only_differing: bool) -> str:
@@ -105,9 +108,9 @@ def facts(records: Sequence[Mapping[str, Any] | None], models: Sequence[ModelHea
         names = [name for name in names if len({record.get(name) for record in flat}) > 1]
     if not names:
         return ""
-    body = [labelled((label_html(name), *(label_html(record.get(name, MISSING)) for record in flat))) for name in names]
-    head = ["", *(model_html(index, model) for index, model in enumerate(models))]
-    return table("Settings by model", [headings(head)], body, kind="facts")
+    rows = [[label_html(name), *(label_html(record.get(name, MISSING)) for record in flat)] for name in names]
+    titles = ["", *(model_html(index, model) for index, model in enumerate(models))]
+    return _table("Settings by model", titles, rows, kind="facts")
 
 
 def flattened(record: Mapping[str, Any], above: str = "") -> dict[str, str]:
@@ -125,52 +128,36 @@ def json_text(value: Any, indent: int | None = None) -> str:
     return json.dumps(value, indent=indent, ensure_ascii=False, default=str)
 
 
-def table(
-    caption: str, head: Iterable[str], body: Iterable[str], *, kind: str = "numbers", is_tall: bool = False
+def _table(
+    caption: str,
+    titles: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    kind: str = "numbers",
+    is_tall: bool = False,
+    above: str = "",
+    names: Sequence[str] | None = None,
+    first: int = 0,
 ) -> str:
-    """A table in a box that scrolls sideways, by keyboard too, when the screen is narrow.
+    """A table in a box that scrolls sideways, by keyboard too, when the screen is narrow. The first cell names a row.
 
     Where scripts run, it can be sorted by the columns whose headings know their number. `is_tall`: it scrolls within
-    the page.
+    the page. `above`: a row above the headings. `names` say in a copy what a title alone does not, `first` counts
+    columns before.
     """
-    box = "scroll tall" if is_tall else "scroll"
-    return (
-        f'<div class="{box}" data-table role="region" tabindex="0" aria-label="{escape(caption)}">'
-        f'<table class="{kind}"><caption class="unseen">{escape(caption)}</caption>'
-        f"<thead>{''.join(head)}</thead><tbody>{''.join(body)}</tbody></table></div>"
-    )
-
-
-def headings(titles: Sequence[str], *, names: Sequence[str] | None = None, first: int = 0) -> str:
-    """The row of column headings; `names` say in a copy what a title alone does not, `first` counts columns before."""
-    cells = []
+    headings = []
     for place, title in enumerate(titles):
         name = "" if names is None else f' data-name="{escape(names[place])}"'
         shown = title or '<span class="unseen">name</span>'  # what sorts must be called something
-        cells.append(f'<th scope="col" data-column="{first + place}"{name}>{shown}</th>')
-    return "<tr>" + "".join(cells) + "</tr>"
-
-
-def labelled(contents: Sequence[str]) -> str:
-    """A row whose first cell names it."""
-    return f'<tr><th scope="row">{contents[0]}</th>' + "".join(f"<td>{cell}</td>" for cell in contents[1:]) + "</tr>"
-
-
-# Tables of a study's report, as HTML.
-
-
-ROWS_THAT_SCROLL = 24
-"""A longer table gets a box of its own height."""
-_BOLD = re.compile(r"\*\*(.+?)\*\*")
-_ITALIC = re.compile(r"\*(.+?)\*")
-RUN_NUMBERS = {
-    "test_acc": ("test accuracy, %", percent),
-    "min_mad": ("min MAD", lambda value: rounded(value, 4)),
-    "max_mad": ("max MAD", lambda value: rounded(value, 4)),
-    "min_entropy": ("min entropy", lambda value: rounded(value, 4)),
-    "max_entropy": ("max entropy", lambda value: rounded(value, 4)),
-}
-"""Column of the runs → its title, and how its numbers are written."""
+        headings.append(f'<th scope="col" data-column="{first + place}"{name}>{shown}</th>')
+    body = (
+        f'<tr><th scope="row">{row[0]}</th>' + "".join(f"<td>{cell}</td>" for cell in row[1:]) + "</tr>" for row in rows
+    )
+    return (
+        f'<div class="{"scroll tall" if is_tall else "scroll"}" data-table role="region" tabindex="0" '
+        f'aria-label="{escape(caption)}"><table class="{kind}"><caption class="unseen">{escape(caption)}</caption>'
+        f"<thead>{above}<tr>{''.join(headings)}</tr></thead><tbody>{''.join(body)}</tbody></table></div>"
+    )
 
 
 def text_html(text: str) -> str:
@@ -184,9 +171,7 @@ def table_html(shown: Table, *, kind: str = "numbers fit") -> str:
     rows = [[f"<bdi>{text_html(str(cell))}</bdi>" for cell in row.values()] for row in records(shown.shown)]
     if not rows:
         return ""
-    body = table(
-        shown.title, [headings([escape(str(name)) for name in shown.shown.columns])], map(labelled, rows), kind=kind
-    )
+    body = _table(shown.title, [escape(str(name)) for name in shown.shown.columns], rows, kind=kind)
     notes = "".join(f"<li>{text_html(note)}</li>" for note in shown.notes)
     return body + (f'<ul class="notes">{notes}</ul>' if notes else "")
 
@@ -199,26 +184,20 @@ def opened_html(shown: Table) -> str:
 def runs_table(results: StudyResults) -> str:
     """A row per complete run."""
     named = [*results.factors, "seed", "epochs"]
-    titles = ["condition", *named, *(title for title, _ in RUN_NUMBERS.values()), "run"]
+    titles = ["condition", *named, *(title for title, _ in _RUN_NUMBERS.values()), "run"]
     rows = [
         [
             label_html(str(run["condition"])),
             *(label_html(str(run[name])) for name in named),
-            *(write(run[name]) for name, (_, write) in RUN_NUMBERS.items()),
+            *(write(run[name]) for name, (_, write) in _RUN_NUMBERS.items()),
             f"<code>{escape(str(run['run']))}</code>",
         ]
         for run in records(results.runs)
     ]
-    return table(
-        "Every run",
-        [headings([escape(title) for title in titles])],
-        map(labelled, rows),
-        kind="numbers",
-        is_tall=len(rows) > ROWS_THAT_SCROLL,
-    )
+    return _table("Every run", [escape(title) for title in titles], rows, is_tall=len(rows) > _ROWS_THAT_SCROLL)
 
 
 def record_table(caption: str, record: Mapping[str, Any]) -> str:
     """A nested record, one row per dotted name; empty where there is nothing."""
     rows = [[label_html(name), label_html(value)] for name, value in flattened(record).items()]
-    return table(caption, [headings(["", "value"])], map(labelled, rows), kind="facts") if rows else ""
+    return _table(caption, ["", "value"], rows, kind="facts") if rows else ""
