@@ -1,4 +1,4 @@
-"""Recipes by name: small functions that return what to run."""
+"""Recipes of studies and simulations by name: small functions that return what to run."""
 
 import dataclasses
 import functools
@@ -7,14 +7,6 @@ from typing import Protocol, TypeVar
 
 from nearsight.errors import unknown_name
 from nearsight.study import Simulation, Study
-from nearsight.train import RunConfig
-
-RunRecipe = Callable[[str], RunConfig]
-"""From the name of a protocol to a run."""
-
-RUNS: dict[str, RunRecipe] = {}
-"""Single training runs, for `nearsight train`."""
-
 
 class StudyRecipe(Protocol):
     """From the number of seeds to a study; it has its own default. The docstring says command, cost and result."""
@@ -40,17 +32,6 @@ SIMULATIONS: dict[str, SimulationRecipe] = {}
 """Studies without image models, for `nearsight study`, too."""
 
 Named = TypeVar("Named", Study, Simulation)
-
-
-def run_recipe(name: str) -> Callable[[RunRecipe], RunRecipe]:
-    """Register a recipe for a single run under `name`."""
-
-    def register(recipe: RunRecipe) -> RunRecipe:
-        assert name not in RUNS, name
-        RUNS[name] = recipe
-        return recipe
-
-    return register
 
 
 def recipe(name: str) -> Callable[[StudyRecipe], StudyRecipe]:
@@ -81,12 +62,6 @@ def _naming(make: Callable[..., Named], name: str) -> Callable[..., Named]:
         return dataclasses.replace(make(**seeds), name=name)
 
     return named
-
-
-def find_run(name: str) -> RunRecipe:
-    if name not in RUNS:
-        raise unknown_name("recipe", name, RUNS)
-    return RUNS[name]
 
 
 def find_study(name: str) -> StudyRecipe:
