@@ -8,6 +8,7 @@ from typing import Protocol, TypeVar
 from nearsight.errors import unknown_name
 from nearsight.study import Simulation, Study
 
+
 class StudyRecipe(Protocol):
     """From the number of seeds to a study; it has its own default. The docstring says command, cost and result."""
 

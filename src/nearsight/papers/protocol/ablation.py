@@ -22,11 +22,11 @@ from nearsight.report.findings import Section
 from nearsight.report.studies import report_on
 from nearsight.report.tables import percent, rounded, share
 from nearsight.study import OFF, Study
-from nearsight.study.recipes import RunRecipe, recipe
+from nearsight.study.recipes import recipe
 from nearsight.study.results import StudyResults
 from nearsight.study.statistics import mean_interval, paired_difference, separation
 from nearsight.train import RunConfig
-from nearsight.train.recipes import compact_cifar10, compact_cifar100, compact_tiny_imagenet
+from nearsight.train.recipes import RunRecipe, compact_cifar10, compact_cifar100, compact_tiny_imagenet
 
 
 @recipe("ablation-cifar100")
