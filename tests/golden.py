@@ -18,7 +18,7 @@ from pathlib import Path
 
 import matplotlib
 
-import nearsight.papers  # noqa: F401  declares what is told
+from nearsight.papers import declare_all
 from nearsight.papers.protocol.findings import write_findings
 from nearsight.papers.structure.learned_positions import write_bridge
 from nearsight.report.probe_tables import write_probe_report
@@ -27,6 +27,7 @@ from nearsight.report.simulations import write_simulation_report
 from nearsight.report.writing import write_study_report
 from nearsight.study import SimulationResults, StudyResults, is_simulation
 
+declare_all()
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "results"
 BRIDGE = RESULTS / "spatial-structure" / "bridge"

@@ -111,7 +111,7 @@ def test_archives_are_unpacked_in_one_place_with_a_filter() -> None:
 
 def test_pictures_are_opened_in_one_place() -> None:
     opening = {file for file, name, _ in CALLS if name == "Image.open"}
-    assert opening == {"data/decoding.py", "report/study/animation.py"}  # the latter what it has drawn itself
+    assert opening == {"data/decoding.py", "report/marks.py"}  # the latter what it has drawn itself
 
 
 def is_ours(name: ast.expr) -> bool:
@@ -126,7 +126,7 @@ def test_the_user_names_modules_in_one_place() -> None:
     importing = [(file, call.args[0]) for file, name, call in CALLS if name.split(".")[-1] == "import_module"]
     requiring = [(file, call.args[0]) for file, name, call in CALLS if name == "require"]  # data/parquet.py imports it
     by_variable = {file for file, name in (*importing, *requiring) if not is_ours(name)}
-    assert by_variable == {"data/parquet.py", "models/sources/factories.py"}
+    assert by_variable == {"data/parquet.py", "models/sources.py"}
 
 
 WRITES_ITSELF = {

@@ -13,8 +13,11 @@ import pandas as pd
 import pytest
 
 from nearsight.files import canonical_hash
+from nearsight.papers import declare_all
 from nearsight.papers.protocol.numbers import PUBLISHED, WITH_CUTMIX, PublishedCondition
 from nearsight.study.results import StudyResults
+
+declare_all()
 
 # Test modules are imported by path, so what stands beside them has to be put where it can be found.
 sys.path.insert(0, str(Path(__file__).parent))

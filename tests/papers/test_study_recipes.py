@@ -1,6 +1,7 @@
 """Study recipes: what they ask for is what the paper's tables have, and their docstrings say how to run them."""
 
 import dataclasses
+import inspect
 import re
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 
 from nearsight.errors import InputError
-from nearsight.papers import STUDIES, find_study
+from nearsight.papers import SIMULATIONS, STUDIES, catalogue, find_study
 from nearsight.papers.protocol import emergence, mixing, size, unreported
 from nearsight.study import Cell
 from nearsight.train import modern
@@ -244,3 +245,13 @@ def test_an_ablation_under_fitted_settings_needs_all_of_them() -> None:
 def test_unknown_names_are_answered_with_the_nearest() -> None:
     with pytest.raises(InputError, match="'ablation-cifr100' is not a known study; did you mean 'ablation-cifar100'"):
         find_study("ablation-cifr100")
+
+
+def test_the_catalogue_is_what_is_registered_and_says_how_many_cells() -> None:
+    """It is read from the files' text, without loading them."""
+    registered = {**STUDIES, **SIMULATIONS}
+    assert catalogue() == {name: inspect.getdoc(make) for name, make in registered.items()}
+    for name, make in registered.items():
+        stated = re.search(r"^Cost +(\d+) cells", inspect.getdoc(make) or "", re.MULTILINE)
+        assert stated is not None, name
+        assert int(stated[1]) == len(make().cells), name

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-import nearsight.papers  # noqa: F401  declares what is told of its simulations
 from nearsight.cli import main
 from nearsight.errors import InputError
+from nearsight.papers import declare_all
 from nearsight.report.inputs import read_measured, write_measured
 from nearsight.report.page.folders import read_folder, read_folders
 from nearsight.report.simulations import simulation_verdicts
@@ -18,6 +18,8 @@ from nearsight.train.dino import DinoConfig
 from nearsight.train.recipes import find_run
 
 RESULTS = Path(__file__).parents[2] / "results"
+
+declare_all()
 
 
 def write_run(folder, model):

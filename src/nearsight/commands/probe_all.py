@@ -83,11 +83,12 @@ def main(arguments: Sequence[str]) -> int:
 
 def _probe_all(options: AllOptions, origins: Origins, out: Path, arguments: Sequence[str], stop: Stop) -> int:
     # Here, because whatever draws figures takes half a second to load: help and mistakes do without.
-    import nearsight.papers  # noqa: F401  # which declares what is claimed about probed models
+    from nearsight.papers import declare_all
     from nearsight.report.page.folders import write_folder_page
     from nearsight.report.probe_tables import write_probe_report
     from nearsight.report.probes import ProbeResults
 
+    declare_all()
     began = time.perf_counter()
     dataset, dense = options.load_both()
     opened = options.frozen(options.seed, image_size=options.image_size)

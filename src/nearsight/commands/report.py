@@ -40,9 +40,10 @@ def main(arguments: Sequence[str]) -> int:
     options = parse(ReportOptions, arguments, prog="nearsight report")
     _check(options)
     # Here, because whatever draws figures takes half a second to load: help and mistakes do without.
-    import nearsight.papers  # noqa: F401  # which declares what is told of its studies
+    from nearsight.papers import declare_all
     from nearsight.report.page.folders import PAGE, read_folder, read_folders
 
+    declare_all()
     out = options.out or _default_folder(options)
     check_output_folder(out)
     contents = read_folders(options.compare) if options.compare else read_folder(options.folder[0])

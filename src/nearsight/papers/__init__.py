@@ -1,11 +1,87 @@
-"""The papers, and our own questions beside them: one file per study. Importing this package declares them all."""
+"""The papers, and our own questions beside them: one file per study.
 
-import importlib
+Importing a file registers its recipe and declares what is reported of its runs. Who only asks for names gets them from
+the files' text, without loading what draws.
+"""
+
+import ast
+import functools
 import pkgutil
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
 
-from nearsight.study.recipes import SIMULATIONS, STUDIES, find_study, find_study_or_simulation
+from nearsight.errors import unknown_name
+from nearsight.study import recipes
+from nearsight.study.recipes import SimulationRecipe, StudyRecipe
 
-for _module in pkgutil.walk_packages(__path__, f"{__name__}."):
-    importlib.import_module(_module.name)  # which registers its recipe and declares what is told of its runs
+__all__ = ["SIMULATIONS", "STUDIES", "Entry", "catalogue", "declare_all", "find_study", "find_study_or_simulation"]
 
-__all__ = ["SIMULATIONS", "STUDIES", "find_study", "find_study_or_simulation"]
+
+@dataclass(frozen=True)
+class Entry:
+    """A recipe as its file has it."""
+
+    module: str
+    """Under `nearsight.papers`."""
+    about: str
+    """Its docstring."""
+
+
+@functools.cache
+def _written() -> dict[str, Entry]:
+    """The name in `@recipe("…")` or `@simulation("…")` → the recipe below it, in every file of this package."""
+    found = {}
+    for place in pkgutil.walk_packages(__path__, f"{__name__}."):
+        if place.ispkg:
+            continue
+        module = place.name.removeprefix(f"{__name__}.")
+        source = Path(__path__[0], *module.split(".")).with_suffix(".py")
+        for function in ast.parse(source.read_text(encoding="utf-8")).body:
+            if not isinstance(function, ast.FunctionDef):
+                continue
+            for mark in function.decorator_list:
+                match mark:
+                    case ast.Call(func=ast.Name(id="recipe" | "simulation"), args=[ast.Constant(value=str(name))]):
+                        found[name] = Entry(module=module, about=ast.get_docstring(function) or "")
+    return found
+
+
+def catalogue() -> dict[str, str]:
+    """Every study and simulation by name, with its docstring; those that others have registered, too."""
+    registered = {**recipes.STUDIES, **recipes.SIMULATIONS}
+    return {
+        **{name: entry.about for name, entry in _written().items()},
+        **{name: make.__doc__ or "" for name, make in registered.items() if name not in _written()},
+    }
+
+
+def declare_all() -> None:
+    """Load every file here: whoever reports results calls it first."""
+    for place in pkgutil.walk_packages(__path__, f"{__name__}."):
+        import_module(f"nearsight.papers.{place.name.removeprefix(f'{__name__}.')}")
+
+
+def find_study(name: str) -> StudyRecipe:
+    _load(name)
+    return recipes.find_study(name)
+
+
+def find_study_or_simulation(name: str) -> StudyRecipe | SimulationRecipe:
+    _load(name)
+    return recipes.find_study_or_simulation(name)
+
+
+def _load(name: str) -> None:
+    if name in _written():
+        import_module(f"nearsight.papers.{_written()[name].module}")
+    elif name not in catalogue():
+        raise unknown_name("study", name, catalogue())
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("SIMULATIONS", "STUDIES"):
+        declare_all()
+        return getattr(recipes, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -57,5 +57,5 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     for module, names in _HOMES.items():
         if name in names:
-            return getattr(import_module(f"{__name__}.{module}"), name)
+            return getattr(import_module(f"nearsight.report.{module}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
