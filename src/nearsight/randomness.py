@@ -115,7 +115,7 @@ class Draws:
 
 
 def different_seeds(seeds: Any, *, needed: str = "whole numbers") -> tuple[int, ...]:
-    """What was given, as Python's own numbers, since they become part of files; two alike could not be told apart."""
+    """The seeds as Python's own numbers, since they become part of files; equal ones could not be distinguished."""
     try:
         found = tuple(map(operator.index, seeds))
     except TypeError as error:

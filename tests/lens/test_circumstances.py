@@ -313,7 +313,7 @@ def test_an_exported_program_is_measured() -> None:
     for example, shapes in ((batch, any_number), (batch[:1], None)):
         program = torch.export.export(model, (example,), dynamic_shapes=shapes)
         np.testing.assert_allclose(measure(program.module(), batch).mad, expected.mad, rtol=1e-5)
-        with pytest.raises(InputError, match=r"an exported program is no model that runs; give its \.module\(\)"):
+        with pytest.raises(InputError, match=r"an exported program is not a model that runs; give its \.module\(\)"):
             measure(program, batch)
     with pytest.raises(InputError, match="export it for one image, or with dynamic_shapes"):
         measure(torch.export.export(model, (batch[:4],)).module(), batch)

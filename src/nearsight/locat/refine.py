@@ -26,7 +26,7 @@ class RefinedPool(nn.Module):
 
     Args:
         pool: as timm's `global_pool`: "token", "avg", "avgmax", "max", or "" for all refined tokens.
-        num_prefix: tokens that are no patches.
+        num_prefix: tokens that are not patches.
         include_prefix: whether they count for "avg", "avgmax" and "max".
         late_norm: the model's norm, where it has that after its pooling. It then comes here, before refinement, and
             what was pooled passes it unchanged. It stays the model's module.

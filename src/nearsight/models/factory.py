@@ -23,14 +23,14 @@ _OF_RESNETS = ("channels",)
 
 
 def create_model(name: str, **kwargs: Any) -> nn.Module:
-    """`timm.create_model`, which knows this package's models too, with an error that names the nearest model or tag."""
+    """`timm.create_model`, which knows this package's models too, with an error that names the closest model or tag."""
     check_model_name(name)
     model: nn.Module = timm.create_model(name, **kwargs)
     return model
 
 
 def check_model_name(name: str) -> None:
-    """Refuse a model that timm does not know, and of one that it knows a tag that it does not."""
+    """Refuse a model that timm does not know, or an unknown tag of one that it knows."""
     architecture, _, tag = name.partition(".")
     if not timm.is_model(architecture):
         near = difflib.get_close_matches(name, timm.list_models(), n=1)
@@ -131,7 +131,7 @@ class ModelConfig:
     def build(self, image_size: tuple[int, int], num_classes: int) -> nn.Module:
         """The model with fresh weights, drawn from torch's global generator.
 
-        LocAt draws its own after the others: models that differ in it alone start alike.
+        LocAt draws its own after the others: models that differ only in LocAt start with the same weights.
         """
         if self.is_transformer:
             model = self._build_vit(image_size, num_classes)
