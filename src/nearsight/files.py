@@ -119,7 +119,7 @@ def replacing(path: Path, *, lasting: bool = True, exclusive: bool = False) -> I
 
     The data reach the disk before the rename, and the rename before the return: after a power cut the name holds the
     old content or all of the new one. That takes some 10 ms on a common disk. What can be made from other files need
-    not be `lasting`: a crash of the process leaves it whole all the same, and only a power cut may not.
+    not be `lasting`: a crash of the process still leaves it whole; only a power cut may not.
     """
     temporary = path.with_name(f".{path.name}.{process_mark()}-{secrets.token_hex(4)}.tmp{path.suffix}")
     with _naming(path, temporary):

@@ -80,7 +80,7 @@ def _is_alive(pid: int) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    except PermissionError:  # somebody else's, but there
+    except PermissionError:  # another user's, but running
         return True
     except OverflowError:  # no process has such a number
         return False

@@ -91,7 +91,7 @@ def permutation(seed_K: Tensor, stream: str, epoch: Tensor, num: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Draws:
-    """The randomness of one training step of K cells: what augmentations ask for their numbers.
+    """The randomness of one training step of K cells, from which augmentations draw.
 
     Everything is a tensor on the step's device, so that a captured graph can be replayed with other contents.
     """

@@ -73,7 +73,7 @@ def test_absent_is_none(tmp_path: Path) -> None:
 
 def test_one_part_alone(tmp_path: Path) -> None:
     write_parquet(tmp_path / "train-0.parquet", [0])
-    with pytest.raises(InputError, match="train alone"):
+    with pytest.raises(InputError, match="train only"):
         open_parquet(tmp_path, 16)
 
 

@@ -41,9 +41,9 @@ class ColorJitter(Augmentation):
     brightness: float = 0.4
     """The factor is uniform in [max(0, 1 - b), 1 + b]."""
     contrast: float = 0.4
-    """Likewise."""
+    """As for brightness."""
     saturation: float = 0.4
-    """Likewise."""
+    """As for brightness."""
     hue: float = 0.1
     """The shift is uniform in [-h, h] of the hue circle; at most 0.5."""
 

@@ -29,7 +29,7 @@ from nearsight.errors import InputError
 from nearsight.files import canonical_hash, reading, replacing
 
 VERSION = 4
-"""Raise it whenever decoding or this layout changes: caches of other versions are made anew."""
+"""Raise it whenever decoding or this layout changes: caches of other versions are written again."""
 
 _MAGIC = b"nearsght"
 _LABEL_BYTES = 8
@@ -77,7 +77,7 @@ class Decoded:
 
 
 class _UnusableError(Exception):
-    """A cache file that must be made anew; the message says why."""
+    """A cache file that must be written again; the message says why."""
 
 
 def cache_file(name: str, source: Source, image_size: int) -> Path:
@@ -126,7 +126,7 @@ def open_cached(
     except OSError as error:
         raise InputError(f"the image cache {path} cannot be read: {error.strerror}; remove it") from error
     except _UnusableError as reason:
-        _log.warning("the image cache %s is made anew: %s", path, reason)
+        _log.warning("the image cache %s is written again: %s", path, reason)
     if record is None:
         before_decoding()
         record = _write(path, source, digest, image_size)

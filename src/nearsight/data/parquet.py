@@ -164,8 +164,8 @@ def open_parquet(folder: Path, image_size: int) -> Source | None:
     if train_name is None and test_name is None:
         return None
     if train_name is None or test_name is None:
-        alone = "test" if train_name is None else "train"
-        raise InputError(f"{folder} has parquet files for {alone} only; get the others as well")
+        only = "test" if train_name is None else "train"
+        raise InputError(f"{folder} has parquet files for {only} only; get the others as well")
     train, test = parts[train_name], parts[test_name]
     for files in (train, test):
         _check_complete(files)

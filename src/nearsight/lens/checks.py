@@ -354,7 +354,7 @@ def _changes_of_keys(asked: _Asked, images: Tensor, call: Call, site: Site, by_q
         return None
     # Less its mean, since a softmax lowers all other keys of a query when one of them rises; and the median over
     # queries, since the queries that lie in the changed part change towards every key. Over patches alone: padding,
-    # which most of a window may be, asks for nothing.
+    # which most of a window may be, is left out.
     log_BWHNM = torch.cat(logs)
     log_BWHNM = log_BWHNM - log_BWHNM.mean(-1, keepdim=True)
     no_patch_WN = site.geometry.query_places_WN2[..., 0].isnan().to(log_BWHNM.device)

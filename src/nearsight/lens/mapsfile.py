@@ -66,7 +66,7 @@ class LayerMaps:
     other_queries: tuple[str, ...]
     """The queries that are not patches: the same, or none where each window has its own."""
     weights_BHQK: Tensor
-    """With `other_weights_BHQO` a row sums to 1, but for what goes to the padding of windows."""
+    """With `other_weights_BHQO` a row sums to 1, except for what goes to the padding of windows."""
     other_weights_BHQO: Tensor
     distances_BHQ: Tensor
     """How far a query looks, renormalised over the patches, in diagonals; NaN for one that is not a patch."""
@@ -109,7 +109,7 @@ class InMemory:
         self._parts: dict[str, list[LayerMaps]] = {}
 
     def room(self, layer: LayerMaps, images: slice) -> LayerMaps:
-        """Where the maps of these images, which come behind the last ones, are to be written; all 0 as yet.
+        """Where the maps of these images, which come behind the last ones, are to be written; all 0 at first.
 
         `layer` has maps of no images.
         """

@@ -3,7 +3,7 @@
 A folder per set of shards, named by the hash of what their numbers depend on. In it, for each shard that is done:
 
 3-of-16.npz     the table of its images
-3-of-16.json    what it was measured of, in full, and the sha256 of the table; written last, so without it there is none
+3-of-16.json    what was measured, in full, and the sha256 of the table; written last, so without it there is none
 
 So a killed process loses only the shards it was working on, and files that are damaged or of another set are not used.
 """

@@ -249,7 +249,7 @@ class _Surveyor:
             for operand, factor in enumerate(factors)
             if (trace := self._trace.of(factor)) is not None and trace.weights == meeting.weights
         ]
-        if not holding:  # they were made of others within the call, or it is none that can be looked into
+        if not holding:  # they were made of others within the call, or it cannot be looked into
             self._note(call, lambda: _refused("its weights meet the values in an operation that cannot be looked into"))
             return
         operand, factor, trace = holding[0]

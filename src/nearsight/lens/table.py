@@ -78,7 +78,7 @@ class HeadTable:
         return self.mad_moments.count
 
     def to_frame(self) -> pd.DataFrame:
-        """One row per head, layers and heads counted from 0: the columns of heads.csv but for the epoch."""
+        """One row per head, layers and heads counted from 0: the columns of heads.csv without the epoch."""
         layer, head = np.nonzero(~np.isnan(self.mad) | ~np.isnan(self.entropy))
         names = np.array(self.layer_names, dtype=object)
         return pd.DataFrame(

@@ -21,7 +21,7 @@ from nearsight.locat.gaussian import Grid, Kernel, bias_between_patches, bias_be
 TILE_BYTES = 2**28
 """Of the bias of one tile; a few tensors as large are alive at a time."""
 CACHED_TILE_BYTES = 2**24
-"""The same on a CPU where no gradient is asked for, so that no tile is computed again: it stays in the cache …"""
+"""The same on a CPU where no gradient is needed, so that no tile is computed again: it stays in the cache …"""
 FEWEST_QUERIES = 128
 """… but a matrix product needs some rows to be fast."""
 

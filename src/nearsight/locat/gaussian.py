@@ -127,8 +127,8 @@ class GaussianHeads(nn.Module):
 
     def extra_repr(self) -> str:
         """What its weights do not show."""
-        told = [f"{field.name}={getattr(self.config, field.name)!r}" for field in fields(self.config)]
-        return ", ".join([*told, f"grid_size={self.grid_size}"])
+        settings = [f"{field.name}={getattr(self.config, field.name)!r}" for field in fields(self.config)]
+        return ", ".join([*settings, f"grid_size={self.grid_size}"])
 
     @torch.no_grad()
     def reset_parameters(self) -> None:

@@ -38,7 +38,7 @@ class RefinedPool(nn.Module):
         super().__init__()
         self.num_heads, self.pool = num_heads, pool
         self.num_prefix, self.include_prefix = num_prefix, include_prefix
-        # In a tuple it is no part of this module, so that its weights have one name.
+        # In a tuple it is not a child of this module, so that its weights have one name.
         self._late_norm = () if late_norm is None else (late_norm,)
         if late_norm is not None:
             late_norm.register_forward_hook(self._leave_pooled)

@@ -55,7 +55,7 @@ def patch_association(gram: Tensor, sets: Partition) -> PatchAssociation:
     """Whether the patches most similar to each patch are exactly those of its set (S3 Def. 2.2).
 
     A patch of a set with C members is associated if the C largest entries of its row, its own among them, are those of
-    the set. A set may have any size; a tie across the border is no association.
+    the set. A set may have any size; a tie across the border does not count.
 
     The recovered sets are the connected components of the graph that joins two patches if each is among the largest
     entries of the other, where each counts as many as its own set has members. If all patches are associated these are

@@ -90,8 +90,8 @@ def centred(features_nD: Tensor, dtype: torch.dtype) -> Tensor:
     # as ViTs have them, would hide all others.
     precision = torch.finfo(torch.promote_types(dtype, torch.float32) if dtype.is_floating_point else torch.float64).eps
     # From the first example: of equal ones that is exact.
-    alike = (features_nD - features_nD[0]).norm() <= _LAST_BITS * precision * features_nD.norm()
-    return torch.where(alike, 0.0, features_nD - features_nD.mean(0))
+    equal = (features_nD - features_nD[0]).norm() <= _LAST_BITS * precision * features_nD.norm()
+    return torch.where(equal, 0.0, features_nD - features_nD.mean(0))
 
 
 def linear_gram(centred_nD: Tensor) -> Tensor:

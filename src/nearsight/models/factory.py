@@ -69,7 +69,7 @@ class ModelConfig:
     init: Initialization = "trunc_normal"
     """Initialisation of the projections (assumed: the paper does not report it)."""
     position_std: float = 0.02
-    """Deviation of the initial positions and CLS token (assumed, likewise)."""
+    """Deviation of the initial positions and CLS token (assumed, too)."""
     positions: bool = field(default=True, metadata=ADDED)
     """Learned positions; without them it is a ViT − PE (S2, Table 5)."""
     pool: Literal["token", "avg"] = field(default="token", metadata=ADDED)
@@ -195,7 +195,7 @@ def load_model(path: Path) -> nn.Module:
 
 
 def _fit(tensors: Mapping[str, Tensor], config: ModelConfig, image_size: tuple[int, int], num_classes: int) -> bool:
-    """Whether these are the weights of such a model, found out before it takes the memory that the file asks for."""
+    """Whether these are the weights of such a model, checked before memory for it is allocated."""
     if config.depth > len(tensors) and config.is_transformer:  # each block has several
         return False
     try:

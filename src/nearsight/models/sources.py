@@ -217,14 +217,14 @@ def _own_config(model: nn.Module) -> dict[str, Any]:
     """What a model of timm, or one that follows its custom, says about its images."""
     config: Any = getattr(model, "pretrained_cfg", None) or getattr(model, "default_cfg", None) or {}
     config = config if isinstance(config, Mapping) else config.to_dict()
-    told = {name: value for name, value in config.items() if value is not None}
+    known = {name: value for name, value in config.items() if value is not None}
     # The config is its name's: built for another size than that, the model says so in its patches alone.
     match getattr(getattr(model, "patch_embed", None), "img_size", None):
         case int(side):
-            told["input_size"] = (3, side, side)
+            known["input_size"] = (3, side, side)
         case (int(rows), int(columns)):
-            told["input_size"] = (3, rows, columns)
-    return told
+            known["input_size"] = (3, rows, columns)
+    return known
 
 
 def _find(text: str) -> Any:

@@ -127,7 +127,7 @@ def _locked(place: Path) -> Iterator[None]:
 def _open_array(place: Path, shape: tuple[int, ...]) -> np.memmap[Any, np.dtype[np.float32]]:
     path = place / "features.npy"
     if path.exists():
-        with contextlib.suppress(Exception):  # a file that was cut short, or has another header, is made anew
+        with contextlib.suppress(Exception):  # a file that was cut short, or has another header, is written again
             array = open_memmap(path, mode="r+")
             if array.shape == shape and array.dtype == np.float32:
                 return array

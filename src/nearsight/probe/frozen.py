@@ -34,7 +34,7 @@ class Preparation:
     mean: tuple[float, ...]
     """Per channel, of images in [0, 1]."""
     std: tuple[float, ...]
-    """Likewise."""
+    """The same."""
     crop_pct: float = 1.0
     """Share of the resized image's side that is cut out of its centre. Images of the right size are left alone."""
 

@@ -209,7 +209,7 @@ _KERNELS: dict[Pass, Any] = {
 
 
 def _launch(which: Pass, matrices: list[Tensor], bumps: list[Tensor], others: list[Tensor], geometry: Geometry) -> None:
-    """`others` are as made above. No number of images asks for another kernel to be compiled."""
+    """`others` are as made above. No kernel is compiled for a number of images."""
     num_images, num_heads, _, head_size = matrices[0].shape
     grid = geometry.grid
     tiling = tiling_of(which, grid, head_size, matrices[0].dtype)

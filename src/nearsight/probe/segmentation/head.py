@@ -63,7 +63,7 @@ def pixel_logits(head: nn.Module, features_BChw: Tensor, size: tuple[int, int]) 
 def pixel_loss(logits_BKHW: Tensor, masks_BHW: Tensor, ignore_index: int, num_pixels: Tensor) -> Tensor:
     """Cross-entropy of the pixels with a class, as their part of the mean over `num_pixels` of them.
 
-    Where there is none it is 0, and not the NaN of a mean of nothing.
+    Without such pixels it is 0, not NaN.
     """
     total = F.cross_entropy(logits_BKHW, masks_BHW, ignore_index=ignore_index, reduction="sum")
     return total / num_pixels.clamp(min=1)
