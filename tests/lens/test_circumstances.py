@@ -336,7 +336,7 @@ def test_nested_tensors_are_named() -> None:
             nested = torch.nested.nested_tensor_from_jagged(tokens.flatten(0, 1), ends).unsqueeze(1)
             return F.scaled_dot_product_attention(nested, nested, nested)
 
-    with pytest.raises(InputError, match="Nested: nested tensors cannot be followed; let the model take"):
+    with pytest.raises(InputError, match="Nested: nested tensors cannot be followed; give the model images"):
         measure(Nested(), torch.randn(2, 3, 8, 8))
 
 

@@ -300,15 +300,15 @@ def keys_shuffled(q: Tensor, k: Tensor, v: Tensor, m: nn.Module) -> Attended:
 
 
 REFUSED = {
-    reattention: "no distribution",
-    talking: "no distribution",
-    sigmoid: "no distribution",
+    reattention: "not a distribution",
+    talking: "not a distribution",
+    sigmoid: "not a distribution",
     unnormalised: "they sum to",
     scaled: "they sum to 2 … 2, not to 1",
     difference: "some are negative",
-    over_the_queries: "no distribution",
-    keys_in_two_parts: "no distribution",
-    always_dropped: "no distribution",
+    over_the_queries: "not a distribution",
+    keys_in_two_parts: "not a distribution",
+    always_dropped: "not a distribution",
     three_factors: "cannot be looked into",
     sums_of_products: "do not multiply values",
     queries_blurred: "do not multiply values",
