@@ -18,7 +18,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run(arguments: list[str]) -> int:
-    """Run a command whose errors are said, but for those that nobody expected."""
+    """Run a command and print its expected errors; unexpected ones are raised."""
     try:
         _check_spelling(arguments)
         return _dispatch(arguments)
@@ -31,7 +31,7 @@ def run(arguments: list[str]) -> int:
 
 
 def _check_spelling(arguments: Sequence[str]) -> None:
-    """Whatever is given ends up in files, which are UTF-8."""
+    """Refuse arguments that are not UTF-8: they end up in files, which are."""
     for argument in arguments:
         try:
             argument.encode()
@@ -46,7 +46,7 @@ def _dispatch(arguments: list[str]) -> int:
         return code
     if arguments[0] not in COMMANDS:
         raise unknown_name("command", arguments[0], COMMANDS)
-    # Pillow's own words about pictures that are refused here with a reason. Whoever uses the library keeps them.
+    # Pillow's own warning about pictures that are refused here with a reason. Library users still see it.
     warnings.filterwarnings("ignore", message=r"Image size \(\d+ pixels\) exceeds limit")
     import torch
 

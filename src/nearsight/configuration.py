@@ -32,7 +32,7 @@ def register_family(base: type, lookup: Callable[[str], type]) -> None:
 
 
 def field_docs(kind: type) -> dict[str, str]:
-    """Field name → the text that stands under the field in the dataclass's source, base classes included."""
+    """Field name → the text under the field in the dataclass's source, base classes included."""
     docs: dict[str, str] = {}
     for owner in reversed(kind.__mro__):
         if not dataclasses.is_dataclass(owner):
@@ -79,8 +79,8 @@ def decode(kind: type[T], value: Any, where: str = "") -> T:
 def settle_numbers(config: Any, where: str = "") -> None:
     """Make the numbers of a config what reading it from its file would make them, or refuse them as reading would.
 
-    1 and 1.0 are equal but for JSON, of which identities are made; and what is stored must be readable. For a frozen
-    dataclass to call when it is made; `where` names it in error messages.
+    1 and 1.0 are equal except in JSON, from which identities are made; and what is stored must be readable. For a
+    frozen dataclass to call when it is made; `where` names it in error messages.
     """
     for name, kind, settled in _number_fields(config.__class__):
         value = getattr(config, name)
@@ -93,7 +93,7 @@ def settle_numbers(config: Any, where: str = "") -> None:
 def _number_fields(kind: type) -> tuple[tuple[str, Any, frozenset[object]], ...]:
     """Fields for numbers: name, type, and the types of values (a tuple's: of its items) that stay as they are.
 
-    Remembered, for a study makes thousands of configs.
+    Cached, because a study makes thousands of configs.
     """
     hints = _type_hints(kind)
     found = []
@@ -106,10 +106,10 @@ def _number_fields(kind: type) -> tuple[tuple[str, Any, frozenset[object]], ...]
 
 
 def check_choices(config: Any) -> None:
-    """Refuse what is none of the choices of a field that names them, as reading it from a file would.
+    """Refuse values that are not among the choices a field names, as reading it from a file would.
 
-    For a frozen dataclass to call when it is made: whoever asks whether a word is one of two takes all others for the
-    second.
+    For a frozen dataclass to call when it is made: code that compares with the first of two words would take any
+    other for the second.
     """
     for name, kind in _choice_fields(config.__class__):
         _decode(kind, getattr(config, name), name)
@@ -117,7 +117,7 @@ def check_choices(config: Any) -> None:
 
 @functools.cache
 def _choice_fields(kind: type) -> tuple[tuple[str, Any], ...]:
-    """Name and type of fields that name their choices, be it beside other types. Remembered, as above."""
+    """Name and type of fields that name their choices, alone or beside other types. Cached, as above."""
     hints = _type_hints(kind)
     names = (field.name for field in dataclasses.fields(kind))
     return tuple((name, hints[name]) for name in names if _names_choices(hints[name]))
@@ -198,7 +198,7 @@ def _decode_dataclass(kind: Any, value: Any, where: str) -> Any:
 
 @functools.cache
 def _type_hints(kind: type) -> dict[str, Any]:
-    """Remembered, for a study reads the configs of thousands of runs."""
+    """Cached, because a study reads the configs of thousands of runs."""
     return typing.get_type_hints(kind)
 
 

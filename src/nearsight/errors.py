@@ -22,7 +22,7 @@ class InputError(ValueError):
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> InputError:
-    """The error for a name that is not in a registry, with the nearest one that is."""
+    """The error for a name that is not in a registry, with the most similar one that is."""
     known = sorted(known)
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     if near:
@@ -48,7 +48,7 @@ def check_fraction(name: str, value: float) -> None:
 
 
 def check_flag(name: str, value: object) -> None:
-    if not isinstance(value, bool):  # of a text every word would mean yes
+    if not isinstance(value, bool):  # any text would count as true
         raise InputError(f"{name} is {value!r}, but must be True or False")
 
 
@@ -80,7 +80,7 @@ def check_number(name: str, value: float) -> None:
 
 
 def check_numbers(config: Any, where: str = "") -> None:
-    """Refuse such numbers anywhere in a config; an item of a list is called by its name, where it has one."""
+    """Refuse such numbers anywhere in a config; an item of a list is named by its own name, where it has one."""
     # The config itself, not what is made of it for a file: studies make thousands, and each is looked at.
     if isinstance(config, int | float):
         check_number(where, config)

@@ -27,34 +27,34 @@ _REASONS = {
     errno.EDQUOT: "the disk quota is used up",
     errno.EFBIG: "it would be larger than files may be here",
     errno.EROFS: "the disk is read-only",
-    errno.ENOENT: "its folder has gone",
-    errno.ESTALE: "its network folder has gone",
+    errno.ENOENT: "its folder no longer exists",
+    errno.ESTALE: "its network folder no longer exists",
 }
 _NO_FLUSHING = (errno.EINVAL, errno.ENOTSUP, errno.EACCES)
-"""What file systems say that cannot flush a folder, or do not let it be opened for that."""
+"""Errors of file systems that cannot flush a folder, or do not let it be opened for that."""
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
-"""What those say that have no second names for a file."""
+"""Errors of those that do not support hard links."""
 
 _SECONDS_UNTIL_FORGOTTEN = 24 * 3600.0
-"""After which unfinished files go of which nobody here can tell whether their writer has ended."""
+"""Age after which unfinished files are removed if it cannot be seen from here whether their writer has ended."""
 _REMAINS = re.compile(r"\..*\.(?P<mark>[0-9a-f]{8}-\d+-\d+)-[0-9a-f]{8}\.tmp.*")
 
 RUN, STUDY, PROBES, MEASURED = "config.json", "study.json", "probes.csv", "heads.csv"
 _WORDS = {STUDY: "a study", PROBES: "what nearsight probe all left", RUN: "a run", MEASURED: "a measured model"}
-"""What a folder holds, told by one file of each kind: files of two kinds have the same names, and would be mixed up.
-The first that is there says it: runs and studies have a heads.csv, too."""
+"""What a folder holds, by one file of each kind: some files of two kinds have the same name, and would be mixed up.
+The first that exists decides: runs and studies have a heads.csv, too."""
 
 _tidied: set[Path] = set()
 """Folders that this process has looked through for remains."""
 _guards: dict[Path, Callable[[], None]] = {}
-"""Folder → what is asked before anything is written into it."""
+"""Folder → what is called before anything is written into it."""
 
 
 @contextlib.contextmanager
 def guarded(folder: Path, check: Callable[[], None]) -> Iterator[None]:
-    """While the body runs, everything that this process writes into the folder asks `check` first.
+    """While the body runs, everything that this process writes into the folder calls `check` first.
 
-    It is asked at the last moment, right before a file gets its name. If it raises a `LostError`, the file is not
+    It is called at the last moment, right before a file gets its name. If it raises a `LostError`, the file is not
     written.
     """
     place = folder.absolute()
@@ -72,7 +72,7 @@ def _ask(path: Path) -> None:
 
 
 class LostError(Exception):
-    """What is to be written belongs to somebody else by now; raised by a guard, or where an exclusive file is there."""
+    """What is to be written now belongs to another process; raised by a guard, or where an exclusive file exists."""
 
 
 class WriteError(OSError, InputError):
@@ -114,12 +114,12 @@ def reading(what: Path) -> Iterator[None]:
 def replacing(path: Path, *, lasting: bool = True, exclusive: bool = False) -> Iterator[Path]:
     """Yield a temporary neighbour of `path`; when the body succeeds it takes `path`'s place in one rename.
 
-    An `exclusive` file must not be there yet: of several who make it at the same time one succeeds, and the others get
-    a `LostError`.
+    An `exclusive` file must not be there yet: if several processes make it at the same time one succeeds, and the
+    others get a `LostError`.
 
     The data reach the disk before the rename, and the rename before the return: after a power cut the name holds the
     old content or all of the new one. That takes some 10 ms on a common disk. What can be made from other files need
-    not be `lasting`: a crash of the process leaves it whole all the same, and only a power cut may not.
+    not be `lasting`: a crash of the process still leaves it whole; only a power cut may not.
     """
     temporary = path.with_name(f".{path.name}.{process_mark()}-{secrets.token_hex(4)}.tmp{path.suffix}")
     with _naming(path, temporary):
@@ -137,7 +137,7 @@ def replacing(path: Path, *, lasting: bool = True, exclusive: bool = False) -> I
             if lasting:
                 _flush_folder(path.parent)
         finally:
-            with contextlib.suppress(OSError):  # of a folder that has gone
+            with contextlib.suppress(OSError):  # of a folder that no longer exists
                 temporary.unlink()
 
 
@@ -152,7 +152,7 @@ def _give_name(temporary: Path, path: Path, *, exclusive: bool) -> None:
     except OSError as error:
         if error.errno not in _NO_LINKS:
             raise
-        if path.exists():  # on such a disk, the moment between these two lines is all that is left open
+        if path.exists():  # on such a disk, a race is possible only between these two lines
             raise LostError(f"{path} was written by another process in the meantime") from error
         os.replace(temporary, path)
 
@@ -179,18 +179,18 @@ def _flush_folder(path: Path) -> None:
 
 
 def _tidy(folder: Path) -> None:
-    """What killed writes left in a folder goes when somebody first writes there again."""
+    """What killed writes left in a folder is removed when this process first writes there."""
     if (place := folder.absolute()) not in _tidied:
         _tidied.add(place)
         remove_remains(folder)
 
 
 def remove_remains(folder: Path, *, below: bool = False) -> None:
-    """Remove what killed writes left behind in a folder, or also `below` it. Files of a writer who is still there, or
-    may be, stay."""
+    """Remove what killed writes left behind in a folder, or also `below` it. Files of a writer that is, or
+    may be, still running stay."""
     for remains in folder.rglob(".*.tmp*") if below else folder.glob(".*.tmp*"):
-        told = _REMAINS.fullmatch(remains.name)
-        ended = has_ended(told["mark"]) if told else None
+        match = _REMAINS.fullmatch(remains.name)
+        ended = has_ended(match["mark"]) if match else None
         with contextlib.suppress(FileNotFoundError):
             if ended is None:  # a file of another machine, or of an earlier version
                 ended = time.time() - remains.stat().st_mtime > _SECONDS_UNTIL_FORGOTTEN
@@ -224,8 +224,8 @@ def append_line(path: Path, line: str) -> None:
 
 
 def check_file(path: Path) -> None:
-    """Refuse what is neither a file nor a folder: a pipe would be waited for, and a device may have no end. Whoever
-    reads it says what else is wrong."""
+    """Refuse what is neither a file nor a folder: reading a pipe would wait, and a device may have no end. Other faults
+    are reported when it is read."""
     with contextlib.suppress(OSError):
         mode = os.stat(path).st_mode
         if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
@@ -233,7 +233,7 @@ def check_file(path: Path) -> None:
 
 
 def read_object(path: Path, *, missing: str, way_out: str = "") -> dict[str, Any]:
-    """The JSON object in a file; else an `InputError`, which for a file that is not there says what is `missing`."""
+    """The JSON object in a file; otherwise an `InputError`, which names what is `missing` if there is no file."""
     check_file(path)
     try:
         value = json.loads(path.read_text(encoding="utf-8"))

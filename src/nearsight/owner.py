@@ -1,4 +1,4 @@
-"""Which process something belongs to, and whether that process is still there."""
+"""Which process something belongs to, and whether that process is still running."""
 
 import hashlib
 import os
@@ -12,16 +12,16 @@ from pathlib import Path
 
 @dataclass(frozen=True, kw_only=True)
 class Owner:
-    """A process, so that others can see whether it still is there."""
+    """A process, so that others can see whether it is still running."""
 
     host: str
     namespace: str
     """Of process ids: containers of one machine may share a host name, but not these."""
     pid: int
     started: int | None
-    """When the process started, in the kernel's ticks: numbers of processes come back. None where nobody tells."""
+    """When the process started, in the kernel's ticks: process ids are used again. None where it cannot be read."""
     token: str
-    """Tells apart several owners within a process."""
+    """Distinguishes several owners within a process."""
 
     @classmethod
     def here(cls, token: str | None = None) -> "Owner":
@@ -40,7 +40,7 @@ class Owner:
         return (self.host, self.namespace) == (socket.gethostname(), _namespace())
 
     def is_gone(self) -> bool:
-        """Whether the process has surely ended; of one on another machine nothing is sure."""
+        """Whether the process has certainly ended; False for one on another machine, which cannot be seen."""
         return self.is_here and not _is_running(self.pid, self.started)
 
 
@@ -80,7 +80,7 @@ def _is_alive(pid: int) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    except PermissionError:  # somebody else's, but there
+    except PermissionError:  # another user's, but running
         return True
     except OverflowError:  # no process has such a number
         return False
@@ -90,7 +90,7 @@ def _is_alive(pid: int) -> bool:
 
 @lru_cache(maxsize=1)
 def _own_start(pid: int) -> int | None:
-    """Of this process, which is asked for with every file that is written; after a fork it is another one."""
+    """Start of this process, cached because every file that is written needs it; by `pid`, which a fork changes."""
     return _start_of(pid)
 
 
@@ -100,9 +100,9 @@ def _start_of(pid: int) -> int | None:
 
 
 def _stat_of(pid: int) -> list[str]:
-    """What Linux tells about a process, from its state on; nothing elsewhere."""
+    """What Linux reports about a process, from its state on; nothing elsewhere."""
     try:
-        told = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return []
-    return re.sub(r"^.*\) ", "", told, flags=re.DOTALL).split()  # a process's name may hold anything
+    return re.sub(r"^.*\) ", "", text, flags=re.DOTALL).split()  # a process's name may hold anything

@@ -91,7 +91,7 @@ def permutation(seed_K: Tensor, stream: str, epoch: Tensor, num: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Draws:
-    """The randomness of one training step of K cells: what augmentations ask for their numbers.
+    """The randomness of one training step of K cells, from which augmentations draw.
 
     Everything is a tensor on the step's device, so that a captured graph can be replayed with other contents.
     """
@@ -115,7 +115,7 @@ class Draws:
 
 
 def different_seeds(seeds: Any, *, needed: str = "whole numbers") -> tuple[int, ...]:
-    """What was given, as Python's own numbers, since they become part of files; two alike could not be told apart."""
+    """The seeds as Python's own numbers, since they become part of files; equal ones could not be distinguished."""
     try:
         found = tuple(map(operator.index, seeds))
     except TypeError as error:

@@ -27,11 +27,11 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[st
     described = {**metadata, "digest": _digest(tensors, metadata)}
     with replacing(path) as temporary:
         temporary.touch()
-        mode = temporary.stat().st_mode  # as every new file has it; safetensors' own let nobody else read them
+        mode = temporary.stat().st_mode  # as every new file has it; safetensors' own can be read by the user alone
         try:
             # One key only: safetensors writes several in random order, and equal contents should be equal files.
             save_file(tensors, temporary, metadata={_METADATA_KEY: json.dumps(described, sort_keys=True)})
-        except SafetensorError as error:  # its word for a full disk, too
+        except SafetensorError as error:  # raised for a full disk, too
             raise InputError(f"{path} cannot be written: {error}; make room, or choose another --out") from error
         temporary.chmod(mode)
 

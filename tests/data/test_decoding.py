@@ -88,9 +88,9 @@ def test_postscript_named_as_a_picture_runs_no_program(tmp_path: Path, monkeypat
     pictures = tmp_path / "pictures"
     pictures.mkdir()
     (pictures / "trap.png").write_bytes(postscript)
-    with pytest.raises(InputError, match=r"trap\.png \(is no picture of a known format\)"):
+    with pytest.raises(InputError, match=r"trap\.png \(is not a picture of a known format\)"):
         folder_images(pictures)
-    with pytest.raises(InputError, match=r"trap\.png cannot be read: is no picture of a known format"):
+    with pytest.raises(InputError, match=r"trap\.png cannot be read: is not a picture of a known format"):
         MaskedImages([(pictures / "trap.png", pictures / "trap.png")], LABELS).mask(0)
     assert not (tmp_path / "it ran").exists()
 
@@ -104,7 +104,7 @@ def test_other_formats_are_refused(tmp_path: Path, kind: str) -> None:
     (tmp_path / "a.png").write_bytes(saved(kind, (32, 32), mode))
     with Image.open(tmp_path / "a.png") as picture:
         assert picture.format not in FORMATS
-    with pytest.raises(UnreadableError, match="is no picture of a known format"):
+    with pytest.raises(UnreadableError, match="is not a picture of a known format"):
         open_rgb(tmp_path / "a.png")
 
 

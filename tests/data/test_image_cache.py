@@ -1,4 +1,4 @@
-"""The cache: decoded once, checked, made anew when stale, never half-written."""
+"""The cache: decoded once, checked, written again when stale, never half-written."""
 
 import errno
 import io
@@ -142,7 +142,7 @@ def test_damage_is_noticed_and_repaired(
     with caplog.at_level(logging.WARNING):
         repaired = open_cached("small", source, 32)
     assert len(decodings) == 2
-    assert "made anew" in caplog.text
+    assert "written again" in caplog.text
     assert repaired.fingerprint == intact == content_fingerprint(repaired.train, repaired.test)
 
 

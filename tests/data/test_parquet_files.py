@@ -73,7 +73,7 @@ def test_absent_is_none(tmp_path: Path) -> None:
 
 def test_one_part_alone(tmp_path: Path) -> None:
     write_parquet(tmp_path / "train-0.parquet", [0])
-    with pytest.raises(InputError, match="train alone"):
+    with pytest.raises(InputError, match="train only"):
         open_parquet(tmp_path, 16)
 
 
@@ -106,8 +106,8 @@ def test_pictures_that_cannot_be_used_are_all_called_by_their_number_in_the_file
     with pytest.raises(InputError) as raised:
         list(open_parquet(tmp_path, 16).train())
     assert (
-        f"4 image(s) in {tmp_path}/train-0.parquet cannot be used: image 3 (is no picture of a known format); "
-        "image 700 (has no bytes); image 1200 (has no bytes); image 1299 (is no picture of a known format); repair"
+        f"4 image(s) in {tmp_path}/train-0.parquet cannot be used: image 3 (is not a picture of a known format); "
+        "image 700 (has no bytes); image 1200 (has no bytes); image 1299 (is not a picture of a known format); repair"
     ) in str(raised.value)
 
 

@@ -176,7 +176,7 @@ def test_incomplete_and_absent_sets_say_what_is_missing(data_dir: Path) -> None:
         load_segmentation("coco-stuff", data_dir)
     folder = write_small_voc(data_dir)
     (folder / "ImageSets" / "Segmentation" / "val.txt").write_text("../../../etc/passwd\n")
-    with pytest.raises(InputError, match="no name of an image"):
+    with pytest.raises(InputError, match="not the name of an image"):
         load_segmentation("voc-small", data_dir)
     rows = {row.name: row.state for row in list_datasets(data_dir)}
     assert [rows[name] for name in ("ade20k", "coco-stuff", "voc-small", "camvid")] == ["damaged"] * 3 + ["absent"]

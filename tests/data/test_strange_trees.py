@@ -50,7 +50,7 @@ class TestParts:
     @pytest.mark.parametrize("parts", [("val", "test"), ("Test",)])
     def test_parts_are_no_classes(self, tmp_path: Path, parts: tuple[str, ...]) -> None:
         write_tree(tmp_path, parts, per_class=1)
-        with pytest.raises(InputError, match="names of parts and not of classes"):
+        with pytest.raises(InputError, match="names of parts, not of classes"):
             open_tree(tmp_path, 8)
 
     def test_parts_within_parts_are_no_classes(self, tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ class TestParts:
 
     def test_one_name_in_two_spellings(self, tmp_path: Path) -> None:
         write_tree(tmp_path, ("train", "Val", "val"), per_class=1)
-        with pytest.raises(InputError, match="Val and val have one name but for capitals"):
+        with pytest.raises(InputError, match="Val and val differ only in capitals"):
             open_tree(tmp_path, 8)
 
     def test_the_vehicle_is_a_class(self, tmp_path: Path) -> None:
@@ -109,8 +109,8 @@ class TestLinks:
         ("target", "message"),
         [
             ("nowhere.png", r"class0/link is a link to nowhere\.png, which is not there; remove it"),
-            ("..", "class0/link leads back to a folder in which it lies"),
-            (".", "class0/link leads back to a folder in which it lies"),
+            ("..", "class0/link leads back to a folder that contains it"),
+            (".", "class0/link leads back to a folder that contains it"),
             ("link", "class0/link cannot be read: Too many levels of symbolic links"),
         ],
     )

@@ -356,8 +356,8 @@ def test_what_else_there_is_to_see(folder: Path, capsys: pytest.CaptureFixture[s
     maps = [head for layer in range(2) for head in table.offset_maps(layer)]
     marked = [head for head in maps if head.max() >= 2 * np.median(head)]
     own = sum(head.argmax() == head.size // 2 for head in marked)
-    assert f"By the step that gets most, {own} of 4 heads look at the patch itself" in printed
-    assert f"{4 - len(marked)} look about everywhere alike." in printed
+    assert f"{own} of 4 heads attend most to the patch itself" in printed
+    assert f"{4 - len(marked)} have nearly uniform attention." in printed
     for name in ("cka", "rollout", "offsets"):
         assert (folder / "out" / "figures" / f"{name}.png").stat().st_size > 1000
 

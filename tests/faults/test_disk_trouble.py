@@ -70,7 +70,7 @@ class FailFrom:
         pytest.param(1, errno.ENOSPC, r"config\.json cannot be written: the disk is full", marks=FAULTS),
         pytest.param(5, errno.EDQUOT, "cannot be written: the disk quota is used up", marks=FAULTS),
         pytest.param(6, errno.EROFS, "cannot be written: the disk is read-only", marks=FAULTS),
-        pytest.param(8, errno.ESTALE, "cannot be written: its network folder has gone", marks=FAULTS),
+        pytest.param(8, errno.ESTALE, "cannot be written: its network folder no longer exists", marks=FAULTS),
         pytest.param(10, errno.EIO, "cannot be written: Input/output error", marks=FAULTS),
     ],
 )
@@ -177,7 +177,7 @@ def test_a_folder_that_goes_away_is_missed_and_not_made_anew(tmp_path: Path, who
     """Half a run in a place where nobody looks for it would be worse than an error."""
     path = tmp_path / "run"
     with pytest.raises(
-        InputError, match=r"run has gone while it was written to|cannot be written: its folder has gone"
+        InputError, match=r"run has gone while it was written to|cannot be written: its folder no longer exists"
     ):
         train_run(tiny_base(), path, listener=Remove(path))
     assert not list(path.rglob("*.safetensors"))

@@ -115,7 +115,7 @@ def test_weights_that_do_not_sum_to_one_are_named() -> None:
             x = self.embed(images).flatten(2).transpose(1, 2)
             return (2 * (x @ x.transpose(1, 2)).softmax(-1)) @ x
 
-    with pytest.raises(InputError, match="they sum to 2 … 2, not to 1"):
+    with pytest.raises(InputError, match="they sum to 2 … 2, not 1"):
         check_vit_adapter(Scaled(), 32)
 
 

@@ -313,7 +313,7 @@ def test_an_exported_program_is_measured() -> None:
     for example, shapes in ((batch, any_number), (batch[:1], None)):
         program = torch.export.export(model, (example,), dynamic_shapes=shapes)
         np.testing.assert_allclose(measure(program.module(), batch).mad, expected.mad, rtol=1e-5)
-        with pytest.raises(InputError, match=r"an exported program is no model that runs; give its \.module\(\)"):
+        with pytest.raises(InputError, match=r"an exported program is not a model that runs; give its \.module\(\)"):
             measure(program, batch)
     with pytest.raises(InputError, match="export it for one image, or with dynamic_shapes"):
         measure(torch.export.export(model, (batch[:4],)).module(), batch)
@@ -336,7 +336,7 @@ def test_nested_tensors_are_named() -> None:
             nested = torch.nested.nested_tensor_from_jagged(tokens.flatten(0, 1), ends).unsqueeze(1)
             return F.scaled_dot_product_attention(nested, nested, nested)
 
-    with pytest.raises(InputError, match="Nested: nested tensors cannot be followed; let the model take"):
+    with pytest.raises(InputError, match="Nested: nested tensors cannot be followed; give the model images"):
         measure(Nested(), torch.randn(2, 3, 8, 8))
 
 

@@ -321,7 +321,7 @@ def test_a_feature_that_is_large_and_constant_does_not_count(tokens: str, consta
 
 def test_layers_in_which_all_images_are_alike() -> None:
     model, batch = vit(), pictures(1).expand(6, -1, -1, -1)
-    with pytest.raises(InputError, match="the images are all alike in them"):
+    with pytest.raises(InputError, match="all images are equal in them"):
         layer_similarity(model, batch)
     model.blocks[2].register_forward_pre_hook(lambda _module, inputs: inputs[0] * 0 + 0.1)
     found = np.isnan(layer_similarity(model, pictures(6)).matrix)
@@ -336,9 +336,9 @@ def test_two_models_of_different_sizes() -> None:
     expected = [[float(linear_cka(x, y, unbiased=True)) for y in cols] for x in rows]
     np.testing.assert_allclose(matrix, expected, rtol=1e-6)
     assert (len(names), len(other_names)) == (3, 2)
-    with pytest.raises(InputError, match="different batches of images: one of 8 stands against 7"):
+    with pytest.raises(InputError, match="different batches of images: one of 8 images, one of 7"):
         layer_similarity(model, small, other, other_images=large[:7])
-    with pytest.raises(InputError, match="one of 4 stands against 0"):
+    with pytest.raises(InputError, match="one of 4 images, one of 0"):
         layer_similarity(model, small, other, other_images=large[:4], batch_size=4)
 
 

@@ -105,7 +105,7 @@ def test_dictionaries_and_ways_to_call() -> None:
         (
             {"x": torch.zeros(7, 4), "grid_thw": torch.tensor([[1, 2, 4]])},
             {},
-            "grid_thw tells of 8 patches, but there are 7",
+            "grid_thw describes 8 patches, but there are 7",
         ),
     ],
 )
@@ -296,7 +296,7 @@ def test_frames_with_a_call_each_are_one_layer() -> None:
     np.testing.assert_allclose(table.mad[0], torch.stack(expected).mean(0), rtol=2e-5)
     np.testing.assert_allclose(table.extra["temporal_distance"], 0.0)
     picture = {"hidden_states": patches[:16], "grid_thw": torch.tensor([[1, 4, 4]])}
-    with pytest.raises(InputError, match="pictures and videos have no means in common"):
+    with pytest.raises(InputError, match="pictures and videos cannot be averaged together"):
         measure(model, [picture, video])
 
 

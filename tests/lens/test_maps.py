@@ -547,7 +547,7 @@ def layer_with(**changes: Any) -> Callable[[bytes], bytes]:
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
-        (lambda _: b"", "is damaged or is no file of attention maps"),
+        (lambda _: b"", "is damaged or is not a file of attention maps"),
         (lambda content: content[:-1], "is damaged"),
         (lambda content: content[:100], "is damaged"),
         (lambda content: content[:8] + b"[" * 500 + content[508:], "is damaged"),
@@ -558,7 +558,7 @@ def layer_with(**changes: Any) -> Callable[[bytes], bytes]:
         (changed(lambda header, _: header.pop("blocks.0.attn/distances_BHQ")), "is damaged"),
         (layer_with(name="blocks.1.attn"), "is damaged"),
         (layer_with(heads=[0]), "is damaged"),
-        (layer_with(key_grid=[24]), "has not two sides"),
+        (layer_with(key_grid=[24]), "does not have two sides"),
         (layer_with(key_grid=[9**9, 9**9]), "is damaged"),
     ],
 )

@@ -138,7 +138,7 @@ def between_images(x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize(
     ("attend", "reason"),
-    [(difference_of_two_maps, "no distribution over the keys"), (between_images, "between the images of a batch")],
+    [(difference_of_two_maps, "not a distribution over the keys"), (between_images, "between the images of a batch")],
 )
 def test_what_is_no_map_between_places_is_named(attend: Callable[[Tensor], Tensor], reason: str) -> None:
     found = survey(Pixels(attend), torch.randn(3, 4, 4))

@@ -300,15 +300,15 @@ def keys_shuffled(q: Tensor, k: Tensor, v: Tensor, m: nn.Module) -> Attended:
 
 
 REFUSED = {
-    reattention: "no distribution",
-    talking: "no distribution",
-    sigmoid: "no distribution",
+    reattention: "not a distribution",
+    talking: "not a distribution",
+    sigmoid: "not a distribution",
     unnormalised: "they sum to",
-    scaled: "they sum to 2 … 2, not to 1",
+    scaled: "they sum to 2 … 2, not 1",
     difference: "some are negative",
-    over_the_queries: "no distribution",
-    keys_in_two_parts: "no distribution",
-    always_dropped: "no distribution",
+    over_the_queries: "not a distribution",
+    keys_in_two_parts: "not a distribution",
+    always_dropped: "not a distribution",
     three_factors: "cannot be looked into",
     sums_of_products: "do not multiply values",
     queries_blurred: "do not multiply values",
@@ -329,5 +329,5 @@ def test_weights_that_stop_being_a_distribution_on_later_images_are_refused() ->
     images = torch.randn(2, 3, 16, 24)
     model = Spelled(bright_is_scaled)
     assert measure(model, images).num_images == 2
-    with pytest.raises(InputError, match="sum to 1 … 2, not to 1, for some of the images"):
+    with pytest.raises(InputError, match="sum to 1 … 2, not 1, for some of the images"):
         measure(model, [images, torch.cat([images, images + 200])])

@@ -84,7 +84,7 @@ def test_labels_that_do_not_fit_are_refused(prediction: list[float], truth: list
 
 def test_matrices_that_say_nothing_are_refused() -> None:
     ignored = torch.full((4, 4), IGNORED)
-    with pytest.raises(InputError, match="ignore index has swallowed them all"):
+    with pytest.raises(InputError, match="counts no pixel: all are ignored"):
         mean_iou(confusion_matrix(torch.zeros(4, 4, dtype=torch.int64), ignored, 3, IGNORED))
     with pytest.raises(InputError, match=r"\[C, C\] is needed"):
         mean_iou(torch.ones(2, 3))

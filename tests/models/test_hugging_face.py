@@ -174,8 +174,8 @@ class TestBadInput:
 
     def test_folders(self, tmp_path: Path, saved: Path) -> None:
         assert "has no config.json" in refusal(f"hf:{tmp_path}")
-        assert "names no folder that is there" in refusal(f"hf:{tmp_path / 'none'}")
-        assert "names no folder that is there" in refusal("hf:./none")
+        assert "names no existing folder" in refusal(f"hf:{tmp_path / 'none'}")
+        assert "names no existing folder" in refusal("hf:./none")
         assert "write hf:org/name or hf:FOLDER" in refusal("hf:")
         (tmp_path / "config.json").write_text('{"model_type": "vit-of-the-future"}')
         assert "could not be loaded" in refusal(f"hf:{tmp_path}")

@@ -147,7 +147,7 @@ _DRAWS_PER_OPERATION = 4
 class TimmRandAugment(Augmentation):
     """timm's operations, choice, noise on the magnitude and scale of magnitudes; the pixels as torchvision's tensors.
 
-    timm works with Pillow. What differs here: nearest neighbour instead of bilinear or bicubic by chance, translations
+    timm works with Pillow. What differs here: nearest neighbour instead of bilinear or bicubic at random, translations
     by whole pixels, and blends that may differ by one grey level.
     """
 

@@ -61,7 +61,7 @@ class Cells:
     largest: dict[str, float]
     """Field name → the largest value over the cells, known to the host: shapes may depend on it without a sync."""
     smallest: dict[str, float]
-    """Field name → the smallest value over the cells that have the augmentation, likewise."""
+    """Field name → the smallest value over the cells that have the augmentation, also known to the host."""
     choices: dict[str, str]
     """Field name → its text; the same in every cell that has the augmentation."""
     constants: dict[str, Tensor]

@@ -3,7 +3,7 @@
 ColorJitter       brightness, contrast, saturation and hue, in an order of its own for every image
 RandomGrey        some images lose their colours
 GaussianBlur      a blur with a width of its own for every image
-Solarize          bright levels are inverted, as on a film that saw too much light
+Solarize          bright levels are inverted, as on overexposed film
 """
 
 import itertools
@@ -41,9 +41,9 @@ class ColorJitter(Augmentation):
     brightness: float = 0.4
     """The factor is uniform in [max(0, 1 - b), 1 + b]."""
     contrast: float = 0.4
-    """Likewise."""
+    """As for brightness."""
     saturation: float = 0.4
-    """Likewise."""
+    """As for brightness."""
     hue: float = 0.1
     """The shift is uniform in [-h, h] of the hue circle; at most 0.5."""
 
@@ -76,7 +76,7 @@ class ColorJitter(Augmentation):
         # Factors stop at 0, which is a magnitude of -1; the hue's strength never reaches there.
         weakest_K14 = -strength_K14.clamp(max=1)
         magnitude_KB4 = weakest_K14 + draw_KB6[..., 2:] * (strength_K14 - weakest_K14)
-        # Factor 1 and shift 0 change nothing but for the rounding of hue, so a part that is off is left out.
+        # Factor 1 and shift 0 change nothing except by the rounding of hue, so a part that is off is left out.
         applied_KB4 = chosen(cells, draw_KB6[..., :1]) & (strength_K14 > 0)
         operation_KB4 = torch.where(applied_KB4, cells.constants["operations"], Operation.IDENTITY.value)
         orders = cells.constants["orders"]
@@ -134,7 +134,7 @@ class GaussianBlur(Augmentation):
     def apply(cls, batch: Batch, cells: Cells, drawn: Drawn) -> Batch:
         images = require_grey_levels("blur", batch.images_KBCHW)
         blurred_KB111, sigma_KB = cls.draw(cells, drawn)
-        # Of the cell's own widest blur: what the others do must not show.
+        # Of the cell's own widest blur: other cells must not change the result.
         reach_K = (_DEVIATIONS * cells["max_sigma"]).ceil()
         vertical_KB1HH, horizontal_KB1WW = (
             blur_weights(sigma_KB, size, reach_K).unsqueeze(2) for size in images.shape[-2:]

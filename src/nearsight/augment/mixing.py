@@ -27,7 +27,7 @@ def permutation_of(draw_KB: Tensor) -> Tensor:
 
 
 def of_partners(values_KB: Tensor, partner_KB: Tensor) -> Tensor:
-    """The values [K, B, ...] of everybody's partner."""
+    """The values [K, B, ...] of each sample's partner."""
     num_cells, num_samples = partner_KB.shape
     cell_K1 = torch.arange(num_cells, device=partner_KB.device).unsqueeze(-1)
     if torch.compiler.is_compiling():
@@ -45,7 +45,7 @@ def mixed_targets(targets_KBC: Tensor, partner_KB: Tensor, share_of_partner: Ten
 
 
 def batch_or_sample_draws(cells: Cells, drawn: Drawn, stream: str, num: int) -> Tensor:
-    """The first `num` draws of the stream, [K, b, num]: b = 1 if all cells draw once per batch, else B.
+    """The first `num` draws of the stream, [K, b, num]: b = 1 if all cells draw once per batch, otherwise B.
 
     Cells say which in `per_sample`. The batch's draws are the stream `{stream}.batch`.
     """
@@ -73,7 +73,7 @@ class CutMix(Augmentation):
     feather: float = 0.0
     """Deviation in pixels of the Gaussian that softens the box's edge; 0 cuts sharply."""
     mix_labels: bool = field(default=True, metadata=ADDED)
-    """Share the label by area; else an image keeps its own, whatever part of another is pasted into it."""
+    """Share the label by area; otherwise an image keeps its own, whatever part of another is pasted into it."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

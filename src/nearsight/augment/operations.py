@@ -99,7 +99,7 @@ _BLENDS: dict[Operation, Blend] = {
 def everything_and_select(
     images_NCHW: Tensor, operation_N: Tensor, magnitude_N: Tensor, fill_C: Tensor, possible: frozenset[Operation]
 ) -> Tensor:
-    """Fixed shapes and no look at the draws from the host. Images with another operation pass each kind unchanged."""
+    """Fixed shapes, and the host does not read the draws. Images with another operation pass each kind unchanged."""
     height, width = images_NCHW.shape[-2:]
     images = images_NCHW
     if matrices := _possible(_MATRICES, possible):

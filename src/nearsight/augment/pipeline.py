@@ -157,7 +157,7 @@ _MOST_PROGRAMS = 256
 
 
 class CompiledPipeline:
-    """Calls pipelines, compiled. Objects share their programs, so that one per stack or one for all is the same.
+    """Calls pipelines, compiled. Objects share their programs, so one object per stack costs no more than one for all.
 
     Step by step a pipeline is hundreds of small operations, and a GPU spends its time on starting them. Compiled they
     are fused, and the program may be captured in a CUDA graph: shapes never depend on the draws, nothing comes from the

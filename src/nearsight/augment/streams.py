@@ -52,7 +52,7 @@ class Drawn:
 
 
 def parts_of(draw_KBm: Tensor, num_K: Tensor, most: int, num_parts: int) -> list[Tensor]:
-    """Draws that stand in parts one after another, each as long as its cell's number says: [K, B, most] of every part.
+    """Draws in consecutive parts, each as long as its cell's number says: [K, B, most] of every part.
 
     A cell's draws do not depend on how many the others need; those of a part beyond its number mean nothing.
     """
@@ -72,7 +72,7 @@ def _num_lanes(num: int) -> int:
 
 
 def _lanes(nums: Mapping[str, int], device: torch.device) -> tuple[Tensor, Tensor]:
-    """The counter words that tell streams and their lanes apart, one after another: int64 [lanes of all streams]."""
+    """The counter words that distinguish streams and their lanes, one after another: int64 [lanes of all streams]."""
     none = torch.zeros(0, dtype=torch.int64, device=device)
     streams = [torch.full((_num_lanes(num),), _stream_word(name), device=device) for name, num in nums.items()]
     lanes = [torch.arange(_num_lanes(num), device=device) for num in nums.values()]

@@ -1,11 +1,11 @@
-"""Decoded once, mapped ever after: one file of raw uint8 pixels per data set, in the user's cache folder.
+"""Decoded once, then mapped into memory: one file of raw uint8 pixels per data set, in the user's cache folder.
 
 The file holds train pixels, test pixels, train labels and test labels, then a JSON record with a sum of its own, its
 length and a magic word. The record comes last because counts and digest are known last; pixels come first so that they
 are aligned.
 
 Opening must not read a gigabyte, yet must not trust a changed file. So the writer sets the file's modification time to
-one noted in the record: as long as it is still there the file is taken as it is, else its sha256 is computed once.
+one noted in the record: as long as it is still there the file is taken as it is, otherwise its sha256 is computed once.
 """
 
 import errno
@@ -29,7 +29,7 @@ from nearsight.errors import InputError
 from nearsight.files import canonical_hash, reading, replacing
 
 VERSION = 4
-"""Raise it whenever decoding or this layout changes: caches of other versions are made anew."""
+"""Raise it whenever decoding or this layout changes: caches of other versions are written again."""
 
 _MAGIC = b"nearsght"
 _LABEL_BYTES = 8
@@ -71,13 +71,13 @@ class Decoded:
     train: ImageSet
     """The official training set, mapped from the cache file; writing to it changes no file."""
     test: ImageSet
-    """The official test set, likewise."""
+    """The official test set, mapped in the same way."""
     fingerprint: str
     """Digest of the exact content."""
 
 
 class _UnusableError(Exception):
-    """A cache file that must be made anew; the message says why."""
+    """A cache file that must be written again; the message says why."""
 
 
 def cache_file(name: str, source: Source, image_size: int) -> Path:
@@ -87,7 +87,7 @@ def cache_file(name: str, source: Source, image_size: int) -> Path:
 
 
 def source_digest(source: Source) -> str:
-    """Changes when a file of the source is edited, added, removed or renamed, as far as sizes and times tell."""
+    """Changes when a file of the source is edited, added, removed or renamed, as far as sizes and times show it."""
     entries = []
     with reading(source.folder):
         for path in source.files:
@@ -107,7 +107,7 @@ def _folder_sums(folder: Path) -> tuple[int, int, int]:
     for entry in entries_below(folder):
         status = entry.stat()
         num, time_ns = num + 1, time_ns + status.st_mtime_ns
-        if not entry.is_dir():  # whose size is the file system's own affair
+        if not entry.is_dir():  # whose size depends on the file system
             size += status.st_size
     return num, size, time_ns
 
@@ -115,7 +115,7 @@ def _folder_sums(folder: Path) -> tuple[int, int, int]:
 def open_cached(
     name: str, source: Source, image_size: int, *, before_decoding: Callable[[], object] = lambda: None
 ) -> Decoded:
-    """The decoded images of a source, from the cache if it is up to date, else decoded now."""
+    """The decoded images of a source, from the cache if it is up to date, otherwise decoded now."""
     path = cache_file(name, source, image_size)
     digest = source_digest(source)
     record = None
@@ -126,7 +126,7 @@ def open_cached(
     except OSError as error:
         raise InputError(f"the image cache {path} cannot be read: {error.strerror}; remove it") from error
     except _UnusableError as reason:
-        _log.warning("the image cache %s is made anew: %s", path, reason)
+        _log.warning("the image cache %s is written again: %s", path, reason)
     if record is None:
         before_decoding()
         record = _write(path, source, digest, image_size)
@@ -195,7 +195,7 @@ def _content_sha256(path: Path, record: _Record) -> str:
 def _seal(path: Path, sealed_ns: int) -> None:
     try:
         os.utime(path, ns=(sealed_ns, sealed_ns))
-    except OSError as error:  # someone else's file: it can be read all the same
+    except OSError as error:  # another user's file can still be read
         _log.info("%s could not be marked as verified: %s", path, error)
 
 

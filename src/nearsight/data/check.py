@@ -72,7 +72,7 @@ def _listed(name: str, folder: Path) -> ListedDataset:
 def _is_decoded(name: str, source: Source, image_size: int) -> bool:
     try:
         return cache_file(name, source, image_size).is_file()
-    except (InputError, OSError):  # a cache that cannot be looked at is none, and the data are there all the same
+    except (InputError, OSError):  # a cache that cannot be read counts as none; the data are there anyway
         return False
 
 
@@ -146,7 +146,7 @@ def _balance(part: str, images: ImageSet, num_classes: int, spec: DatasetSpec) -
 def check_dataset(name: str, data_dir: Path | None = None) -> CheckReport:
     """Compare counts, class balance and checksums with what is published, and the cache with its own checksum.
 
-    All findings are collected: a report that stops at the first damaged file would have to be asked for many times.
+    All findings are collected: a report that stops at the first damaged file would have to be made many times.
     """
     if name in SEGMENTATION_SETS:
         return check_segmentation(name, data_dir)
@@ -168,7 +168,7 @@ def check_dataset(name: str, data_dir: Path | None = None) -> CheckReport:
             )
             for checksum in published_checksums(source, spec.md5)
         ]
-        # Kept apart from what load_dataset opens, which must have passed these very checks.
+        # Separate from what load_dataset opens, which must have passed these very checks.
         checked = name if all(finding.ok for finding in findings) else f"{name}-unverified"
         try:
             decoded = open_cached(checked, source, spec.image_size)

@@ -98,7 +98,7 @@ def _read_binary(path: Path, layout: Layout) -> Chunk:
     content = np.fromfile(path, dtype=np.uint8)
     if len(content) == 0 or len(content) % record:
         raise InputError(
-            f"{path} is truncated or no CIFAR file: it has {len(content)} bytes, "
+            f"{path} is truncated or not a CIFAR file: it has {len(content)} bytes, "
             f"but a whole number of {record}-byte records is expected; get it again"
         )
     records = content.reshape(-1, record)
@@ -209,12 +209,12 @@ class _ArraysOnly(pickle.Unpickler):
         if (module, name) not in _ALLOWED:
             raise pickle.UnpicklingError(f"it asks for {module}.{name}, which array files never need")
         if name == "_reconstruct":
-            return np.empty(0).__reduce__()[0]  # wherever this numpy keeps it
+            return np.empty(0).__reduce__()[0]  # in whichever module this numpy has it
         return super().find_class(module, name)
 
 
 def _check_places(stored: bytes) -> None:
-    """Refuse to remember something at a place far beyond all others: room is made for those before it, too."""
+    """Refuse a memo index far beyond all others: memory is allocated for all before it, too."""
     for operation, argument, _ in pickletools.genops(stored):
         if operation.name.endswith("PUT") and int(argument or 0) > len(stored):
             raise pickle.UnpicklingError(f"it has a place {argument}, but {len(stored)} bytes")
@@ -223,7 +223,7 @@ def _check_places(stored: bytes) -> None:
 def read_pickled_arrays(path: Path) -> dict[str, Any]:
     """The dictionary in a CIFAR batch file."""
     try:
-        # From memory, since what a file is asked for gets its room before it is known how much there is.
+        # From memory: a file would allocate whatever size the pickle claims before it is known how much there is.
         stored = path.read_bytes()
         _check_places(stored)
         # latin1 maps bytes to code points one to one; the files were written by Python 2.

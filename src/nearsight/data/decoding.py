@@ -1,7 +1,6 @@
 """From image files to pixels: opened within limits, then as uint8 RGB arrays of one size, on all cores.
 
-Whoever reads an image or a mask opens it here, and no file takes more than the limits allow. Every unreadable file is
-named.
+All images and masks are opened here, and no file takes more than the limits allow. Every unreadable file is named.
 
 Shape suffixes: n images of a chunk, C channels, H rows, W columns.
 """
@@ -25,7 +24,7 @@ from nearsight.errors import InputError
 
 EXTENSIONS = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp")
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
-"""Pillow's names of what may be in such a file. It knows others, and for one of them (EPS) it runs a program."""
+"""Pillow's names of the formats that are read. It knows others, and for one of them (EPS) it runs a program."""
 CHUNK = 512
 """Images decoded at a time."""
 MOST_PIXELS = 50_000_000
@@ -51,22 +50,22 @@ class UnreadableError(Exception):
 
 
 class _Room:
-    """Whoever has a picture in memory has taken so many pixels; whoever finds too few waits."""
+    """A budget of pixels: a picture in memory has taken its share, and one that finds too few left waits."""
 
     def __init__(self, pixels: int) -> None:
-        self._left, self._given_back = pixels, Condition()
+        self._left, self._released = pixels, Condition()
 
     @contextmanager
     def taking(self, pixels: int) -> Iterator[None]:
-        with self._given_back:
-            self._given_back.wait_for(lambda: pixels <= self._left)
+        with self._released:
+            self._released.wait_for(lambda: pixels <= self._left)
             self._left -= pixels
         try:
             yield
         finally:
-            with self._given_back:
+            with self._released:
                 self._left += pixels
-                self._given_back.notify_all()
+                self._released.notify_all()
 
 
 _room = _Room(MOST_PIXELS)
@@ -102,7 +101,7 @@ def opened_rgb(image: Path | bytes, *, shorter_side: int = 0) -> Iterator[Image.
 
 
 def open_rgb(image: Path | bytes) -> Image.Image:
-    """The same, for somebody who has one picture at a time."""
+    """The same, for callers that hold one picture at a time."""
     with opened_rgb(image) as picture:
         return picture
 
@@ -115,7 +114,7 @@ def _unreadable() -> Iterator[None]:
     except UnreadableError:
         raise
     except UnidentifiedImageError as error:
-        raise UnreadableError("is no picture of a known format") from error
+        raise UnreadableError("is not a picture of a known format") from error
     except Exception as error:
         reason = error.strerror if isinstance(error, OSError) else None
         raise UnreadableError(reason or str(error) or type(error).__name__) from error
@@ -127,10 +126,10 @@ def _content(image: Path | bytes) -> Iterator[IO[bytes]]:
         _check_bytes(len(image))
         yield io.BytesIO(image)
         return
-    # A pipe that nobody writes to would be waited for, and a device may notice that it is opened.
+    # Opening a pipe without a writer would wait, and a device may notice that it is opened.
     _check_file(image.stat())
     with open(os.open(image, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-        _check_file(os.fstat(file.fileno()))  # which may have taken the other's place
+        _check_file(os.fstat(file.fileno()))  # which may have replaced the one that was checked
         yield file
 
 

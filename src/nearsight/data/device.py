@@ -1,4 +1,4 @@
-"""Images where the model is: whole on the device when they fit, else copied there batch by batch behind its back.
+"""Images where the model is: whole on the device when they fit, otherwise copied batch by batch while it computes.
 
 Both ways give the same bytes. While the device works on a batch, the host gathers the next one into pinned memory and
 a side stream copies it.
@@ -54,7 +54,7 @@ class _Staged:
 
 
 class DeviceImages:
-    """An image set as a training loop wants it: asked for positions, it gives uint8 images and labels on the device."""
+    """An image set as a training loop needs it: for positions it gives uint8 images and labels on the device."""
 
     def __init__(self, image_set: ImageSet, device: torch.device | str, *, max_bytes: int | None = None) -> None:
         self.device = torch.device(device)

@@ -24,7 +24,7 @@ from nearsight.files import output_folder, reading
 _ARCHIVES = (".tar.gz", ".tgz", ".tar", ".zip")
 _FETCHING = ".fetching-"
 _SECONDS_TO_FETCH = 24 * 3600.0
-"""Of a day ago, a fetch has ended."""
+"""A fetch that started longer ago has ended."""
 
 
 def fetch_dataset(name: str, data_dir: Path | None = None) -> Source:
@@ -63,14 +63,14 @@ def _download(download: Download, into: Path) -> Path:
             f"{download.url} cannot be reached: {error.reason}; try again with a network, "
             "or get the file elsewhere and unpack it into the data folder"
         ) from error
-    except RuntimeError as error:  # torchvision's word for a wrong checksum
+    except RuntimeError as error:  # torchvision raises it for a wrong checksum
         raise InputError(f"{download.url} did not arrive as published (md5 {download.md5}): {error}") from error
     return into / download.filename
 
 
 @contextlib.contextmanager
 def _fetching(what: str, folder: Path) -> Iterator[Path]:
-    """A folder for a download until it is complete: nothing half-fetched ever has a data set's name."""
+    """A folder for a download until it is complete: a partial download never has a data set's name."""
     try:
         with tempfile.TemporaryDirectory(prefix=_FETCHING, dir=folder) as temporary:
             yield Path(temporary)

@@ -28,7 +28,7 @@ def _folders(folder: Path) -> dict[str, Path]:
 
 
 def _class_folders(folder: Path) -> dict[str, Path]:
-    """Folders that stand for classes, by name, in the order of their labels."""
+    """Folders of classes, by name, in the order of their labels."""
     classes = _folders(folder)
     if not classes:
         raise InputError(f"{folder} has no classes: put the images of each class into a folder named after it")
@@ -36,7 +36,7 @@ def _class_folders(folder: Path) -> dict[str, Path]:
         check_spelling(path)
     if all(name.lower() in TRAIN_NAMES + TEST_NAMES for name in classes):
         raise InputError(
-            f"{folder} has {', '.join(map(repr, classes))}, which are names of parts and not of classes; "
+            f"{folder} has {', '.join(map(repr, classes))}, which are names of parts, not of classes; "
             "a data set has 'train' and 'val', each with a folder per class, or just folders of classes"
         )
     return classes
@@ -47,14 +47,14 @@ def _part(folders: dict[str, Path], names: tuple[str, ...]) -> Path | None:
     for name in names:
         found = [path for path in folders.values() if path.name.lower() == name]
         if len(found) > 1:
-            raise InputError(f"{found[0]} and {found[1].name} have one name but for capitals; remove one of them")
+            raise InputError(f"{found[0]} and {found[1].name} differ only in capitals; remove one of them")
         if found:
             return found[0]
     return None
 
 
 def unused_parts(used: str, present: Iterable[str]) -> str:
-    """For the words about a layout: those parts that could be the test set, but are not."""
+    """For the description of a layout: the parts that could be the test set, but are not used."""
     others = [name for name in present if name.lower() in TEST_NAMES and name != used]
     return f" ({' and '.join(others)} not used)" if others else ""
 

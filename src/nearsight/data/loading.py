@@ -65,7 +65,7 @@ def load_dataset(
 ) -> Dataset:
     """The data set of this name, with every image or with a class-balanced choice that is always the same.
 
-    Files are looked for in `data_dir`, else in `NEARSIGHT_DATA`, else in the user's cache folder. When they are
+    Files are looked for in `data_dir`, by default in `NEARSIGHT_DATA`, or else the user's cache folder. When they are
     decoded, which happens once, `verify` compares them with their published checksums.
     """
     spec = dataset_spec(name)

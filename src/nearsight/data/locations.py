@@ -1,6 +1,6 @@
-"""Where data lie, and how their folders and lists are gone through.
+"""Where data lie, and how their folders and lists are read.
 
-They lie where the caller says, else in `NEARSIGHT_DATA`, else in the user's cache folder; nowhere else is looked. In
+They are in the folder the caller names, in `NEARSIGHT_DATA`, or in the user's cache folder, the first that is given. In
 folders links are followed, what is hidden is left out, and nothing is skipped in silence.
 """
 
@@ -30,7 +30,7 @@ def _with_home(path: Path) -> Path:
 
 
 def check_spelling(path: Path) -> Path:
-    """The path, unless its name is none that can be written down: records of runs and caches are in UTF-8."""
+    """The path, unless its name cannot be written down: records of runs and caches are in UTF-8."""
     try:
         str(path).encode()
     except UnicodeEncodeError as error:
@@ -60,7 +60,7 @@ _LEFT_BY_MACOS = "__MACOSX"
 
 
 def is_hidden(name: str) -> bool:
-    """Whether a file or folder is an editor's or a system's, and no data."""
+    """Whether a file or folder belongs to an editor or the system, and is not data."""
     return name.startswith(".") or name == _LEFT_BY_MACOS
 
 
@@ -73,7 +73,7 @@ def _entries(folder: str, *, link: str | None, above: frozenset[tuple[int, int]]
     status = os.stat(folder)
     identity = status.st_dev, status.st_ino
     if identity in above:
-        raise InputError(f"{link or folder} leads back to a folder in which it lies, and so on without end; remove it")
+        raise InputError(f"{link or folder} leads back to a folder that contains it, in an endless loop; remove it")
     with os.scandir(folder) as entries:
         for entry in entries:
             if is_hidden(entry.name):

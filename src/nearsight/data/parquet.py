@@ -41,8 +41,8 @@ def require(module: str, purpose: str) -> Any:
 def _files_below(folder: Path, *, is_top: bool = True) -> list[Path]:
     """The parquet files below a folder.
 
-    A folder with a picture in it is a class of a tree, and the rest of its pictures is not gone through: ImageNet has a
-    million. At the top, a picture may be there to adorn the set's description.
+    A folder with a picture in it is a class of a tree, and the rest of its pictures is not listed: ImageNet has a
+    million. At the top, a picture may illustrate the set's description.
     """
     files, folders = [], []
     with os.scandir(folder) as entries:
@@ -96,7 +96,7 @@ def _open(path: Path) -> Any:
 
 @contextmanager
 def _naming(path: Path) -> Iterator[None]:
-    """What is wrong with a file names it."""
+    """Errors about a file name it."""
     try:
         yield
     except InputError:
@@ -104,7 +104,7 @@ def _naming(path: Path) -> Iterator[None]:
     except (FileNotFoundError, PermissionError) as error:
         raise InputError(f"{path} cannot be read: {os.strerror(error.errno) if error.errno else error}") from error
     except Exception as error:  # pyarrow reports damage as OSError, too
-        raise InputError(f"{path} is truncated or no parquet file: {error}; get it again") from error
+        raise InputError(f"{path} is truncated or not a parquet file: {error}; get it again") from error
 
 
 def _class_names(path: Path) -> tuple[str, ...]:
@@ -127,7 +127,7 @@ def _read(paths: tuple[Path, ...], num_classes: int, size: int) -> Iterator[Chun
 
 
 def _labels(path: Path, file: Any, column: str, num_classes: int) -> list[int]:
-    """All of a file, which are small: what is wrong with one is said with its number in the file."""
+    """All labels of a file, which are small: an error names the label by its number in the file."""
     with _naming(path):
         labels: list[Any] = file.read(columns=[column]).column(column).to_pylist()
     wrong = [number for number, label in enumerate(labels) if not isinstance(label, int)]
@@ -149,7 +149,7 @@ def _batches(path: Path, file: Any, column: str, labels: list[int]) -> Iterator[
         for batch in file.iter_batches(batch_size=CHUNK, columns=[column]):
             rows = batch.column(0).to_pylist()
             contents = (row.get("bytes") if isinstance(row, dict) else None for row in rows)
-            # Nothing but bytes: a text would be taken for the path of some file of this machine.
+            # Bytes only: a text would be taken for the path of some file of this machine.
             pictures = [content if isinstance(content, bytes) else None for content in contents]
             yield pictures, labels[begin : begin + len(rows)]
             begin += len(rows)
@@ -164,8 +164,8 @@ def open_parquet(folder: Path, image_size: int) -> Source | None:
     if train_name is None and test_name is None:
         return None
     if train_name is None or test_name is None:
-        alone = "test" if train_name is None else "train"
-        raise InputError(f"{folder} has parquet files for {alone} alone; get the others as well")
+        only = "test" if train_name is None else "train"
+        raise InputError(f"{folder} has parquet files for {only} only; get the others as well")
     train, test = parts[train_name], parts[test_name]
     for files in (train, test):
         _check_complete(files)

@@ -94,9 +94,9 @@ class DatasetSpec:
     num_test: int | None = None
     """Official number of test images; None when the files decide."""
     image_size: int
-    """Rows and columns unless others are asked for."""
+    """Rows and columns by default."""
     other_sizes: bool = False
-    """Whether others can be asked for."""
+    """Whether others can be chosen."""
     balanced: bool = True
     """Whether every class has the same number of images in each part."""
     mean: tuple[float, float, float]
@@ -106,7 +106,7 @@ class DatasetSpec:
     md5: Mapping[str, str] = field(default_factory=dict)
     """Published digests by path below the set's own folder, for the files of all its layouts."""
     downloads: tuple[Download | HubDownload, ...] = ()
-    """Where it can be had; empty when its makers want to be asked first."""
+    """Where to download it; empty when its makers want to be asked first."""
 
 
 DATASETS: dict[str, DatasetSpec] = {}

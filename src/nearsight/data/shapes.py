@@ -39,7 +39,7 @@ class ObjectClass:
     """One class of the set."""
 
     name: str
-    """What people call it."""
+    """Its name."""
     outside: Field
     """Signed distance to the silhouette (approximate)."""
     texture: Field
@@ -305,7 +305,7 @@ def _render(kind: ObjectClass, draws_nd: Tensor, image_size: int) -> NDArray[np.
 
 
 def make_shapes(num_images: int, *, image_size: int = 32, seed: int = 0, split: str = "train") -> ImageSet:
-    """The first `num_images` images of a split. Labels count 0 … 9 round and round, so any prefix is balanced."""
+    """The first `num_images` images of a split. Labels repeat 0 … 9, so any prefix is balanced."""
     check_at_least("the number of shapes images", num_images, 1)
     if image_size not in IMAGE_SIZES:
         raise InputError(f"shapes are drawn at {' or '.join(map(str, IMAGE_SIZES))} pixels, not at {image_size}")
@@ -323,7 +323,7 @@ def make_shapes(num_images: int, *, image_size: int = 32, seed: int = 0, split: 
 
     stride, per_chunk = len(OBJECTS), _PIXELS_PER_CHUNK // image_size**2
     chunks = [(label, begin) for label in range(stride) for begin in range(label, num_images, stride * per_chunk)]
-    # numpy releases the interpreter lock; threads over chunks wait for nobody, unlike a barrier after each operation.
+    # numpy releases the interpreter lock; threads over chunks never wait for each other, as after each operation.
     with ThreadPoolExecutor(os.cpu_count()) as threads:
         list(threads.map(draw, *zip(*chunks, strict=True)))
     return ImageSet(images_NCHW, index_N % stride)

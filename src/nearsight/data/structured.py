@@ -92,10 +92,10 @@ class PatchData(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class StructuredPatches(PatchData):
-    """One set says the label, the other patches carry the feature by chance (S3 Def. 2.1 and Assumption 1).
+    """One set gives the label, the other patches carry the feature by chance (S3 Def. 2.1 and Assumption 1).
 
     The patches of the signal set, which is drawn uniformly, have s = y; the others s = ±1 with probability q/2 each,
-    else 0.
+    otherwise 0.
     """
 
     name: ClassVar[str] = "structured"
@@ -124,16 +124,16 @@ class StructuredPatches(PatchData):
     @property
     def best_accuracy(self) -> float:
         # By Bayes' rule the odds of the labels are those of the numbers of sets that are all +1 and all −1: whichever
-        # of these was the signal, the others came about with the same probability.
-        told = sum(p * ((with_y > against) + (with_y == against) / 2) for p, with_y, against in self._telling_sets())
-        return float(told)
+        # of these was the signal, the others have the same probability.
+        right = sum(p * ((with_y > against) + (with_y == against) / 2) for p, with_y, against in self._uniform_sets())
+        return float(right)
 
     @property
     def best_risk(self) -> float:
-        return sum(p * math.log((with_y + against) / with_y) for p, with_y, against in self._telling_sets())
+        return sum(p * math.log((with_y + against) / with_y) for p, with_y, against in self._uniform_sets())
 
-    def _telling_sets(self) -> list[tuple[float, int, int]]:
-        """Probability, sets that are all y (the signal set is one), and sets that are all −y."""
+    def _uniform_sets(self) -> list[tuple[float, int, int]]:
+        """(probability, number of sets that are all y, with the signal set, and of sets that are all −y)."""
         others, p = self.num_sets - 1, (self.chance / 2) ** self.set_size
         return [
             (math.comb(others, a) * math.comb(others - a, b) * p ** (a + b) * (1 - 2 * p) ** (others - a - b), 1 + a, b)
@@ -154,7 +154,7 @@ class StructuredPatches(PatchData):
 class GaussianPatches(PatchData):
     """The negative control: independent Gaussian patches, labelled by a convolution, y = sign Σ_j ⟨w*, X_j⟩³ (S3).
 
-    No patch belongs to another. The sets are those that a model is asked for all the same.
+    No patch belongs with another. The sets are still defined, to ask whether a model finds them.
     """
 
     name: ClassVar[str] = "gaussian"

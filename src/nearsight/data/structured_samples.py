@@ -1,6 +1,6 @@
 """Samples of structured patches, as a model that sees patches only through one direction v needs them.
 
-Such a model asks two things of a sample: the inner products ⟨v, X_j⟩, and the sum of the patches under given weights,
+Such a model needs two things of a sample: the inner products ⟨v, X_j⟩, and the sum of the patches under given weights,
 which is the gradient of v. `StoredSamples` hold all their patches and serve as the training set. `ProjectedSamples` are
 used once: they hold neither ξ nor X, only what of them can matter for one v. Given v, ⟨v, ξ_j⟩ is one normal number per
 patch, and what the weighted sum of the ξ_j has in the d − 2 directions across w* and v is one normal vector for all
@@ -76,7 +76,7 @@ class StoredSamples:
         return (v_Sd.unsqueeze(1) @ self.patch_SdM).view(*self.label_SN.shape, -1)
 
     def weighted_sum(self, weight_SND: Tensor, v_Sd: Tensor) -> Tensor:
-        """Σ over samples and patches of weight · X_j: [S, d]; which v the weights come from is not asked here."""
+        """Σ over samples and patches of weight · X_j: [S, d]; the weights may come from any v."""
         return (weight_SND.flatten(1).unsqueeze(1) @ self.patch_SdM.mT).squeeze(1)
 
 
@@ -131,7 +131,7 @@ class FreshSamples:
     num_samples: int
 
     def pieces(self, step: int) -> Iterator[ProjectedSamples]:
-        """The samples of a step, likewise in pieces: the same ones whatever seeds run beside."""
+        """The samples of a step, also in pieces: the same ones whatever other seeds run."""
         at_once = max(1, FRESH_AT_ONCE // self.data.num_patches)
         for index_N in torch.arange(self.num_samples, device=self.seed_S.device).split(at_once):
             yield ProjectedSamples.draw(self.data, self.feature_Sd, self.seed_S, self.stream, step, index_N)

@@ -1,6 +1,6 @@
 """SVHN (Netzer et al. 2011), format 2: 32×32 crops in two `.mat` files. There the digit 0 has label 10.
 
-Of MATLAB's level 5 files the little is read that SVHN uses, so that it needs no library. After a header of 128 bytes
+Only the part of MATLAB's level 5 files that SVHN uses is read, so that it needs no library. After a header of 128 bytes
 come elements: a type, a length and data padded to 8 bytes; up to 4 bytes of data sit in the tag itself. An array is an
 element that holds four others: flags, dimensions, name and values, which run column by column. It may be compressed as
 a whole. (MathWorks, "MAT-File Format", chapter 1)
@@ -104,7 +104,7 @@ def read_mat_arrays(path: Path) -> dict[str, NDArray[Any]]:
                 arrays[named[0]] = named[1]
         return arrays
     except (ValueError, struct.error, zlib.error, StopIteration) as error:
-        raise InputError(f"{path} is truncated or no MATLAB file: {error}; get it again") from error
+        raise InputError(f"{path} is truncated or not a MATLAB file: {error}; get it again") from error
 
 
 register_dataset(

@@ -19,7 +19,7 @@ SIZE = 64
 
 
 def _class_names(words: Path, wnids: list[str]) -> tuple[str, ...]:
-    """The first name of each class; two classes of one name ("crane") keep their identifiers to tell them apart."""
+    """The first name of each class; two classes with one name ("crane") keep their identifiers to differ."""
     lines = (line.split("\t", maxsplit=1) for line in read_published(words).splitlines() if "\t" in line)
     known = {wnid: names.split(",")[0].strip() for wnid, names in lines}
     names = [known.get(wnid, wnid) for wnid in wnids]

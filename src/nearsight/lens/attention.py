@@ -140,7 +140,7 @@ def of_multihead_function(
     static_k: Tensor | None = None,
     **_settings: Any,
 ) -> FusedAttention:
-    """`multi_head_attention_forward`, as it is told to a function mode: queries and keys are [N, B, C] or [N, C]."""
+    """`multi_head_attention_forward`, as a function mode sees it: queries and keys are [N, B, C] or [N, C]."""
     if query.dim() == 2:
         query, key = query.unsqueeze(1), key.unsqueeze(1)
     query, key = query.transpose(0, 1), key.transpose(0, 1)

@@ -2,7 +2,7 @@
 
 While a forward runs, a `TorchFunctionMode` sees `scaled_dot_product_attention`, LocAt's attention with a bias, and the
 products in which explicit attention weights meet the values, and hooks say which layer is calling.
-`nn.MultiheadAttention` is handled by itself: it takes a fast path that a function mode would both switch off (changing
+`nn.MultiheadAttention` is handled separately: it takes a fast path that a function mode would both switch off (changing
 the last bits of the output) and not see.
 """
 
@@ -59,13 +59,13 @@ class Call:
 
 
 OPAQUE = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
-"""Modules whose attention a function mode does not see, and which the tap handles by themselves."""
+"""Modules whose attention a function mode does not see, and which the tap handles separately."""
 
 
 class AttentionTap(TorchFunctionMode):
     """Calls `on_attention(call, candidates)` for each possible attention in `model` while active (a context manager).
 
-    Candidates are functions, so that nothing is computed for calls nobody asks about: one for fused attention; one for
+    Candidates are functions, so that nothing is computed for calls that are not used: one for fused attention; one for
     each factor of a product, of which at most one holds attention weights.
 
     If it is known which modules make such calls, giving these as `calling` saves the time it takes to follow all.
@@ -83,13 +83,13 @@ class AttentionTap(TorchFunctionMode):
         self._names = {module: name for name, module in modules}
         self._on_attention = on_attention
         self._thread = threading.get_ident()
-        """Only this one is looked at: others may run the same model meanwhile."""
+        """Only this thread is watched: others may run the same model at the same time."""
         self._running: list[str] = []
         self._calls: Counter[tuple[str, str]] = Counter()
         self._attended: set[str] = set()
         self._undo = ExitStack()
         self.inside_fused = False
-        """Whether an attention that was told of as a whole is being computed."""
+        """Whether an attention that was already reported as a whole is being computed."""
         self.product: tuple[Call, Sequence[Tensor]] | None = None
         """The product that is being computed, with its factors."""
 
@@ -110,7 +110,7 @@ class AttentionTap(TorchFunctionMode):
             elif isinstance(module, nn.TransformerEncoderLayer):
                 if isinstance(getattr(module, "self_attn", None), nn.MultiheadAttention):
                     self._watch(module, nn.TransformerEncoderLayer, self._encoder_layer)
-                else:  # somebody put another attention there
+                else:  # its attention was replaced by another kind
                     self._wrap(module, self._own_forward)
             elif not self._follows_all:
                 self._undo.callback(module.register_forward_pre_hook(self._entering).remove)
@@ -126,7 +126,7 @@ class AttentionTap(TorchFunctionMode):
     def _entering(self, module: nn.Module, _inputs: Any) -> None:
         if module in self._names and threading.get_ident() == self._thread:
             if not self._running:
-                # Seeing a function call takes longer than many a function: look only while there is something to see.
+                # Seeing a function call takes longer than many functions do: look only while there is something to see.
                 super().__enter__()  # type: ignore[no-untyped-call]
             self._running.append(self._names[module])
 

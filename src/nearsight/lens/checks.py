@@ -1,4 +1,4 @@
-"""`check_vit_adapter`: does the lens see your model right? Checks that anybody can run on a model of their own."""
+"""`check_vit_adapter`: does the lens see your model right? Checks to run on a model of your own."""
 
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -93,7 +93,7 @@ class _Asked:
     batch: Batch
     found: Survey
     said: Mapping[str, Any]
-    """What was said of the model: call, grid, prefix."""
+    """The caller's options for the model: call, grid, prefix."""
 
     def run(self, images: Tensor) -> list[Tensor]:
         """All that the model gives for such images, one by one where it takes them so."""
@@ -285,7 +285,7 @@ def _check_places(asked: _Asked) -> None:
     images = asked.batch.images
     call, site = next(iter(asked.found.sites.items()))
     rows, cols = site.geometry.grid_size
-    # Keys that are pooled along the sequence are no grid, and say little about where: then the queries do.
+    # Keys that are pooled along the sequence form no grid and say little about places: then the queries are used.
     by_query = not _is_grid(site.geometry.key_places_WM2)
     place_KM2 = (site.geometry.query_places_WN2 if by_query else site.geometry.key_places_WM2).flatten(0, 1)
     is_patch = place_KM2[:, 0].isfinite()
@@ -326,7 +326,7 @@ def _is_grid(places_WM2: Tensor) -> bool:
 
 def _changes_of_keys(asked: _Asked, images: Tensor, call: Call, site: Site, by_query: bool) -> Tensor | None:
     """How much the keys of an attention differ from those of the first image, [images − 1, windows · keys], or its
-    queries; None if they are not to be had."""
+    queries; None if they cannot be read."""
     keys: list[Tensor] = []
     logs: list[Tensor] = []
     arrange = site.geometry.layout.arrange
@@ -354,7 +354,7 @@ def _changes_of_keys(asked: _Asked, images: Tensor, call: Call, site: Site, by_q
         return None
     # Less its mean, since a softmax lowers all other keys of a query when one of them rises; and the median over
     # queries, since the queries that lie in the changed part change towards every key. Over patches alone: padding,
-    # which most of a window may be, asks for nothing.
+    # which most of a window may be, is left out.
     log_BWHNM = torch.cat(logs)
     log_BWHNM = log_BWHNM - log_BWHNM.mean(-1, keepdim=True)
     no_patch_WN = site.geometry.query_places_WN2[..., 0].isnan().to(log_BWHNM.device)
@@ -365,7 +365,7 @@ def _changes_of_keys(asked: _Asked, images: Tensor, call: Call, site: Site, by_q
 def _values_of(
     attention: ExplicitAttention, candidates: Sequence[Callable[[], Attention]], site: Site
 ) -> Tensor | None:
-    """What explicit weights multiply, [L..., M, d], where its axes are those of the weights; else None."""
+    """What explicit weights multiply, [L..., M, d], where its axes are those of the weights; otherwise None."""
     weights = attention.weights.movedim(site.axes, (-2, -1))
     for candidate in candidates:
         factor = candidate()

@@ -26,7 +26,7 @@ class DistanceMass(Measurement):
     says which distances these are, in diagonals of the layer's grid (NaN where a layer has fewer).
 
     Attention is renormalised over the patches, as for MAD; the mean is over a picture's queries and then over pictures,
-    so that Σ mass·value is MAD. Up to 1,024 distinct distances (a grid of 50 × 50 tokens) are told apart exactly; where
+    so that Σ mass·value is MAD. Up to 1,024 distinct distances (a grid of 50 × 50 tokens) are kept apart exactly; where
     there are more, they fall into 1,024 bins of equal width, a value is the middle of its bin, and what is derived is
     off by at most half a bin, 1/2,048 of the diagonal. `HeadTable.distance_quantiles` are made from this.
     """

@@ -1,5 +1,5 @@
 """What the tokens of each layer are like: coherent with their neighbours, or pulled towards CLS (S2 App. F); and how
-alike the layers of a model are, or those of two: linear CKA over any number of images (Raghu et al. 2021).
+similar the layers of a model are, or those of two: linear CKA over any number of images (Raghu et al. 2021).
 
 Shape suffixes: B images, P patches, C channels; L layers of one model, K of the other, n images of a batch.
 """
@@ -82,7 +82,7 @@ class LayerSimilarity(NamedTuple):
     """Of the layers that are the columns."""
     matrix: Array
     """[L, K]; 1 for layers whose tokens are the same up to rotation and scale, about 0 for unrelated ones. NaN for a
-    layer in which all images are alike."""
+    layer in which all images are equal."""
 
     def to_frame(self) -> pd.DataFrame:
         """One row per pair of layers, both counted from 0."""
@@ -125,7 +125,7 @@ def layer_similarity(
         tokens: what an image is in a layer: the "mean" of its patch tokens, which compares layers and models of any
             grids by content; or all of them one after the other ("flat"), which also compares where things are.
         layers: names of modules to take as layers; by default the blocks that hold attention.
-        other_layers: likewise of the second model.
+        other_layers: the same for the second model.
         batch_size: images per forward, at least 4; larger batches are closer to CKA on all images at once. Images left
             over at the end are not used if there are fewer than 4.
         device: where to run; by default where each model is.
@@ -157,12 +157,12 @@ def _paired(
     for pair in zip_longest(batches(images, batch_size), batches(other_images, batch_size)):
         one, other = (0 if batch is None else len(batch) for batch in pair)
         if one != other:
-            raise InputError(f"the two models have different batches of images: one of {one} stands against {other}")
+            raise InputError(f"the two models have different batches of images: one of {one} images, one of {other}")
         yield pair
 
 
 class _Layers:
-    """The layers of one model: for a batch, how alike its images are in each."""
+    """The layers of one model: for a batch, how similar its images are in each."""
 
     def __init__(self, run: Running, layers: Sequence[str] | None, tokens: str) -> None:
         self._run, self._chosen, self._tokens = run, layers, tokens
@@ -232,5 +232,5 @@ class _Total:
         size_L, size_K = (torch.where(own > 0, own, torch.nan).sqrt() for own in (own_L, other_K))
         matrix: Array = (cross_LK / (size_L[:, None] * size_K)).numpy()
         if np.isnan(matrix).all():
-            raise InputError("layers cannot be compared: the images are all alike in them; give different images")
+            raise InputError("layers cannot be compared: all images are equal in them; give different images")
         return matrix

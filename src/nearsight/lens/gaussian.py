@@ -37,7 +37,7 @@ class Gaussians(Measurement):
     in patches) and of α (`alpha`), and the distribution of σ along both (`sigma_mass`, in bins up to `sigma_most`).
 
     NaN in layers without such a bias. The widest σ depends on the grid the model was made for (Eq. 5): the attribute
-    `grid_size` of the `gaug` module, or else the grid it is measured on.
+    `grid_size` of the `gaug` module, or otherwise the grid it is measured on.
     """
 
     about = "per head of a LocAt model: width and strength of its Gaussians"
@@ -112,7 +112,7 @@ def sigma_quantiles(mass: Array, most: Array, levels: Array) -> Array:
     The middles of the first bins by which the shares are reached, of those that anything lies in.
     """
     reached = np.cumsum(mass, axis=-1)[..., None, :]
-    # Sums of many small masses round: a share that is all but reached is reached.
+    # Sums of many small masses are rounded: a share that is almost reached counts as reached.
     wanted = np.asarray(levels)[:, None] * reached[..., -1:] * (1 - 1e-9)
     bins = ((reached < wanted) | (reached <= 0)).sum(-1)
     width = np.asarray(most)[:, None, None] / mass.shape[-1]
@@ -150,7 +150,7 @@ def _of_patches(output_BHNx: Tensor, geometry: Geometry, name: str) -> Tensor:
     places_N2 = geometry.query_places_WN2[0]
     is_patch = places_N2[:, 0].isfinite()
     if len(geometry.query_places_WN2) > 1 or output_BHNx.dim() != 4:
-        raise InputError(f"{name} returns {list(output_BHNx.shape)}: foreign σ and α are known for plain ViTs alone")
+        raise InputError(f"{name} returns {list(output_BHNx.shape)}: foreign σ and α are read from plain ViTs only")
     if output_BHNx.shape[2] == len(is_patch):
         return output_BHNx[:, :, is_patch.to(output_BHNx.device)]
     if output_BHNx.shape[2] == int(is_patch.sum()):

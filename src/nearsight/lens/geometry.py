@@ -15,11 +15,11 @@ from nearsight.lens.layout import Layout, find_layout
 from nearsight.lens.places import PADDING, Places, constant_along
 
 _OVERLAPPING = 1.1
-"""How much larger tokens are, at least, that are more and nevertheless made of the others; less is cut at borders."""
+"""More tokens than the others, yet larger by at least this factor, are pooled from them; less is cut at borders."""
 
 
 _NEAR = 1 / 3
-"""What positions of one line are apart at most, in the largest distance between neighbouring ones."""
+"""How far apart positions of one line may be, as a share of the largest distance between neighbouring ones."""
 
 
 class NotSpatialError(Exception):
@@ -40,15 +40,15 @@ class Geometry:
     cell_size: tuple[float, float]
     """(height, width) of a cell in pixels."""
     query_places_WN2: Tensor
-    """(row, column) of each query of each window, float64; NaN for one that is no patch."""
+    """(row, column) of each query of each window, float64; NaN for one that is not a patch."""
     key_places_WM2: Tensor
-    """Likewise of each key; keys that are pooled from several cells lie at their centre of mass."""
+    """The same for each key; keys that are pooled from several cells lie at their centre of mass."""
     padding_WM: Tensor | None = None
     """Keys that only fill up a window: neither patches nor tokens of their own. None: there are none."""
     num_frames: int = 1
-    """Of a video, how many times its tokens have; 1 for pictures."""
+    """How many time steps the tokens of a video have; 1 for pictures."""
     query_times_WN: Tensor | None = None
-    """Of a video, when each query is, counted in tokens; NaN for one that is no patch."""
+    """Time of each query of a video, counted in tokens; NaN for one that is not a patch."""
     key_times_WM: Tensor | None = None
     lines: tuple[Tensor, Tensor, Tensor] | None = field(default=None, compare=False, repr=False)
     """Which frames, and where the rows and the columns of the grid are on the image, in pixels."""
@@ -100,14 +100,14 @@ def same_places(one: Tensor, other: Tensor) -> bool:
 
 @dataclass(frozen=True)
 class Declared:
-    """What somebody says of a model's tokens: so many that are no patches, and then the patches row by row."""
+    """A model's tokens as the caller describes them: so many that are not patches, then the patches row by row."""
 
     grid_size: tuple[int, int]
     prefix: int | None = None
     """None: whatever is left."""
 
     def locate(self, places: Places, query_LN: Tensor, key_LM: Tensor, *, alone: bool) -> Geometry | None:
-        """The geometry of an attention among just such tokens; None if it is one among others."""
+        """The geometry of an attention among exactly these tokens; None if it is among others."""
         (rows, cols), count = self.grid_size, query_LN.shape[-1]
         prefix = count - rows * cols if self.prefix is None else self.prefix
         if not 0 <= prefix == count - rows * cols or key_LM.shape[-1] != count:
@@ -178,7 +178,7 @@ def _only_whole_image(places: Places, numbers: Tensor) -> bool:
 
 
 def _comparable(places: Places, query_LN: Tensor, key_LM: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """(frame, y, x) of queries and of keys, measured alike, and those of the finer of the two as cells."""
+    """(frame, y, x) of queries and of keys, measured in the same way, and those of the finer of the two as cells."""
     both = query_LN, key_LM
     one_cell = all(_only_whole_image(places, numbers) for numbers in both)
     cells, centres = (
@@ -199,7 +199,7 @@ def _comparable(places: Places, query_LN: Tensor, key_LM: Tensor) -> tuple[Tenso
 def _finer(places: Places, both: tuple[Tensor, Tensor], positions: Sequence[Tensor]) -> int:
     """Which of the two are the finer tokens: 0 the queries, 1 the keys."""
     more = max((0, 1), key=lambda which: len(_distinct(positions[which])))
-    # Where tokens part the image, more of them are smaller ones. Pooling to more pieces than there are cells gives
+    # Where tokens divide the image, more tokens are smaller tokens. Pooling to more pieces than there are cells gives
     # pieces that overlap: more places than cells, of one or several cells each.
     overlap = places.mean_size(both[more]) > _OVERLAPPING * places.mean_size(both[1 - more])
     return 1 - more if overlap else more
@@ -316,7 +316,7 @@ def _between_lines(position: Tensor, lines: Tensor) -> Tensor:
 
 
 def joint_geometries(parts: Sequence[Geometry]) -> list[Geometry] | None:
-    """The geometries of parts of one attention on the grid that they make up together; None if they are no such."""
+    """The geometries of parts of one attention on the grid that they make up together; None if they are not."""
     if any(part.lines is None for part in parts):
         return None
     positions = [part.positions() for part in parts]

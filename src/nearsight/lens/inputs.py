@@ -2,7 +2,7 @@
 
 Pictures [B, C, H, W] of any number of channels; videos [B, T, C, H, W] or [B, C, T, H, W]; dictionaries of what a model
 takes by name; and sequences of patches with the grid of each image beside them, as models of images of any size take
-them: `grid_thw` (Qwen-VL and its kin) or `spatial_shapes` (SigLIP 2 NaFlex).
+them: `grid_thw` (Qwen-VL and related models) or `spatial_shapes` (SigLIP 2 NaFlex).
 """
 
 import hashlib
@@ -24,7 +24,7 @@ Call = str | Callable[[nn.Module, Any], Any]
 """How a model is called with a batch: the name of the argument that takes it, or a function of model and batch."""
 _NAMES = re.compile(r"pixel|image|video")
 _MOST_CHANNELS = 4
-"""An axis of a video that is no longer than this, where the other one is, is its channels."""
+"""The first axis of a video is its channels if it is at most this long and the second is longer."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ class Batch:
 
 
 def _content(value: Any) -> object:
-    """Equal where two values are, and of tensors only then."""
+    """Equal for equal values; for tensors, only then."""
     if not isinstance(value, Tensor):
         return repr(value)
     data = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
@@ -146,12 +146,12 @@ def _brought(value: Any, device: torch.device, dtype: torch.dtype) -> Any:
     if not isinstance(value, Tensor):
         return value
     value = value.to(device, dtype) if value.is_floating_point() else value.to(device)
-    # Operations on a tensor that was made in inference mode alone are not taken apart, wherever they are done.
+    # Operations on a tensor that was made in inference mode are not decomposed, in whatever mode they run.
     return value.clone() if value.is_inference() else value
 
 
 def as_batch(image: "Tensor | Batch") -> Batch:
-    """A batch of one image [C, H, W], or of those in a tensor, if it is none already."""
+    """A batch of one image [C, H, W], or of the images in a tensor; a batch stays as it is."""
     if isinstance(image, Batch):
         return image
     return Batch(image if image.dim() > 3 else image[None], _plainly)
@@ -162,7 +162,7 @@ def batches(
 ) -> Iterator[Batch]:
     """Batches of at most this many images; those that are larger are split.
 
-    Of pairs (images, labels), as loaders of data give them, the images.
+    Of pairs (images, labels), as data loaders yield them, the images are taken.
     """
     try:
         largest = operator.index(batch_size)  # NumPy's whole numbers, too, which torch does not take
@@ -252,7 +252,7 @@ def _packed(batch: Batch, grids: Tensor, model: nn.Module | None) -> Iterator[Ba
     (name,) = (key for key in batch.others if key.endswith("grid_thw"))
     begin = 0
     if int(grids.prod(-1).sum()) != len(batch.images):
-        raise InputError(f"{name} tells of {int(grids.prod(-1).sum())} patches, but there are {len(batch.images)}")
+        raise InputError(f"{name} describes {int(grids.prod(-1).sum())} patches, but there are {len(batch.images)}")
     for number, (frames, rows, cols) in enumerate(grids.tolist()):
         end = begin + frames * rows * cols
         others = {**batch.others, name: grids[number : number + 1]}
@@ -291,6 +291,6 @@ def _patches(
 
 
 def on_the_host() -> AbstractContextManager[Any]:
-    """Around code of the lens: what it makes without naming a device is on the CPU, wherever the caller's
-    `torch.set_default_device` puts things. The model itself runs as the caller has set it."""
+    """Around code of the lens: what it makes without naming a device is on the CPU, whatever device the caller's
+    `torch.set_default_device` chose. The model itself runs as the caller has set it."""
     return nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu")

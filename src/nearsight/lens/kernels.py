@@ -27,7 +27,7 @@ from nearsight.triton_language import INTERPRETED, tl, triton
 if TYPE_CHECKING:
     from typing import no_type_check as jit  # kernels are Python by their syntax alone
 else:
-    # Else another kernel would be compiled for sizes that are 1 or multiples of 16, and be no faster.
+    # Otherwise another kernel would be compiled for sizes that are 1 or multiples of 16, and be no faster.
     whatever_value = ("batch", "windows", "heads", "heads_per_key", "num_queries", "num_keys", "query_tiles")
     jit = partial(triton.jit, do_not_specialize=whatever_value) if triton is not None else lambda kernel: kernel
 
@@ -45,10 +45,10 @@ def fused_attention_rows(
 
     Args:
         query_BWHNd: of any strides; float32, bfloat16 or float16; heads of a size up to 256.
-        key_BWHMd: likewise; with fewer heads than the queries, each is shared by neighbouring heads of theirs.
+        key_BWHMd: as the queries; if it has fewer heads, each is shared by neighbouring heads of the queries.
         scale: of the products of queries and keys.
-        query_places_WN2: float32 (y, x) in grid cells. NaN: this token is no patch, and its results are NaN.
-        key_places_WM2: likewise; attention is renormalised over the patches by never looking at other tokens.
+        query_places_WN2: float32 (y, x) in grid cells. NaN: this token is not a patch, and its results are NaN.
+        key_places_WM2: as above; attention is renormalised over the patches because other tokens are left out.
         bias: what is added to the logits, broadcast to [B, W, H, N, M]; bool: False is −∞, as is anything under −1e30.
 
     A query whose every patch key is masked has NaN results, and so has one with a NaN among what it looks at.
@@ -71,15 +71,15 @@ def fused_attention_rows(
 
 
 _launches: dict[Hashable, tuple[Callable[..., None], list[Any]]] = {}
-"""Of inputs alike in all but their numbers: the compiled kernel on its grid, and its last arguments."""
+"""For inputs that differ only in their values: the compiled kernel on its grid, and its last arguments."""
 
 
 def _launch(query: Tensor, key: Tensor, bias: Tensor | None, *others: Any) -> None:
-    """At 197 tokens, what Triton does for a launch takes longer than the kernel: it is done once for inputs alike."""
+    """At 197 tokens, preparing a launch in Triton takes longer than the kernel: inputs of one kind share it."""
     tensors = [x for x in (query, key, bias, *others) if isinstance(x, Tensor)]
-    alike = (*((x.shape, x.stride(), x.dtype, x.data_ptr() % 16) for x in tensors), query.device)
-    if alike in _launches:
-        run, rest = _launches[alike]
+    kind = (*((x.shape, x.stride(), x.dtype, x.data_ptr() % 16) for x in tensors), query.device)
+    if kind in _launches:
+        run, rest = _launches[kind]
         run(query, key, bias, *others, *rest)
         return
     batch, windows, heads, num_queries, width = query.shape
@@ -105,7 +105,7 @@ def _launch(query: Tensor, key: Tensor, bias: Tensor | None, *others: Any) -> No
     options = {"num_warps": tiling.warps, "num_stages": 2, "maxnreg": tiling.registers}
     kernel = _rows_kernel[(programs,)](query, key, bias, *others, *sizes, *strides, **constants, **options)
     if not INTERPRETED:
-        _launches[alike] = kernel[programs, 1, 1], [*sizes, *strides, *constants.values()]
+        _launches[kind] = kernel[programs, 1, 1], [*sizes, *strides, *constants.values()]
 
 
 class _Tiling(NamedTuple):
@@ -279,7 +279,7 @@ def _count_before_patches(places, num_tokens, AMONG: tl.constexpr):
 
 @jit
 def _end_of_patches(places, start, end, SCAN: tl.constexpr):
-    """The first token from `start` on that is no patch, or the end."""
+    """The first token from `start` on that is not a patch, or the end."""
     gap = end
     for position in range(start, end, SCAN):
         token = position + tl.arange(0, SCAN)

@@ -13,17 +13,17 @@ import torch
 from torch import Tensor
 
 MOVING = (
-    "its tokens lie elsewhere in one image than in another; if it orders or drops them by chance, let it not, or give "
-    "it their order with call=…"
+    "its tokens lie elsewhere in one image than in another; if it orders or drops them at random, switch "
+    "that off, or give it their order with call=…"
 )
 
 
 class LayoutError(Exception):
-    """The axes cannot be told apart; the message says why."""
+    """The axes cannot be identified; the message says why."""
 
 
 class ImagesUnclearError(LayoutError):
-    """It cannot be told which image is which: the model may put all of a batch into one sequence."""
+    """It is unclear which image is which: the model may put all of a batch into one sequence."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ def _find_images(images_L: Tensor) -> tuple[int, int, int]:
                 expected = expected.view([-1 if other == axis else 1 for other in range(images_L.dim())])
                 if torch.equal(images_L, expected.expand_as(images_L)):
                     return axis, outer, inner
-    raise ImagesUnclearError("it cannot be told which image its rows belong to; give it one image a call, with call=…")
+    raise ImagesUnclearError("it is unclear which image its rows belong to; give it one image per call, with call=…")
 
 
 def _classify(rows: Sequence[Tensor], axis: int) -> tuple[str, tuple[int, int] | None]:

@@ -1,8 +1,8 @@
 """Where the attention of a layer goes on its maps.
 
 Shape suffixes: B images, W windows, H heads, N queries, T queries of a tile, M keys, as in `stream`. Of a map: Q its
-queries, patches row by row and then tokens that are no patches; K the patches that are keys, row by row; O the keys
-that are no patches; X all of these, and then what is neither.
+queries, patches row by row and then tokens that are not patches; K the patches that are keys, row by row; O the keys
+that are not patches; X all of these, and then what is neither.
 """
 
 import math
@@ -51,11 +51,11 @@ class _Lines:
 
 
 def _pooled(size: int, most: int | None) -> int:
-    """Into how many cells: alike if that is not far fewer than may be, else nearly alike."""
+    """Number of cells: of equal size if at least half of `most` are possible so, otherwise of nearly equal size."""
     if most is None or size <= most:
         return size
-    alike = max(number for number in range(1, most + 1) if size % number == 0)
-    return alike if 2 * alike >= most else most
+    equal = max(number for number in range(1, most + 1) if size % number == 0)
+    return equal if 2 * equal >= most else most
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class _Cells:
     rows: _Lines
     cols: _Lines
     cell_WN: Tensor
-    """Tokens that are no patches come behind the last cell; what is neither, behind those."""
+    """Tokens that are not patches come behind the last cell; what is neither, behind those."""
     num_others: int
 
     @classmethod
@@ -90,7 +90,7 @@ class _Cells:
 
     @property
     def num_tokens(self) -> int:
-        """Of a map: its cells, and the tokens that are no patches. What is neither has this number."""
+        """Of a map: its cells, and the tokens that are not patches. What is neither has this number."""
         return self.num_cells + self.num_others
 
     @cached_property
@@ -107,7 +107,7 @@ class _Cells:
         return first_N if len(self.cell_WN) == 1 and is_one_by_one else None
 
     def spans(self, cell_N: Tensor) -> Iterator[tuple[_Span, _Span]]:
-        """Of patches, and of tokens that are no patches: which of some tokens they are, and their places among their
+        """Of patches, and of tokens that are not patches: which of some tokens they are, and their places among their
         kind."""
         for begin, end in ((0, self.num_cells), (self.num_cells, self.num_tokens)):
             tokens = ((cell_N >= begin) & (cell_N < end)).nonzero().flatten()
@@ -312,7 +312,7 @@ def _reach(whole: Iterable[Tile], queries: _Cells, keys: _Cells) -> Tensor:
 
 
 def _other_queries(geometry: Geometry) -> Tensor:
-    """Which queries are tokens of their own, [W, N] bool; none if each window has its own, or they are no keys."""
+    """Which queries are tokens of their own, [W, N] bool; none if each window has its own, or they are not keys."""
     no_patch_WN, no_patch_WM = (
         places[..., 0].isnan() for places in (geometry.query_places_WN2, geometry.key_places_WM2)
     )

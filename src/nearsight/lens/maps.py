@@ -88,7 +88,7 @@ def attention_maps(
         def fill(call: Call, which: slice, attention: Attention) -> None:
             frame(call, attention).fill(attention, kept, which, summing_dtype(computing, run.device))
 
-        # The header of a file says of all maps what they are like: one image shows it.
+        # The header of a file describes all maps: one image is enough to know it.
         if isinstance(kept, InFile) and num_images is not None:
             with without_gradients():
                 _watch(run.model, example, found, {call: partial(frame, call) for call in chosen})
@@ -99,7 +99,7 @@ def attention_maps(
                 with without_gradients():
                     again = surveyed(run.model, batch.to(run.device, run.dtype), declared_grid(grid, prefix))
                 if not again.is_as(found):
-                    raise InputError("attention maps are made of images of one size; make those of each size apart")
+                    raise InputError("attention maps are made of images of one size; make them for each size by itself")
                 known.add(key)
             for one in batch.one_by_one() if found.is_alone else [batch]:
                 begin, end = end, end + len(one)
@@ -131,14 +131,14 @@ def _chosen(
 
 
 class _Enough(BaseException):
-    """Ends a forward of which all that is wanted was seen. No `Exception`: a model may handle those."""
+    """Ends a forward when all that is needed was seen. Not an `Exception`: a model may catch those."""
 
 
 def _watch(model: nn.Module, batch: Batch, found: Survey, wanted: Mapping[Call, Callable[[Attention], object]]) -> None:
     """Run the model up to the last of these attentions, and give each to its function."""
     waiting = dict(wanted)
     problems: list[Exception] = []
-    # What somebody else has put around a module may want to end what it began.
+    # Hooks that others put around a module may have to finish what they began.
     may_stop = not any(module._forward_hooks or "forward" in vars(module) for module in model.modules())
 
     def look(call: Call, candidates: Sequence[Callable[[], Attention]]) -> None:
@@ -148,7 +148,7 @@ def _watch(model: nn.Module, batch: Batch, found: Survey, wanted: Mapping[Call, 
         try:
             with in_full_precision(batch.images.device):
                 see(candidates[found.sites[call].operand]())
-        except Exception as error:  # raised after the forward: torch's own modules do not stand it in their midst
+        except Exception as error:  # raised after the forward: torch's own modules do not survive it
             problems.append(error)
         if may_stop and (problems or not waiting) and call.kind != "multihead":
             raise _Enough

@@ -1,11 +1,11 @@
 """Attention maps as they are given out: in memory, or in a file that is filled while they come.
 
 The file is safetensors and not zarr: it is one file, needs no library that is not here already, is read by torch, NumPy
-and JAX alike, knows bfloat16, and runs no code. It is mapped into memory when it is opened, so that only what is looked
+and JAX, knows bfloat16, and runs no code. It is mapped into memory when it is opened, so that only what is looked
 at is read. It has a tensor "<layer>/<field>" for each tensor of `LayerMaps`; the rest is JSON in its metadata.
 
 Shape suffixes: B images, H heads, N queries of the model, M keys. Of a map: Q its queries, patches row by row and then
-tokens that are no patches; K the patches that are keys, row by row; O the keys that are no patches.
+tokens that are not patches; K the patches that are keys, row by row; O the keys that are not patches.
 """
 
 import errno
@@ -62,20 +62,20 @@ class LayerMaps:
     """Before pooling."""
     whole_key_grid: Grid
     others: tuple[str, ...]
-    """The keys that are no patches: CLS, register 1, …"""
+    """The keys that are not patches: CLS, register 1, …"""
     other_queries: tuple[str, ...]
-    """The queries that are no patches: the same, or none where each window has its own."""
+    """The queries that are not patches: the same, or none where each window has its own."""
     weights_BHQK: Tensor
-    """With `other_weights_BHQO` a row sums to 1, but for what goes to the padding of windows."""
+    """With `other_weights_BHQO` a row sums to 1, except for what goes to the padding of windows."""
     other_weights_BHQO: Tensor
     distances_BHQ: Tensor
-    """How far a query looks, renormalised over the patches, in diagonals; NaN for one that is no patch."""
+    """How far a query looks, renormalised over the patches, in diagonals; NaN for one that is not a patch."""
     reach_QK: Tensor | None
     """Which patches a query can see; None: all of them."""
     query_order_N: Tensor | None
     """The row of a map that is each query of the model, in its order; None if they are not the same, one by one."""
     key_order_M: Tensor | None
-    """Likewise the column that is each key: those of `weights_BHQK`, and then those of `other_weights_BHQO`."""
+    """The column of a map that is each key: those of `weights_BHQK`, and then those of `other_weights_BHQO`."""
 
     def __repr__(self) -> str:
         shape, dtype = list(self.weights_BHQK.shape), str(self.weights_BHQK.dtype).removeprefix("torch.")
@@ -109,7 +109,7 @@ class InMemory:
         self._parts: dict[str, list[LayerMaps]] = {}
 
     def room(self, layer: LayerMaps, images: slice) -> LayerMaps:
-        """Where the maps of these images, which come behind the last ones, are to be written; all 0 as yet.
+        """Where the maps of these images, which come behind the last ones, are to be written; all 0 at first.
 
         `layer` has maps of no images.
         """
@@ -121,7 +121,7 @@ class InMemory:
 
     def finished(self, layers: Sequence[LayerMaps]) -> list[LayerMaps]:
         """The maps of all images, layer by layer."""
-        # What one layer was made of is let go before the next is joined.
+        # The parts of one layer are freed before the next is joined.
         return [_joined(self._parts.pop(layer.name)) for layer in layers]
 
 
@@ -133,7 +133,7 @@ def _joined(parts: Sequence[LayerMaps]) -> LayerMaps:
 
 class InFile:
     """The same in a file. Its header, at the front, says how many images there are. If that is known, `begin` comes
-    first; else each tensor waits in a file of its own, which has no name, and they are joined in the end."""
+    first; otherwise each tensor waits in a file of its own, without a name, and they are joined in the end."""
 
     def __init__(self, file: IO[bytes], folder: Path, open_files: ExitStack, num_images: int | None) -> None:
         self._file, self._folder, self._open_files = file, folder, open_files
@@ -170,7 +170,7 @@ class InFile:
         self._file.flush()
 
     def room(self, layer: LayerMaps, images: slice) -> LayerMaps:
-        """Memory that is the file's for as long as somebody holds it."""
+        """Memory that belongs to the file as long as it is in use."""
         self._num_images = max(self._num_images, images.stop)
         return layer.with_maps(lambda field, empty: self._mapped(f"{layer.name}/{field}", empty, images))
 
@@ -250,7 +250,7 @@ def open_maps(path: str | Path) -> list[LayerMaps]:
         raise
     except Exception as error:  # safetensors, json and torch have many kinds for a damaged file
         reason = " ".join(str(error).split())[:200]
-        raise InputError(f"{path} is damaged or is no file of attention maps ({reason}); write it again") from error
+        raise InputError(f"{path} is damaged or is not a file of attention maps ({reason}); write it again") from error
 
 
 def _opened(file: Any, names: set[str], layer: dict[str, Any]) -> LayerMaps:
@@ -261,7 +261,7 @@ def _opened(file: Any, names: set[str], layer: dict[str, Any]) -> LayerMaps:
     lists: dict[str, Any] = {field: tuple(layer[field]) for field in _LISTS}
     maps = LayerMaps(name=layer["name"], **lists, **tensors)
     if any(len(getattr(maps, field)) != 2 for field in _PAIRS):
-        raise ValueError(f"a grid of {maps.name} has not two sides")
+        raise ValueError(f"a grid of {maps.name} does not have two sides")
     num_queries = math.prod(maps.query_grid) + len(maps.other_queries)
     num_keys = math.prod(maps.key_grid)
     lead = len(tensors["distances_BHQ"]), len(maps.heads), num_queries
@@ -279,5 +279,5 @@ def _opened(file: Any, names: set[str], layer: dict[str, Any]) -> LayerMaps:
         if tensor is None or tensor.shape != shape:
             raise ValueError(f"{maps.name}/{field} is not a tensor of {list(shape)}")
         if field.endswith(("_N", "_M")) and not torch.equal(tensor.sort().values, torch.arange(len(tensor))):
-            raise ValueError(f"{maps.name}/{field} is no order of its tokens")
+            raise ValueError(f"{maps.name}/{field} is not an order of its tokens")
     return maps

@@ -1,4 +1,4 @@
-"""What a further measurement is: one class, which says all there is to say of it; and sums that several need.
+"""What a further measurement is: one class that describes it completely; and sums that several need.
 
 Shape suffixes: B images, W windows, H heads, T queries of a tile, M keys, X things, or bins.
 """
@@ -41,7 +41,7 @@ class Measurement(ABC):
     """Something more to see in the forwards of a model, for images of one size.
 
     It watches one batch at a time; then `results` says what it saw, as means over the batch's images, so that tables
-    of disjoint images merge as weighted means. What it is, where its numbers go and how they are shown it says itself.
+    of disjoint images merge as weighted means. The class says what it is, where its numbers go and how they are shown.
     """
 
     about: ClassVar[str]
@@ -102,7 +102,7 @@ class QueryMeans:
         return stack_layers(self.taken_by_layer())
 
     def taken_by_layer(self) -> list[Array]:
-        """Likewise, [heads, X] of each layer."""
+        """The same as a list: [heads, X] of each layer."""
         in_order = [self._sums[name] for name in self._layer_names]
         self._sums = {}
         return [(sums / counts).mean(0).cpu().numpy() for sums, counts in in_order]

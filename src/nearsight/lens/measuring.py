@@ -25,9 +25,9 @@ Precision = Literal["float32", "float64"]
 _ELSEWHERE = {
     "cka": ("layer_similarity", "between layers, of one model or two: linear CKA of their tokens"),
     "rollout": ("attention_rollout", "per picture: attention rollout from CLS to the patches"),
-    "positions": ("position_gram", "per patch: whether its learned position is most alike to those of its neighbours"),
+    "positions": ("position_gram", "per patch: whether its learned position is closest to those of its neighbours"),
 }
-"""What is measured, but no column of a table of heads → its function in `nearsight.lens`, and a line about it."""
+"""Measurements that are not columns of a table of heads → the function in `nearsight.lens`, and a line about it."""
 WHAT.update({name: about for name, (_, about) in _ELSEWHERE.items()})
 
 
@@ -63,7 +63,7 @@ def measure(
             "features", what each layer's tokens are like; "gaussians", how wide and strong those of a LocAt model are.
         call: how the model is called: the name of the argument that takes the images, or a function of the model and a
             batch; by default with the images as its first argument, or with a dictionary's entries by name.
-        grid: (rows, columns) of the patches, where the model cannot tell: of each attention among just so many tokens.
+        grid: (rows, columns) of the patches, where they cannot be found: for attention among exactly so many tokens.
         prefix: how many tokens come before those patches; by default those that are left.
 
     Of a video the table's `extra` has the "temporal_distance" of every head: how far it looks in time, in frames of
@@ -96,7 +96,7 @@ def measure(
 
         for new in finished(looks()):
             if table is not None and ("temporal_distance" in table.extra) != ("temporal_distance" in new.extra):
-                raise InputError("pictures and videos have no means in common; measure them apart")
+                raise InputError("pictures and videos cannot be averaged together; measure them separately")
             table = new if table is None else HeadTable.merge([table, new])
     if table is None:
         raise InputError("there are no images to measure on")
@@ -116,7 +116,7 @@ def _chosen(what: Sequence[str]) -> list[type[Measurement]]:
 
 
 def declared_grid(grid: tuple[int, int] | None, prefix: int | None) -> Declared | None:
-    """What a user says of a model's tokens."""
+    """The tokens of a model as the caller describes them."""
     if grid is None:
         if prefix is not None:
             raise InputError("prefix goes with grid: give grid=(rows, columns), too")
@@ -182,7 +182,7 @@ def table_of(found: Survey, reduced: Mapping[Call, Tensor], extra: Sequence[Mapp
     """The table of one batch, from what `reduce_attention` made of each attention in it; waits for the device."""
     parts = [reduced[call] for call in found.sites]
     values = torch.cat([part.flatten() for part in parts]).cpu().split([part.numel() for part in parts])
-    # Means over queries: of several parts of one layer, weighted by their queries.
+    # Means over queries; several parts of one layer are weighted by their queries.
     sums: dict[str, tuple[Array, int]] = {}
     for site, value, part in zip(found.sites.values(), values, parts, strict=True):
         numbers, count = value.view(part.shape).numpy(), site.geometry.num_queries
@@ -206,7 +206,7 @@ def table_of(found: Survey, reduced: Mapping[Call, Tensor], extra: Sequence[Mapp
 
 
 def finished(looks: Iterable[Look]) -> Iterator[HeadTable]:
-    """The tables of looks, each taken after the next one began: so the device has work while the host waits."""
+    """The tables of looks, each read after the next one began, so that the device has work while the host waits."""
     waiting: Look | None = None
     for look in looks:
         if waiting is not None:

@@ -21,7 +21,7 @@ MOVES = {
     "pixel_shuffle", "pixel_unshuffle", "channel_shuffle", "native_channel_shuffle", "diagonal", "rot90", "movedim",
     "repeat_interleave", "take_along_dim",
 }  # fmt: skip
-# Memory may lie otherwise in the places than in the data: a view of one can be a copy of the other.
+# Places may be laid out differently in memory than the data: a view of one can be a copy of the other.
 RESHAPING = {"view", "_unsafe_view", "reshape", "_reshape_copy", "_reshape_alias"}
 # im2col is written for floating point alone.
 RENAMED: dict[str, Callable[..., Tensor]] = {
@@ -68,7 +68,7 @@ MIXING = {
     "grid_sampler_3d",
 }  # fmt: skip
 _READING = {Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.data_ptr}
-"""Ways to a tensor's contents that are no operations, so that a dispatch mode does not see them."""
+"""Ways to a tensor's contents that are not operations, so that a dispatch mode does not see them."""
 
 
 @dataclass(frozen=True)
@@ -110,9 +110,9 @@ class ValueNeededError(Exception):
 
 
 class StandIns:
-    """Runs operations, but for those on what comes from the images: where tokens lie does not hang on what they hold.
+    """Runs operations, except on what comes from the images: where tokens lie does not depend on their values.
 
-    What comes from the images is memory of the right shape that nobody has written. Everything else, such as tables of
+    What comes from the images is uninitialised memory of the right shape. Everything else, such as tables of
     positions, masks and orders of windows, is computed as always. So a survey costs what it takes to call a model's
     operations, and not what these compute. A model that asks for a value it has seen (it sorts its tokens, or decides
     by them) raises `ValueNeededError`, and is run again in full.
@@ -126,14 +126,14 @@ class StandIns:
         self.asked = False
         """Whether a value was needed; the model may have caught the error."""
         self.reading = _Reading(self)
-        """A mode that must be active as well, to see what is no operation."""
+        """A mode that must be active as well, to see what is not an operation."""
 
     def has(self, tensor: Any) -> bool:
         """Whether nothing is known of what a tensor holds."""
         return isinstance(tensor, Tensor) and tensor in self._unknown
 
     def need_values(self, operation: Any) -> ValueNeededError:
-        """The error for an operation that cannot do without."""
+        """The error for an operation that needs values."""
         self.asked = True
         return ValueNeededError(f"{operation} needs values")
 
@@ -152,7 +152,7 @@ class StandIns:
     def _empty(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], inputs: Sequence[Tensor]) -> Any:
         device = kwargs.get("device") or next((one for one in inputs if one.dim()), inputs[0]).device
         settings = {name: value for name, value in kwargs.items() if name != "device"}
-        # The layers of a model are much alike.
+        # The layers of a model are much the same.
         lengths = [len(item) if isinstance(item, list | tuple) else -1 for item in args]
         called = func, *lengths, *settings, *map(_described, tree_leaves((args, settings)))
         if (shapes := self._shapes.get(called)) is None:
@@ -194,7 +194,7 @@ class _Reading(TorchFunctionMode):
 
 
 def _described(argument: Any) -> object:
-    """All that the shape of a result can hang on."""
+    """All that the shape of a result can depend on."""
     if isinstance(argument, Tensor):
         return argument.shape, argument.stride(), argument.dtype
     return (type(argument), argument) if isinstance(argument, Hashable) else object()  # equal to nothing else

@@ -1,7 +1,7 @@
 """Weights between queries and keys, from the logits to the product with the values.
 
 A model may do anything to its weights before they are in use: mix heads, smooth, multiply or mask them. So each state
-of them has a number, and what they are at the moment they meet the values is told.
+of them has a number, and their state at the moment they meet the values is reported.
 """
 
 from collections.abc import Callable, Sequence
@@ -99,7 +99,7 @@ class Pairs:
         rows, columns = _kept(left, -1), _kept(right, -2)
         if rows is not None and columns is not None and constant_along(columns, -1) is None:
             if constant_along(rows, -2) is not None and bool(self._places.covers_image(rows).all()):
-                return Trace(columns.expand(shape))  # channels, or summaries, of the image: they ask from nowhere
+                return Trace(columns.expand(shape))  # channels, or summaries, of the image: queries of no place
             if not pairs:  # queries times keys
                 self.weights.append(Weights(shape.numel()))
             number = self.new(shape.numel(), [left, right]) if pairs else len(self.weights) - 1

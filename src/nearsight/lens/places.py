@@ -125,7 +125,7 @@ class Places:
 
     def _windows_of_pixels(self, numbers: Tensor, windows: Mapping[int, tuple[int, Window]]) -> Tensor | None:
         """The same of the pixels themselves, as most models begin: along each axis by itself, where millions of pixels
-        would have to be looked at. None if these are no pixels, or windows that see none of them."""
+        would have to be looked at. None if these are not pixels, or windows that see none of them."""
         has_frames = numbers.dim() == 5
         pixels = self.pixels.unsqueeze(1) if has_frames else self.pixels
         axes = range(2, numbers.dim())
@@ -160,7 +160,7 @@ class Places:
 
     def _seen(self, numbers: Tensor, count: int, window: Window, means: list[int], grid: int) -> Tensor:
         """The last axis in windows. Each lies at the centre of the cells it sees, those on the image alone; as a cell
-        of a new grid it lies where it would without borders; and it stands for its share of the whole axis, since
+        of a new grid it lies where it would without borders; and it covers its share of the whole axis, since
         what windows pass over, or see twice, must not make the image smaller or larger."""
         inside = (numbers > PADDING).flatten(end_dim=-2).any(0).nonzero().flatten()
         if not len(inside):
@@ -226,7 +226,7 @@ class Places:
         return self._in_one_image(numbers, [_CELL_T])[..., 0]
 
     def grids(self, numbers: Tensor) -> Tensor:
-        """The grids these regions were pooled from, nowhere for those that are no windows; not that of a summary of
+        """The grids these regions were pooled from, nowhere for those that are not windows; not that of a summary of
         the image."""
         placed = numbers[(numbers > PADDING) & ~self.covers_image(numbers)]
         grids: Tensor = self._of(placed, [_GRID]).unique()
@@ -312,8 +312,8 @@ def without_repetitions(numbers: Tensor) -> Tensor:
 
 
 def reshaped(numbers: Tensor, shape: Sequence[int]) -> Tensor:
-    """Numbers in another shape. Those that are repeated along whole axes, as places are along channels, stay so: else
-    each channel of each token would be in memory."""
+    """Numbers in another shape. Those that are repeated along whole axes, as places are along channels, stay so:
+    otherwise each channel of each token would be in memory."""
     old, new = list(numbers.shape), list(shape)
     kept: list[int] = []
     at = 0
@@ -332,7 +332,7 @@ def reshaped(numbers: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 def _groups(old: list[int], new: list[int]) -> Iterator[tuple[int, list[int]] | None]:
-    """How one shape becomes another: so many axes, then the sizes they become; None if it cannot be told."""
+    """How one shape becomes another: so many axes, then the sizes they become; None if that is unclear."""
     i = j = 0
     while i < len(old) or j < len(new):
         if i == len(old) or j == len(new):  # axes of size 1 at the end

@@ -1,4 +1,4 @@
-"""The learned positions of a ViT, and which of them are alike: S3's question, asked of a real model.
+"""The learned positions of a ViT, and which of them are similar: S3's question, asked of a real model.
 
 S3 is "Vision Transformers provably learn spatial structure" (arXiv 2210.09221). Positions are found by their names and
 by the grid that the module which owns them, or one around it, says it has: no forward is needed, and none is run.
@@ -23,7 +23,7 @@ from nearsight.models.shuffledtiles import ShuffledTiles, shuffled_pixels
 _NAMES = ("pos_embed", "pos_embedding", "position_embedding", "position_embeddings", "positional_embedding")
 """What timm, torchvision, transformers and CLIP call them."""
 _MOST_OTHERS = 2
-"""Positions of tokens that are no patches, CLS and a distillation token, where a model does not say their number."""
+"""Positions of tokens that are not patches, CLS and a distillation token, where a model does not say their number."""
 _OTHER_KINDS = {
     "it rotates queries and keys (RoPE)": ("rope", "rotary"),
     "its positions are relative": ("relative_position", "rel_pos", "relpos", "attention_bias"),
@@ -60,7 +60,7 @@ class PositionGram:
 
     @property
     def distance_correlation(self) -> float:
-        """Spearman's, of the entries with the distance of their patches: −1 if nearer always means more alike."""
+        """Spearman's, of the entries with the distance of their patches: −1 if closer always means more similar."""
         return float(gram_distance_correlation(self.gram, self.grid_size))
 
     def to_frame(self) -> pd.DataFrame:
@@ -181,7 +181,7 @@ def _pair(size: Any) -> tuple[int, int] | None:
 
 
 def _what_instead(model: nn.Module) -> str:
-    """In words, as far as names tell."""
+    """In words, as far as names show it."""
     named = (model.named_parameters(), model.named_buffers(), model.named_modules())
     names = [name for group in named for name, _ in group]
     for said, words in _OTHER_KINDS.items():

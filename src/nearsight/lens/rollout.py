@@ -41,7 +41,7 @@ def attention_rollout(
     """Attention from CLS to the patches through all layers: [B, rows, cols] float32 on the CPU.
 
     In a model without a class token it is the mean over all patches as queries. All tokens together, prefix tokens too,
-    would sum to 1; what is missing has gone to prefix tokens.
+    would sum to 1; what is missing went to prefix tokens.
 
     Args:
         model: a ViT whose layers share one sequence of tokens: no windows, no pooling. It is left as it was.

@@ -1,4 +1,4 @@
-"""Running somebody's model to look into it, and leaving it as it was."""
+"""Running a model to look into it, and leaving it as it was."""
 
 import random
 import re
@@ -52,8 +52,8 @@ class Running:
 def without_gradients() -> Iterator[None]:
     """Around a forward that is looked at: no gradients, and no inference mode, which hides elementary operations.
 
-    `running` is that already, but what makes the images may have changed it: so around each forward of a batch, with
-    the bringing of its images.
+    `running` is that already, but what makes the images may have changed it: so it surrounds each forward of a batch,
+    including the loading of its images.
     """
     with torch.inference_mode(False), torch.no_grad():
         yield
@@ -71,7 +71,7 @@ def running(model: nn.Module, device: torch.device | str | None = None) -> Itera
     parameter = next((one for one in model.parameters() if one.is_floating_point()), torch.zeros(()))
     home = parameter.device
     target = home if device is None else torch.device(device)
-    # Where nobody asks for it, no model is moved: one may lie on several devices, and quantised ones refuse it.
+    # Without a device= no model is moved: one may lie on several devices, and quantised ones refuse it.
     moving = nullcontext() if device is None else _moved(model, home, target)
     with _ONE_AT_A_TIME, without_gradients(), _uncompiled(), _left_as_found(model), moving:
         # A program of torch.export has no modes: it does what it did when it was made.
@@ -82,7 +82,7 @@ def running(model: nn.Module, device: torch.device | str | None = None) -> Itera
 
 def _check_model(model: object) -> None:
     if isinstance(model, torch.export.ExportedProgram):
-        raise InputError("an exported program is no model that runs; give its .module()")
+        raise InputError("an exported program is not a model that runs; give its .module()")
     if isinstance(model, torch.jit.ScriptModule):
         raise InputError("TorchScript calls nothing that could be seen; give the model that it was made from")
     if not isinstance(model, nn.Module):
@@ -115,7 +115,7 @@ def _left_as_found(model: nn.Module) -> Iterator[None]:
     modes = {module: module.training for module in model.modules()}
     python_state, numpy_state = random.getstate(), np.random.get_state()
     try:
-        # All GPUs by name: else torch warns where there are several. Other accelerators are left to it.
+        # All GPUs by name: otherwise torch warns where there are several. Other accelerators are left to it.
         with torch.random.fork_rng(devices=range(torch.cuda.device_count()) or None):
             yield
     finally:
@@ -161,7 +161,7 @@ def other_attentions(model: nn.Module, layer_name: str) -> InputError:
 
 @contextmanager
 def remembering_surveys() -> Iterator[None]:
-    """While active, a model is surveyed once for images of one size. For whoever knows that nobody changes it then:
+    """While active, a model is surveyed once for images of one size. For callers that do not change it meanwhile:
     another attention in it, or another way to compute one, would not be noticed."""
     _remembered.append({})
     try:
@@ -227,7 +227,7 @@ def _channels(batch: Batch) -> str:
 
 
 def _runs(model: nn.Module, batch: Batch) -> bool:
-    """Whether the model takes such an image when nobody looks."""
+    """Whether the model takes such an image without the lens."""
     try:
         (batch if batch.is_one else batch.part(slice(0, 1))).run(model)
     except Exception:

@@ -1,11 +1,11 @@
-"""The images of a table in shards, that are measured apart, kept in files, and merged when all are there.
+"""The images of a table in shards, which are measured separately, kept in files, and merged when all are there.
 
 A folder per set of shards, named by the hash of what their numbers depend on. In it, for each shard that is done:
 
 3-of-16.npz     the table of its images
-3-of-16.json    what it was measured of, in full, and the sha256 of the table; written last, so without it there is none
+3-of-16.json    what was measured, in full, and the sha256 of the table; written last, so without it there is none
 
-So whatever is killed has lost the shards that it was at, and what is damaged, or of something else, is not taken.
+So a killed process loses only the shards it was working on, and files that are damaged or of another set are not used.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ from nearsight.files import canonical_hash, read_object, write_json
 from nearsight.lens.table import HeadTable
 
 VERSION = 2
-"""Raise it whenever the same record would stand for other numbers."""
+"""Raise it whenever the same record would mean other numbers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +61,7 @@ class Shards:
         held = read_object(path.with_suffix(".json"), missing=f"shard {shard} of {self.num_shards} is not measured")
         digest = held.pop("sha256", None)
         if held != self._described(shard):
-            raise InputError(f"{path} is of another model, of other images, or measured otherwise; remove it")
+            raise InputError(f"{path} is of another model, of other images, or measured in another way; remove it")
         try:
             found = _digest(path)
         except OSError as error:
@@ -74,7 +74,7 @@ class Shards:
         return table
 
     def is_done(self, shard: int) -> bool:
-        """Whether its table can be had; what is damaged, or of something else, is to be measured again."""
+        """Whether its table can be used; what is damaged, or of something else, is to be measured again."""
         try:
             self.read(shard)
         except InputError:

@@ -1,4 +1,4 @@
-"""What a patch's attention is spent on: by the step from the query to the key, as a picture; and by the kind of key.
+"""Where a patch's attention goes: by the step from the query to the key, as a picture; and by the kind of key.
 
 Shape suffixes: B images, W windows, H heads, T queries of a tile, M keys, X steps, S kinds of keys.
 """
@@ -34,7 +34,7 @@ class Offsets(Measurement):
     step from it, the middle being itself.
 
     Attention is renormalised over the patches, as for MAD; the mean is over all pairs of patches of a picture that are
-    this step apart and may see each other, and then over pictures. So a head that looks everywhere alike has the same
+    this step apart and may see each other, and then over pictures. So a head with uniform attention has the same
     number everywhere, though long steps fit into the picture from few patches. NaN: no pair is so far apart, or the
     layer's grid is smaller than the largest. Pooled keys lie between cells: a step that is not whole counts for the
     nearest one, of two equally near ones for the one further up, or to the left. `HeadTable.offset_maps` gives the
@@ -48,15 +48,15 @@ class Offsets(Measurement):
 
     @classmethod
     def summary(cls, table: HeadTable, layers: Sequence[int]) -> str:
-        """How many heads look most at the patch itself, at one beside it, farther away, or nowhere more than
-        elsewhere."""
+        """How many heads attend most to the patch itself, to one beside it, to one farther away, or have nearly
+        uniform attention."""
         heads = [head_RC for layer in range(len(table.layer_names)) for head_RC in table.offset_maps(layer)]
         # Not those that do not exist, nor those of a patch that is alone.
         there = [head_RC for head_RC in heads if head_RC.size > 1 and not np.isnan(head_RC).all()]
         steps = Counter(map(_favourite_step, there))
         return (
-            f"By the step that gets most, {steps[0]} of {steps.total()} heads look at the patch itself, {steps[1]} at "
-            f"one beside it, {steps[2]} farther away; {steps[None]} look about everywhere alike."
+            f"{steps[0]} of {steps.total()} heads attend most to the patch itself, {steps[1]} to one beside it, "
+            f" {steps[2]} to one farther away; {steps[None]} have nearly uniform attention."
         )
 
     def __init__(self, model: nn.Module, found: Survey, batch: Batch) -> None:
@@ -107,7 +107,7 @@ class Shares(Measurement):
     Where queries and keys are not on the same grid the cells are those of the coarser one, each token belonging to the
     cell whose centre is nearest (of two equally near ones, to the upper or left one): with pooled keys, `share_self` is
     on the key that was pooled from where the query is. `share_cls` is on the class token, 0 in a model without one;
-    `share_registers` on all other tokens that are no patches, a distillation token among them. What is missing to 1 is
+    `share_registers` on all other tokens that are not patches, a distillation token among them. The rest up to 1 is
     on patches further away and on the padding of windows.
     """
 

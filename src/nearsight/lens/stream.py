@@ -37,9 +37,9 @@ class Tile:
     log_weights_BWHTM: Tensor
     """Logarithms of the weights up to a constant per query; −∞ for keys that are hidden."""
     queries_WT2: Tensor
-    """(row, column) of each query in cells of the layer's grid; NaN for one that is no patch."""
+    """(row, column) of each query in cells of the layer's grid; NaN for one that is not a patch."""
     keys_WM2: Tensor
-    """Likewise of each key; NaN for one that is no patch, whose log weight is −∞ unless the tile is whole."""
+    """The same for each key; NaN for one that is not a patch, whose log weight is −∞ unless the tile is whole."""
     num_keys: Tensor
     """How many patches each query may attend to; expands to [B, W, H, T]."""
     shown: Tensor | None = None
@@ -109,7 +109,7 @@ def tiles(
 ) -> Iterator[Tile]:
     """An attention as tiles that hold no more than `tile_bytes` in one tensor, or one query of each window.
 
-    `whole` keeps the tokens that are no patches, among the queries and among the keys.
+    `whole` keeps the tokens that are not patches, among the queries and among the keys.
     """
     source: _Fused | _Explicit
     if isinstance(attention, ExplicitAttention):
@@ -239,7 +239,7 @@ class _Explicit(_Source):
 def _tile_sums(tile: Tile) -> tuple[Tensor, Tensor, Tensor]:
     """Sums over the queries of a tile that look at any patch: distances, entropies, and how many they are."""
     log_BWHTM = tile.log_weights_BWHTM
-    # Relative to the row's largest, so that a query which gives all but nothing to patches is still seen exactly.
+    # Relative to the row's largest, so that a query which gives almost nothing to patches is still seen exactly.
     largest_BWHT1 = log_BWHTM.amax(-1, keepdim=True)
     looking_BWHT = (largest_BWHT1 != -math.inf).squeeze(-1) & tile.queries_WT2[:, None, :, 0].isfinite()
     log_BWHTM = log_BWHTM - largest_BWHT1
@@ -291,7 +291,7 @@ def _means_by_kernel(source: _Fused, geometry: Geometry) -> Tensor:
         bias=source.mask_BWHNM,
     )
     if source.mask_BWHNM is None and tokens.means_211 is not None:
-        # All queries alike: two operations, because at 197 tokens launching them is what costs.
+        # All queries have equal weight: two operations, because at 197 tokens launching them is what costs.
         return rows_2BWHN[..., tokens.queries].sum((2, 4), dtype=torch.float64) * tokens.means_211
     looking, num_keys = tokens.is_query_WN[:, None], tokens.num_patches
     if source.mask_BWHNM is not None:

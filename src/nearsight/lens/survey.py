@@ -124,10 +124,10 @@ class RowSums:
         """What is wrong with them; waits for the device."""
         lowest, smallest, largest = self._numbers.tolist()
         if lowest < -self._tolerance:
-            return f"its weights are no distribution over the keys: some are negative (the lowest is {lowest:.2g})"
+            return f"its weights are not a distribution over the keys: some are negative (the lowest is {lowest:.2g})"
         if max(1 - smallest, largest - 1) > self._tolerance:
             return (
-                f"its weights are no distribution over the keys: they sum to {smallest:.3g} … {largest:.3g}, not to 1"
+                f"its weights are not a distribution over the keys: they sum to {smallest:.3g} … {largest:.3g}, not 1"
             )
         return None
 
@@ -153,7 +153,7 @@ def _in_use(model: nn.Module, one: Batch, found: Survey) -> Survey:
 
 
 def _one_survey(model: nn.Module, batch: Batch, declared: Declared | None, *, alone: bool) -> tuple[Survey, bool]:
-    """By one forward; and whether it could not be told for some attention which image is which."""
+    """By one forward; and whether for some attention it is unclear which image is which."""
 
     def run(with_values: bool) -> tuple[Survey, bool]:
         surveyor = _Surveyor(model, batch, declared, alone, with_values)
@@ -190,7 +190,7 @@ class _Surveyor:
         self._located: dict[tuple[object, ...], Geometry] = {}
 
     def forget(self) -> None:
-        """Trace and tap call back here: else all of it would stay in memory until the next garbage collection."""
+        """Trace and tap call back here: otherwise all of it would stay in memory until the next garbage collection."""
         del self._trace, self._tap
 
     def run(self, batch: Batch) -> Survey:
@@ -205,7 +205,7 @@ class _Surveyor:
                 skipped[name] = result
         named = {site.name for site in sites.values()}
         for name, reason in self._softmaxes.values():
-            if name not in named:  # else it is beside the attention of that module, such as a score nobody uses
+            if name not in named:  # otherwise it is beside the attention of that module, such as an unused score
                 skipped.setdefault(name, reason)
         with on_the_host():
             sites = with_joined_parts(sites)
@@ -227,7 +227,7 @@ class _Surveyor:
         elif bool(places.covers_image(trace.own).all()):
             reason = "attention between channels, or among summaries of the image, not between places"
         else:
-            reason = "its weights come from one token alone, or its keys are no patches"
+            reason = "its weights come from one token alone, or its keys are not patches"
         self._softmaxes[number] = name, reason
 
     def _candidates(self, call: Call, candidates: Sequence[Callable[[], Attention]]) -> None:
@@ -249,7 +249,7 @@ class _Surveyor:
             for operand, factor in enumerate(factors)
             if (trace := self._trace.of(factor)) is not None and trace.weights == meeting.weights
         ]
-        if not holding:  # they were made of others within the call, or it is none that can be looked into
+        if not holding:  # they were made of others within the call, or it cannot be looked into
             self._note(call, lambda: _refused("its weights meet the values in an operation that cannot be looked into"))
             return
         operand, factor, trace = holding[0]
@@ -283,7 +283,7 @@ class _Surveyor:
         name = call.layer_name if times == 1 else f"{call.layer_name}#{times}"
         try:
             if isinstance(self._modules[call.layer_name], REFINEMENTS):
-                raise NotSpatialError("tokens that refine each other without any weights (PRR), which is no layer")
+                raise NotSpatialError("tokens that refine each other without any weights (PRR), which is not a layer")
             site: Site | str = examine()
         except (NotSpatialError, LayoutError) as error:
             self.is_unclear |= isinstance(error, ImagesUnclearError)
@@ -376,4 +376,4 @@ def _token_axes(own: Tensor, looked_at: Tensor) -> tuple[int, int]:
         return queries[0], keys[0]
     if own.shape[-1] == 1 or own.shape[-2] == 1:  # a single token does not change
         return own.dim() - 2, own.dim() - 1
-    raise NotSpatialError("it cannot be told which axes of its weights are queries and which are keys")
+    raise NotSpatialError("it is unclear which axes of its weights are queries and which are keys")

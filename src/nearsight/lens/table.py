@@ -25,7 +25,7 @@ _QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
 _OF_GRIDS = {"grid_size": ("grid_rows", "grid_cols"), "cell_size": ("cell_height", "cell_width")}
 """Pairs per layer, and the columns they are in a frame."""
 _OF_ONE_SIZE = (*_OF_GRIDS, "sigma_most")
-"""What is of images of one size: there is no mean of it."""
+"""Arrays that belong to images of one size: they have no mean over sizes."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)  # arrays are not equal or unequal as a whole
@@ -47,7 +47,7 @@ class HeadTable:
     """Further arrays, by name: the layers first; means over the images where they depend on these."""
 
     def __repr__(self) -> str:
-        """What it is of, and where to look: the numbers themselves would fill a screen."""
+        """What was measured, and where to look: the numbers themselves would fill a screen."""
         layers, heads = self.mad.shape
         skipped = f", {len(self.skipped)} skipped" if self.skipped else ""
         more = "".join(f", .extra[{name!r}]" for name in self.extra)
@@ -78,7 +78,7 @@ class HeadTable:
         return self.mad_moments.count
 
     def to_frame(self) -> pd.DataFrame:
-        """One row per head, layers and heads counted from 0: the columns of heads.csv but for the epoch."""
+        """One row per head, layers and heads counted from 0: the columns of heads.csv without the epoch."""
         layer, head = np.nonzero(~np.isnan(self.mad) | ~np.isnan(self.entropy))
         names = np.array(self.layer_names, dtype=object)
         return pd.DataFrame(
@@ -134,7 +134,7 @@ class HeadTable:
         total = reached[..., -1:]
         quantiles = np.full((*mass.shape[:2], len(levels)), np.nan)
         for position, level in enumerate(levels):
-            # Sums of many small masses round: a share that is all but reached is reached.
+            # Sums of many small masses are rounded: a share that is almost reached counts as reached.
             first = ((reached >= level * total * (1 - 1e-9)) & (reached > 0)).argmax(-1)
             quantiles[..., position] = np.take_along_axis(values, first, axis=-1)
         quantiles[np.isnan(mass).all(-1)] = np.nan  # heads that do not exist
@@ -203,7 +203,7 @@ class HeadTable:
     def mad_in(self, unit: Unit) -> Array:
         """Mean attention distance in cells of each layer's own grid of tokens, or in pixels of the image.
 
-        A table of images of several sizes has no such distances: measure those of each size apart.
+        A table of images of several sizes has no such distances: measure those of each size separately.
         """
         if unit not in get_args(Unit):
             raise InputError(f"distances are in {' or '.join(get_args(Unit))}, not in {unit!r}")
@@ -219,7 +219,7 @@ class HeadTable:
 
     def _of_one_size(self, name: str, unit: Unit) -> Array:
         if np.isnan(self.extra[name]).any():
-            raise InputError(f"distances in {unit} are known for images of one size only; measure each size apart")
+            raise InputError(f"distances in {unit} are known for images of one size only; measure each size separately")
         return self.extra[name]
 
     def save(self, path: str | Path) -> None:
@@ -305,7 +305,7 @@ def _spread(moments: Moments) -> Array:
 
 
 def _agreed(values_S: Array) -> Array:
-    """What all S parts say of each layer, which is the first axis of a part; NaN for a layer of which they differ."""
+    """What all S parts say of each layer, which is the first axis of a part; NaN for a layer where they differ."""
     differs = (values_S != values_S[0]).any(0)
     common: Array = values_S[0].copy()
     common[differs.any(tuple(range(1, differs.ndim)))] = np.nan

@@ -33,9 +33,9 @@ def has_class_token(model: nn.Module) -> bool:
 
 
 def class_keys(model: nn.Module, geometry: Geometry) -> Tensor:
-    """Which keys are the class token, [W, M] bool: the first that is no patch, if the model has one at all.
+    """Which keys are the class token, [W, M] bool: the first that is not a patch, if the model has one at all.
 
-    All other tokens that are no patches are registers; so a distillation token is one.
+    All other tokens that are not patches are registers, a distillation token too.
     """
     others_WM = other_keys(geometry)
     return others_WM & (others_WM.cumsum(-1) == 1) & has_class_token(model)
@@ -156,7 +156,7 @@ def _mapped(places: Places, numbers: Tensor, tensor: int, has_cls: bool) -> Toke
 
 
 def _axes(places: Places, numbers: Tensor) -> tuple[int, int] | None:
-    """(images, channels): the axis that tells two images apart, and the one along which no place changes."""
+    """(images, channels): the axis along which images differ, and the one along which no place changes."""
     image = places.image_of(numbers)
     by_image = [
         axis

@@ -63,7 +63,7 @@ class PlaceTrace(TorchDispatchMode):
         self.pairs = Pairs(self.places, on_meeting, self.lost)
         """What is known of weights between queries and keys."""
         self.values = None if with_values else StandIns(images)
-        """What stands for what is not computed; None: everything is."""
+        """Replaces what is not computed; None: everything is."""
         self._on_softmax = on_softmax
         self._num_softmaxes = 0
         self._traces: MutableMapping[Tensor, Trace] = WeakIdKeyDictionary()
@@ -94,7 +94,7 @@ class PlaceTrace(TorchDispatchMode):
     ) -> Any:
         if any("Nested" in kind.__name__ for kind in types):
             raise InputError(
-                "nested tensors cannot be followed; let the model take images of one size, padded, or one image at a "
+                "nested tensors cannot be followed; give the model images of one size, padded, or one image at a "
                 "time in a plain tensor"
             )
         output = func(*args, **(kwargs or {})) if self.values is None else self.values.run(func, args, kwargs or {})
@@ -333,7 +333,7 @@ class PlaceTrace(TorchDispatchMode):
         # Beside weights, which lie at a query and look at a key, what lies at either of them says nothing.
         pairs = [trace for trace in fitting if trace.looked_at is not None]
         if pairs:
-            # Of several, one that was not made larger to fit the others.
+            # Of several, one that was not expanded to fit the others.
             first = min(pairs, key=lambda trace: int((trace.own == PADDING).sum()))
             assert first.looked_at is not None
             hidden = next((trace.hidden.expand(shape) for trace in pairs if trace.hidden is not None), None)
@@ -345,7 +345,7 @@ class PlaceTrace(TorchDispatchMode):
 
 
 def _adds(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether what puts data into a tensor is told to add them up: scatter(reduce=…), index_put(accumulate=True)."""
+    """Whether what puts data into a tensor adds them up: scatter(reduce=…), index_put(accumulate=True)."""
     return "reduce" in kwargs or (len(args) > 3 and args[3] is True)
 
 

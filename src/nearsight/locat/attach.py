@@ -1,4 +1,4 @@
-"""LocAt on a model that somebody already has (S2 §4)."""
+"""LocAt on an existing model (S2 §4)."""
 
 from collections.abc import Iterable
 from functools import partial
@@ -95,7 +95,7 @@ def _attentions(model: Any, blocks: Iterable[int] | None) -> list[nn.Module]:
     name = type(model).__name__
     if getattr(model, "patch_drop", None) is not None and not isinstance(model.patch_drop, nn.Identity):
         raise InputError(
-            f"LocAt cannot be added to {name} with patch_drop_rate: without some of its patches an image is no grid"
+            f"LocAt cannot be added to {name} with patch_drop_rate: without some of its patches an image has no grid"
         )
     those_of_model = _blocks(model)
     chosen = range(len(those_of_model)) if blocks is None else _chosen(blocks, len(those_of_model), name)
@@ -106,7 +106,7 @@ def _attentions(model: Any, blocks: Iterable[int] | None) -> list[nn.Module]:
             raise InputError(f"{name} has a local attention already; LocAt is added once")
         if type(attention) not in LOCAL_CLASSES:
             raise InputError(
-                f"LocAt cannot be added to {type(attention).__name__}, which is no attention of timm's own"
+                f"LocAt cannot be added to {type(attention).__name__}, which is not one of timm's own attentions"
             )
     return attentions
 

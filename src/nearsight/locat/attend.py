@@ -1,6 +1,6 @@
-"""One door to attention with a local bias: the fused kernel where there is one, else plain torch.
+"""The one entry to attention with a local bias: the fused kernel where there is one, otherwise plain torch.
 
-To whoever looks at torch's functions (`torch.overrides`) it is one function, as `scaled_dot_product_attention` is.
+To code that watches torch's functions (`torch.overrides`) it is one function, as `scaled_dot_product_attention` is.
 
 Shape suffixes: B images, H heads, N tokens, P patches, d head size, T queries of a tile, R rows, C columns, 2 (by row,
 by column).
@@ -21,7 +21,7 @@ from nearsight.locat.gaussian import Grid, Kernel, bias_between_patches, bias_be
 TILE_BYTES = 2**28
 """Of the bias of one tile; a few tensors as large are alive at a time."""
 CACHED_TILE_BYTES = 2**24
-"""The same on a CPU where no gradient is asked for, so that no tile is computed again: it stays in the cache …"""
+"""The same on a CPU where no gradient is needed, so that no tile is computed again: it stays in the cache …"""
 FEWEST_QUERIES = 128
 """… but a matrix product needs some rows to be fast."""
 
@@ -55,7 +55,7 @@ def attend(
         seen: Tensor = handle_torch_function(attend, tensors, *tensors, grid, **options)
         return seen
     device = query_BHNd.device.type
-    # As `scaled_dot_product_attention` does: a norm gives float32. Shapes alone ("meta") know no autocast.
+    # As `scaled_dot_product_attention` does: a norm gives float32. There is no autocast for "meta" tensors.
     if device != "meta" and torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
         query_BHNd, key_BHNd, value_BHNd = (tokens.to(dtype) for tokens in tensors[:3])
@@ -96,7 +96,7 @@ def blocked_attention(
         num_queries = min(num_queries, max(FEWEST_QUERIES, CACHED_TILE_BYTES // max(1, bytes_per_query)))
     if mask is not None:
         mask = _added(mask, query_BHNd).expand(*mask.shape[:-2], num_tokens, num_tokens)
-    # Whoever transforms this code (torch.vmap) cannot transform a computation that is to be repeated.
+    # A transform of this code (torch.vmap) cannot transform a computation that is to be repeated.
     if num_queries >= num_tokens or _is_transformed():
         bias_BHNN = bias_between_tokens(
             precision_BHP2, strength_BHP, grid, kernel=kernel, largest_half_square=largest_half_square
@@ -115,7 +115,7 @@ def blocked_attention(
         bias_BHTN = F.pad(bias_BHTP, (grid.num_prefix, 0))
         return _attention(query_BHTd, key_BHNd, value_BHNd, bias_BHTN, mask_BHTN, scale, dropout_p)
 
-    # Queries that are no patches have a strength of 0.
+    # Queries that are not patches have a strength of 0.
     steps = squared_steps(grid, largest_half_square, precision_BHP2)
     of_patches = (precision_BHP2, strength_BHP[..., None], *steps)
     of_queries = (query_BHNd, *(F.pad(each, (0, 0, grid.num_prefix, 0)) for each in of_patches))

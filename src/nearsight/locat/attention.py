@@ -69,7 +69,7 @@ class GridRecord:
         sides = self._by_size.get(int(num_tokens) - self._num_prefix)
         if sides is None:
             raise InputError(
-                f"{num_tokens} tokens came to an attention, {self._num_prefix} of them no patches, but no image was "
+                f"{num_tokens} tokens came to an attention, {self._num_prefix} of them not patches, but no image was "
                 "cut into as many: LocAt needs all patches of an image"
             )
         return Grid(*sides, self._num_prefix)
@@ -83,7 +83,7 @@ def _in_backward() -> bool:
 def attend_locally(qkv_BNC: Tensor, gaug: GaussianHeads, grid: Grid, *, scale: float) -> Tensor:
     """[B, N, H·d]: all that lies between the packed projection to queries, keys and values and the joined heads.
 
-    To tensors of a kind of their own (`torch.overrides`) it is one function. Whoever watches all of torch's functions
+    To tensor subclasses (`torch.overrides`) it is one function. A mode that watches all of torch's functions
     does not see it, but the `attend` in it.
     """
     if type(qkv_BNC) is not Tensor and has_torch_function((qkv_BNC,)):

@@ -1,12 +1,12 @@
-"""The local bias that GAug adds to attention (S2 Eq. 5-10, App. D and E): its settings, the heads that say how wide and
-how strong it is for each query, and what it amounts to between patches.
+"""The local bias that GAug adds to attention (S2 Eq. 5-10, App. D and E): its settings, the heads that predict how wide
+and how strong it is for each query, and its values between patches.
 
-To the logits between patches comes α times a kernel of their distance. All kernels are functions of r² = Σ_axis
+α times a kernel of the distance is added to the logits between patches. All kernels are functions of r² = Σ_axis
 Δ²/(variance + EPS), a squared distance in standard deviations of the query: the Gaussian exp(−r²/2), the Laplace kernel
 exp(−r), the inverse distance 1/(1 + r). With `precision` = ½/(variance + EPS) this is r² = 2 Σ_axis precision·Δ². The
 Gaussian is the product of a vector over rows and one over columns.
 
-The heads' names `log_var` and `log_alpha` are those of the authors' checkpoints; what they give is no logarithm.
+The heads' names `log_var` and `log_alpha` are those of the authors' checkpoints; what they return is not a logarithm.
 
 Shape suffixes: B images, H heads, N tokens, P patches, d head size, C channels (of the bias: columns), a axes (2, or 1
 if isotropic), T queries of a tile, R rows, 2 (by row, by column).
@@ -126,9 +126,9 @@ class GaussianHeads(nn.Module):
         self.reset_parameters()
 
     def extra_repr(self) -> str:
-        """What its weights do not tell."""
-        told = [f"{field.name}={getattr(self.config, field.name)!r}" for field in fields(self.config)]
-        return ", ".join([*told, f"grid_size={self.grid_size}"])
+        """What its weights do not show."""
+        settings = [f"{field.name}={getattr(self.config, field.name)!r}" for field in fields(self.config)]
+        return ", ".join([*settings, f"grid_size={self.grid_size}"])
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
@@ -214,7 +214,7 @@ def bias_between_patches(
 def bias_between_tokens(
     precision_BHP2: Tensor, strength_BHP: Tensor, grid: Grid, *, kernel: Kernel, largest_half_square: float
 ) -> Tensor:
-    """[B, H, N, N]: 0 for every token that is no patch. All of it at once, so for few tokens only."""
+    """[B, H, N, N]: 0 for every token that is not a patch. All of it at once, so for few tokens only."""
     steps = squared_steps(grid, largest_half_square, precision_BHP2)
     bias_BHPP = bias_between_patches(precision_BHP2, strength_BHP, steps, kernel)
     return F.pad(bias_BHPP, (grid.num_prefix, 0, grid.num_prefix, 0))

@@ -26,7 +26,7 @@ class RefinedPool(nn.Module):
 
     Args:
         pool: as timm's `global_pool`: "token", "avg", "avgmax", "max", or "" for all refined tokens.
-        num_prefix: tokens that are no patches.
+        num_prefix: tokens that are not patches.
         include_prefix: whether they count for "avg", "avgmax" and "max".
         late_norm: the model's norm, where it has that after its pooling. It then comes here, before refinement, and
             what was pooled passes it unchanged. It stays the model's module.
@@ -38,7 +38,7 @@ class RefinedPool(nn.Module):
         super().__init__()
         self.num_heads, self.pool = num_heads, pool
         self.num_prefix, self.include_prefix = num_prefix, include_prefix
-        # In a tuple it is no part of this module, so that its weights have one name.
+        # In a tuple it is not a child of this module, so that its weights have one name.
         self._late_norm = () if late_norm is None else (late_norm,)
         if late_norm is not None:
             late_norm.register_forward_hook(self._leave_pooled)

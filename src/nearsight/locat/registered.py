@@ -71,7 +71,7 @@ def _register(backbone: str) -> None:
 
 
 def _has_weights(config: Any) -> bool:
-    """Whether somebody says where weights are: a file of one's own, a folder or a repository."""
+    """Whether the caller says where weights are: a file, a folder or a repository."""
     described = config if isinstance(config, dict) else config.to_dict()
     return any(described.get(source) for source in ("url", "file", "hf_hub_id", "state_dict"))
 
@@ -135,7 +135,7 @@ def load_official(state_dict: Mapping[str, Any]) -> dict[str, Tensor]:
     if any(name.startswith(_BACKBONE) for name in weights):
         weights = {name.removeprefix(_BACKBONE): w for name, w in weights.items() if name.startswith(_BACKBONE)}
     if not any(_ATTENTION.search(name) for name in weights):
-        raise InputError("this checkpoint has no weights of attentions (….attn.….weight): it is of none of S2's models")
+        raise InputError("this checkpoint has no weights of attentions (….attn.….weight): it is not one of S2's")
     return _renamed_jumbo(weights) if any(map(_JUMBO_MLP.match, weights)) else weights
 
 

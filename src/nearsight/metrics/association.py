@@ -1,7 +1,7 @@
-"""Which patches a model holds to belong together, by the inner products of their positions (S3).
+"""Which patches belong together according to a model, by the inner products of their positions (S3).
 
 S3 is "Vision Transformers provably learn spatial structure" (arXiv 2210.09221). A *Gram matrix* here is PᵀP of the
-positions P, or the attention logits A that stand for it in S3's simplified model. Shape suffixes: D patches; leading
+positions P, or the attention logits A that take its place in S3's simplified model. Shape suffixes: D patches; leading
 axes (seeds, heads, …) are carried through. All is computed in float64.
 
 An entry belongs to the n largest of its row if fewer than n others are as large: of entries that are tied across the
@@ -25,7 +25,7 @@ Partition = Tensor | NDArray[Any] | Sequence[int] | Sequence[Iterable[int]]
 
 
 class PatchAssociation(NamedTuple):
-    """How well a Gram matrix tells the sets of a partition."""
+    """How well a Gram matrix recovers the sets of a partition."""
 
     per_patch: Tensor
     """[..., D] bool: patch association (S3 Def. 2.2)."""
@@ -52,10 +52,10 @@ class NeighbourAssociation(NamedTuple):
 
 
 def patch_association(gram: Tensor, sets: Partition) -> PatchAssociation:
-    """Whether the patches most alike to each patch are exactly those of its set (S3 Def. 2.2).
+    """Whether the patches most similar to each patch are exactly those of its set (S3 Def. 2.2).
 
     A patch of a set with C members is associated if the C largest entries of its row, its own among them, are those of
-    the set. A set may have any size; a tie across the border is no association.
+    the set. A set may have any size; a tie across the border does not count.
 
     The recovered sets are the connected components of the graph that joins two patches if each is among the largest
     entries of the other, where each counts as many as its own set has members. If all patches are associated these are
@@ -77,7 +77,7 @@ def patch_association(gram: Tensor, sets: Partition) -> PatchAssociation:
 
 
 def neighbour_association(gram: Tensor, grid_size: tuple[int, int]) -> NeighbourAssociation:
-    """Patch association of a real ViT, where no partition is given: are those most alike the spatial neighbours?
+    """Patch association of a real ViT, where no partition is given: are the most similar patches the neighbours?
 
     Every patch has k ≤ 8 neighbours, diagonal ones and no others beyond the border of the grid. Their share among the
     k largest entries of its row, itself left aside, is 1 at best and k / (D − 1) by chance. `gram` is [..., D, D] with
@@ -96,9 +96,9 @@ def neighbour_association(gram: Tensor, grid_size: tuple[int, int]) -> Neighbour
 def gram_distance_correlation(gram: Tensor, grid_size: tuple[int, int]) -> Tensor:
     """Spearman correlation between the entries of a Gram matrix and the distances of their patches: [...] float64.
 
-    −1: the nearer two patches, the larger their entry. Over all pairs of different patches, tied ranks averaged. Of
-    ranks, since there is no reason for a straight line: positions tell neighbours apart and leave the rest near zero.
-    NaN where entries or distances are all alike.
+    −1: the closer two patches, the larger their entry. Over all pairs of different patches, tied ranks averaged. Of
+    ranks, since nothing makes it a straight line: positions separate neighbours and leave the rest near zero.
+    NaN where entries or distances are all equal.
     """
     gram = _checked(gram, grid_size)
     row_D, col_D = _rows_and_columns(grid_size, gram.device)
@@ -123,7 +123,7 @@ def _checked(gram: Tensor, grid_size: tuple[int, int] | None = None) -> Tensor:
     gram = to_float64(gram)
     if not gram.isfinite().all():
         raise InputError(
-            "the Gram matrix has entries that are NaN or infinite: which of them are largest has no answer"
+            "the Gram matrix has entries that are NaN or infinite: it is not defined which of them are largest"
         )
     return gram
 
@@ -192,7 +192,7 @@ def _joined(graph: Tensor) -> Tensor:
 
 
 def _adjusted_rand_index(true_DD: Tensor, found: Tensor) -> Tensor:
-    """Agreement of partitions, given as who is with whom, over the pairs of patches (Hubert and Arabie 1985)."""
+    """Agreement of partitions, given as who is with whom, over pairs of patches (Hubert and Arabie 1985)."""
     num_patches = true_DD.shape[-1]
     num_pairs = num_patches * (num_patches - 1) / 2
     both, true, own = ((same.double().sum((-2, -1)) - num_patches) / 2 for same in (true_DD & found, true_DD, found))

@@ -28,7 +28,7 @@ def grid_distances(
 
 
 def uniform_attention_distance(grid_size: tuple[int, int]) -> float:
-    """The MAD of a head that attends everywhere alike: 0.417848 on an 8×8 grid."""
+    """The MAD of uniform attention: 0.417848 on an 8×8 grid."""
     rows, cols = grid_size
     diagonal = _diagonal(grid_size)
     # Distances depend on offsets alone, and an offset of k cells fits n − |k| times: few numbers, for any grid.
@@ -45,10 +45,10 @@ def next_patch_distance(grid_size: tuple[int, int]) -> float:
 
 
 def least_share_on_itself(distance: float, grid_size: tuple[int, int]) -> float:
-    """What a head of this MAD spends on the query's own patch at least, of its attention on patches.
+    """The least share of its attention on patches that a head of this MAD pays to the query's own patch.
 
-    What it does not spend there it spends at the distance of the next patch or farther. So a MAD of 0.01 on an 8×8 grid
-    is that of a head which looks at its own patch, nine tenths of the time or more, and not at its neighbours.
+    The rest goes to patches at least as far as the next one. So a head with a MAD of 0.01 on an 8×8 grid is an
+    own-patch head: nine tenths of its attention or more stay on the query's own patch.
     """
     return max(0.0, 1 - distance / next_patch_distance(grid_size))
 
@@ -94,10 +94,10 @@ def attention_distance(
 def attention_entropy(attn: Tensor, *, num_prefix_tokens: int = 1, eps: float = 1e-12) -> Tensor:
     """Entropy of each head's attention over patches, divided by its maximum log P (S1 Eq. 5–6).
 
-    0: each query looks at one patch; 1: at all alike. `attn` is [..., heads, N, N] after the softmax; the result is
+    0: each query attends to one patch; 1: to all equally. `attn` is [..., heads, N, N] after the softmax; the result is
     [..., heads] in float64. Prefix tokens and queries without attention to patches are treated as in
-    `attention_distance`. With a single patch there is nothing to choose, and the entropy is 0. `eps` is added to what
-    the logarithm is taken of; it may be 0.
+    `attention_distance`. With a single patch there is nothing to choose, and the entropy is 0. `eps` is added before
+    the logarithm is taken; it may be 0.
     """
     check_at_least("eps", eps, 0)
     patch_attn = _patch_attention(attn, num_prefix_tokens)
@@ -105,7 +105,7 @@ def attention_entropy(attn: Tensor, *, num_prefix_tokens: int = 1, eps: float = 
     share = patch_attn / _divisor(mass).unsqueeze(-1)
     shifted = share + eps
     # Without eps a weight of 0 has no logarithm, and p · log p goes to 0 there as 0 · log 1 is.
-    # log(p + eps) lets a one-hot row fall below zero by eps: not a number anyone wants to see as "−0.000".
+    # log(p + eps) lets a one-hot row fall below zero by eps: it would be shown as "−0.000".
     entropy = (share * -shifted.where(shifted != 0, 1.0).log()).sum(-1).clamp(min=0)
     num_patches = patch_attn.shape[-1]
     return _mean_over_looking(entropy / math.log(num_patches) if num_patches > 1 else entropy, mass)

@@ -23,7 +23,7 @@ def locality_score(patches_BPD: Tensor, grid_size: tuple[int, int]) -> Tensor:
     """Mean cosine similarity between a patch token and its up to 8 neighbours, per image: [B] float64 (S2 App. F).
 
     A patch at the border has fewer neighbours, and its mean is over those. High scores mean coherent neighbourhoods,
-    or collapsed tokens: `patch_cls_similarity` tells which. A single patch has no neighbours, and its score is NaN.
+    or collapsed tokens: `patch_cls_similarity` shows which. A single patch has no neighbours, and its score is NaN.
     """
     check_grid(grid_size)
     rows, cols = grid_size
@@ -61,7 +61,7 @@ def linear_cka(x_nD: Tensor, y_nD: Tensor, *, unbiased: bool = False) -> Tensor:
     HSIC(K, L) / √(HSIC(K, K) · HSIC(L, L)) with K = XXᵀ, L = YYᵀ and HSIC the Hilbert–Schmidt independence criterion
     (Kornblith et al. 2019). `unbiased` uses the estimator of Song et al. (2012), whose expectation does not grow with
     the number of features and which can be averaged over minibatches (Nguyen et al. 2021); it needs at least 4 examples
-    and may be slightly negative. NaN if in one of the two all examples are alike, up to the last bits of its precision.
+    and may be slightly negative. NaN if in one of the two all examples are equal, up to the last bits of its precision.
     """
     if x_nD.dim() != 2 or y_nD.dim() != 2 or len(x_nD) != len(y_nD):
         raise InputError(f"two matrices of equally many rows are needed, not {list(x_nD.shape)} and {list(y_nD.shape)}")
@@ -80,7 +80,7 @@ def linear_cka(x_nD: Tensor, y_nD: Tensor, *, unbiased: bool = False) -> Tensor:
 
 
 def centred(features_nD: Tensor, dtype: torch.dtype) -> Tensor:
-    """The features less their mean over examples, float64: exactly 0 if all examples are alike.
+    """The features less their mean over examples, float64: exactly 0 if all examples are equal.
 
     They are if they differ by no more than the last bits of `dtype`, which the features were computed in. What is left
     of equal numbers after their mean was subtracted is rounding, and that would pass for a representation of its own.
@@ -90,15 +90,15 @@ def centred(features_nD: Tensor, dtype: torch.dtype) -> Tensor:
     # as ViTs have them, would hide all others.
     precision = torch.finfo(torch.promote_types(dtype, torch.float32) if dtype.is_floating_point else torch.float64).eps
     # From the first example: of equal ones that is exact.
-    alike = (features_nD - features_nD[0]).norm() <= _LAST_BITS * precision * features_nD.norm()
-    return torch.where(alike, 0.0, features_nD - features_nD.mean(0))
+    equal = (features_nD - features_nD[0]).norm() <= _LAST_BITS * precision * features_nD.norm()
+    return torch.where(equal, 0.0, features_nD - features_nD.mean(0))
 
 
 def linear_gram(centred_nD: Tensor) -> Tensor:
     """[n, n], with zeros on the diagonal, as the unbiased estimator wants it.
 
-    HSIC does not see where the features' mean lies. The sums that it is the difference of do, and lose all digits to a
-    large one: hence of centred features.
+    HSIC does not depend on the features' mean. The sums that it is the difference of do, and lose all digits to a
+    large one, so features are centred first.
     """
     gram_nn = centred_nD @ centred_nD.T
     return gram_nn - torch.diag(gram_nn.diag())
@@ -114,7 +114,7 @@ def unbiased_hsic(a_Lnn: Tensor, b_Knn: Tensor) -> Tensor:
 
 
 def own_unbiased_hsic(a_Lnn: Tensor) -> Tensor:
-    """Of each with itself, [L]: 0 if that is but the rounding of what it is the difference of."""
+    """Of each with itself, [L]: 0 if that is only the rounding error of the sums it is the difference of."""
     own_L, n = unbiased_hsic(a_Lnn, a_Lnn).diag(), a_Lnn.shape[-1]
     rounding_L = _ROUNDING * a_Lnn.square().sum((1, 2)) / (n * (n - 3))
     return torch.where(own_L.abs() > rounding_L, own_L, 0.0)

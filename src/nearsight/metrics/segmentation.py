@@ -17,7 +17,7 @@ def confusion_matrix(prediction: Tensor, truth: Tensor, num_classes: int, ignore
 
     Args:
         prediction: class of each pixel, any shape.
-        truth: likewise; pixels with `ignore_index` count nowhere.
+        truth: the same shape; pixels with `ignore_index` do not count.
     """
     check_at_least("num_classes", num_classes, 1)
     if prediction.shape != truth.shape:
@@ -75,5 +75,5 @@ def _checked(confusion_CC: Tensor) -> Tensor:
     if not bool((counts_CC >= 0).all()):  # also false for NaN
         raise InputError("a confusion matrix holds numbers of pixels, but this one has some that are not 0 or more")
     if not bool((counts_CC > 0).any()):
-        raise InputError("the confusion matrix counts no pixel: the ignore index has swallowed them all")
+        raise InputError("the confusion matrix counts no pixel: all are ignored")
     return counts_CC

@@ -88,7 +88,7 @@ class JoinedJumbo(nn.Module):
 
 
 class JumboViT(CompactViT):
-    """A ViT with a wide CLS token; to whoever looks in, it has J prefix tokens.
+    """A ViT with a wide CLS token; from outside it has J prefix tokens.
 
     Args:
         num_jumbo: J, how many times as wide as a patch.

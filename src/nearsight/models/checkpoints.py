@@ -1,4 +1,4 @@
-"""Weights from a file that somebody trained: safetensors, or what `torch.save` wrote, read without running its code.
+"""Trained weights from a file: safetensors, or what `torch.save` wrote, read without running its code.
 
 Training scripts wrap a model's weights in dictionaries ("state_dict", "teacher", …) and its names in prefixes
 ("module.", "backbone.", …). Both are undone where that makes the names fit, and the note that is returned says so.
@@ -133,7 +133,7 @@ def _best_fit(model: nn.Module, stored: Weights) -> tuple[str, Weights, bool]:
         if convert := _timm_conversion(model):
             try:
                 candidates.append((prefix, convert(dict(plain), model), True))
-            except Exception:  # made for other names: then it is not the way to read this file
+            except Exception:  # made for other names, so not for this file
                 continue
 
     # Of equals the first: the shortest prefix, unconverted.

@@ -43,7 +43,7 @@ COMPACT_IMAGES = {
     "classifier": "head",
     "license": "apache-2.0",
 }
-"""What timm is told of them."""
+"""Their configs for timm."""
 
 
 class CompactViT(VisionTransformer):  # type: ignore[misc]  # timm carries no types

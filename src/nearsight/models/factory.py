@@ -23,14 +23,14 @@ _OF_RESNETS = ("channels",)
 
 
 def create_model(name: str, **kwargs: Any) -> nn.Module:
-    """`timm.create_model`, which knows this package's models too, with an error that names the nearest model or tag."""
+    """`timm.create_model`, which knows this package's models too, with an error that names the closest model or tag."""
     check_model_name(name)
     model: nn.Module = timm.create_model(name, **kwargs)
     return model
 
 
 def check_model_name(name: str) -> None:
-    """Refuse a model that timm does not know, and of one that it knows a tag that it does not."""
+    """Refuse a model that timm does not know, or an unknown tag of one that it knows."""
     architecture, _, tag = name.partition(".")
     if not timm.is_model(architecture):
         near = difflib.get_close_matches(name, timm.list_models(), n=1)
@@ -69,7 +69,7 @@ class ModelConfig:
     init: Initialization = "trunc_normal"
     """Initialisation of the projections (assumed: the paper does not report it)."""
     position_std: float = 0.02
-    """Deviation of the initial positions and CLS token (assumed, likewise)."""
+    """Deviation of the initial positions and CLS token (assumed, too)."""
     positions: bool = field(default=True, metadata=ADDED)
     """Learned positions; without them it is a ViT − PE (S2, Table 5)."""
     pool: Literal["token", "avg"] = field(default="token", metadata=ADDED)
@@ -131,7 +131,7 @@ class ModelConfig:
     def build(self, image_size: tuple[int, int], num_classes: int) -> nn.Module:
         """The model with fresh weights, drawn from torch's global generator.
 
-        LocAt draws its own after the others: models that differ in it alone start alike.
+        LocAt draws its own after the others: models that differ only in LocAt start with the same weights.
         """
         if self.is_transformer:
             model = self._build_vit(image_size, num_classes)
@@ -195,7 +195,7 @@ def load_model(path: Path) -> nn.Module:
 
 
 def _fit(tensors: Mapping[str, Tensor], config: ModelConfig, image_size: tuple[int, int], num_classes: int) -> bool:
-    """Whether these are the weights of such a model, found out before it takes the memory that the file asks for."""
+    """Whether these are the weights of such a model, checked before memory for it is allocated."""
     if config.depth > len(tensors) and config.is_transformer:  # each block has several
         return False
     try:

@@ -18,7 +18,7 @@ from nearsight.errors import InputError
 from nearsight.models.sourced import ImageSizeError, check_layers, check_weights, one_line, preparation, quiet
 
 _TOWERS = ("vision_model", "vision_tower")
-"""Where models of images and text keep the part that sees."""
+"""Where models of images and text keep the image tower."""
 _NOT_FOR_ATTENTION = ("pooler", "head", "classifier")
 """Weights behind the last attention: a checkpoint made for another task may lack them."""
 _INTERPOLATIONS = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}
@@ -62,19 +62,19 @@ def _transformers() -> Any:
 
 
 def _local_folder(name: str) -> Path | None:
-    """The folder that is meant, or None for a name of the hub."""
+    """The named folder, or None for a name of the hub."""
     folder = Path(name).expanduser()
     if name and folder.is_dir():
         if not (folder / "config.json").is_file():
             raise InputError(f"{folder} has no config.json, so it holds no model that save_pretrained wrote")
         return folder
     if not name or name.startswith(("/", ".", "~")) or name.count("/") > 1:
-        raise InputError(f"hf:{name} names no folder that is there; write hf:org/name or hf:FOLDER")
+        raise InputError(f"hf:{name} names no existing folder; write hf:org/name or hf:FOLDER")
     return None
 
 
 def _check_size(transformers: Any, folder: Path | None, name: str) -> None:
-    """Refuse a config that asks for a model without end, which would be built before its weights are looked at."""
+    """Refuse a config that asks for an endless model, which would be built before its weights are checked."""
     try:
         config = transformers.AutoConfig.from_pretrained(str(folder or name), trust_remote_code=False)
     except Exception:  # whatever is wrong with it, loading says so
@@ -108,7 +108,7 @@ def _load(transformers: Any, place: Path | str) -> Any:
 
 @contextlib.contextmanager
 def _bars_only_on_a_terminal(transformers: Any) -> Iterator[None]:
-    """A download takes its time, and whoever waits for it wants to see it; in a log its bar is a page of noise."""
+    """Show a download's progress to a person who waits for it; in a log the bar would be a page of noise."""
     bars = transformers.utils.logging
     if sys.stderr.isatty() or not bars.is_progress_bar_enabled():
         yield

@@ -1,9 +1,9 @@
 """A ViT whose attention comes from positions alone (S3 Def. 3.2): `A = (PᵀW_Q)(PᵀW_K)ᵀ`, `S = softmax(A / √d)`.
 
-S3 is "Vision Transformers provably learn spatial structure" (arXiv 2210.09221). Who attends to whom is learned and is
-then the same for every image; content is only what is passed on: values come from tokens to which no positions were
-added. It is the compact ViT otherwise, with the same parameters under the same names, used in another way: a model of
-one kind starts like one of the other, and takes its weights.
+S3 is "Vision Transformers provably learn spatial structure" (arXiv 2210.09221). Which token attends to which is learned
+and is then the same for every image; content is only what is passed on: values come from tokens to which no positions
+were added. It is the compact ViT otherwise, with the same parameters under the same names, used in another way: a model
+of one kind starts like one of the other, and takes its weights.
 
 Where the definition leaves a choice:
 - There is one P for all blocks, as it has one. Each block has its own W_Q and W_K, and each head its part of them.
@@ -11,7 +11,7 @@ Where the definition leaves a choice:
 - P meets W_Q and W_K as it is, without the norm that tokens pass on their way into a block.
 - W_Q, W_K and W_V have biases where a ViT has them (`qkv_bias`). √d is that of a head.
 
-Shape suffixes: B images, N tokens, C channels, H heads, d head size; 1 stands for all images alike.
+Shape suffixes: B images, N tokens, C channels, H heads, d head size; 1 stands for all images.
 """
 
 from typing import Any
@@ -42,7 +42,7 @@ class PositionalAttention(Attention):  # type: ignore[misc]  # timm carries no t
         values = 2 * self.attn_dim  # where those of queries and keys end
         value_BNC = F.linear(x_BNC, weight[values:], None if bias is None else bias[values:])
         both_1NC = F.linear(model.pos_embed, weight[:values], None if bias is None else bias[:values])
-        # Weights of a kind of their own are those of several models; whoever looks into these follows all functions.
+        # Weights of a tensor subclass are those of several models; what looks into these follows all functions.
         unwatched = self.training or (type(both_1NC) is not Tensor and not _functions_are_followed())
         drops = self.training and self.attn_drop.p > 0
         if unwatched and attn_mask is None and not is_causal and not drops:
@@ -64,9 +64,9 @@ class PositionalAttention(Attention):  # type: ignore[misc]  # timm carries no t
     def _weighed_by_image(
         self, both_1NC: Tensor, value_BNC: Tensor, attn_mask: Tensor | None, is_causal: bool
     ) -> Tensor:
-        """By the map of each image, though all are alike: what looks into attention finds it where it always is."""
-        # Each token times 0 rather than `expand`, since it says which token a position belongs to: whoever follows
-        # where on the image things come from can see where attention goes.
+        """By the map of each image, though all are equal: what looks into attention finds it in its usual place."""
+        # Each token times 0 rather than `expand`, since it says which token a position belongs to: a trace
+        # of where things come from on the image then sees where attention goes.
         query_BNHd, key_BNHd = self._queries_and_keys(both_1NC + value_BNC[..., :1] * 0)
         attended_BHNd = F.scaled_dot_product_attention(
             query_BNHd.transpose(1, 2),

@@ -1,11 +1,11 @@
 """Images whose tiles have changed places, always in the same way (S3: permuted CIFAR-100).
 
-An image is cut into g×g tiles, and one fixed permutation of them is applied to every image, in training and in test
-alike; g = 32 shuffles the single pixels of a 32-pixel image. It is a layer of the network, in front of its first
+An image is cut into g×g tiles, and one fixed permutation of them is applied to every image, in training and in
+test; g = 32 shuffles the single pixels of a 32-pixel image. It is a layer of the network, in front of its first
 convolution, and not a part of the data: crops, flips and mixing happen to whole images, so that every network learns
 from the same ones, up to where their pixels are.
 
-To a ViT whose patches lie within tiles nothing has happened: its tokens come in another order, and its positions are
+For a ViT whose patches lie within tiles nothing changes: its tokens come in another order, and its positions are
 learned. A convolution finds other neighbours. Looking into such a ViT, the lens follows the pixels: its distances are
 those between the places where patches come from. Patches of pixels from all over the image have no place, and there is
 nothing to measure.

@@ -67,7 +67,7 @@ def preparation(
 
 
 def check_preparation(label: str, config: Mapping[str, Any], *, size_is_asked_for: bool) -> None:
-    """Refuse a data config, which may come from a file, that no image can be prepared by."""
+    """Refuse a data config, which may come from a file, by which no image can be prepared."""
     try:
         _, *sides = config["input_size"]
         share = config.get("crop_pct") or DEFAULT_CROP_PCT
@@ -116,7 +116,7 @@ def check_weights(folder: Path, endings: tuple[str, ...], build: Callable[[], nn
 
 
 def one_line(error: BaseException, limit: int = 300) -> str:
-    """The message of somebody else's error as part of a sentence."""
+    """The message of another library's error as part of a sentence."""
     text = " ".join(str(error).split()).rstrip(".") or type(error).__name__
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
@@ -147,7 +147,7 @@ def downloading(name: str, fetch: Callable[[], Any]) -> Any:
 
 
 def try_forward(sourced: SourcedModel, device: torch.device) -> None:
-    """One image through the model: what does not fit its own forward is the caller's business, and is said so."""
+    """One image through the model: what its own forward does not take is an error of the caller, and named as one."""
     rows, columns = sourced.image_size
     parameter = next(sourced.model.parameters(), torch.empty(0))
     home, dtype = parameter.device, parameter.dtype
@@ -160,7 +160,7 @@ def try_forward(sourced: SourcedModel, device: torch.device) -> None:
             f"{sourced.label} does not fit into the memory of {device} with one image of {rows}×{columns} pixels; "
             "use --device cpu or a smaller --image-size"
         ) from error
-    except Exception as error:  # it is a foreign model: anything can happen
+    except Exception as error:  # the model may raise anything
         raise ImageSizeError(
             f"{sourced.label} fails on an image of {rows}×{columns} pixels: {type(error).__name__}: {one_line(error)}; "
             "if it wants another size, say so with --image-size"

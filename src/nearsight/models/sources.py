@@ -56,7 +56,7 @@ def _is_factory(text: str) -> bool:
 
 
 def has_published_weights(text: str) -> bool:
-    """Whether a source leaves the choice between random weights and published ones, which --pretrained makes."""
+    """Whether --pretrained chooses between random and published weights of this source."""
     return not text.startswith(_HUGGING_FACE) and not _is_factory(text)
 
 
@@ -67,7 +67,7 @@ def load_source(
 
     Args:
         text: one of the forms above.
-        pretrained: with the published weights; else they are random, drawn from torch's global generator. Models of
+        pretrained: with the published weights; otherwise random ones, drawn from torch's global generator. Models of
             transformers and of the user's own code bring their weights along.
         checkpoint: a file of weights to load instead.
         image_size: side of the square images in pixels; needed where the model does not say what it takes.
@@ -117,14 +117,14 @@ def _load_timm(name: str, *, pretrained: bool, image_size: int | None) -> tuple[
 
 
 def _check_size(name: str, folder: Path) -> None:
-    """Refuse a config that asks for a model without end; where there is none, timm says so."""
+    """Refuse a config that asks for an endless model; where there is no config, timm says so."""
     if (folder / "config.json").exists():
         check_layers(name, read_object(folder / "config.json", missing=str(folder)))
         check_weights(folder, _WEIGHTS, lambda: _built_by_timm(name, pretrained=False, image_size=None))
 
 
 def _check_published(name: str) -> None:
-    """Refuse a model without published weights; a name or tag that is wrong is told first."""
+    """Refuse a model without published weights; a wrong name or tag is reported first."""
     check_model_name(name)
     try:
         config = timm.get_pretrained_cfg(name)
@@ -217,14 +217,14 @@ def _own_config(model: nn.Module) -> dict[str, Any]:
     """What a model of timm, or one that follows its custom, says about its images."""
     config: Any = getattr(model, "pretrained_cfg", None) or getattr(model, "default_cfg", None) or {}
     config = config if isinstance(config, Mapping) else config.to_dict()
-    told = {name: value for name, value in config.items() if value is not None}
+    known = {name: value for name, value in config.items() if value is not None}
     # The config is its name's: built for another size than that, the model says so in its patches alone.
     match getattr(getattr(model, "patch_embed", None), "img_size", None):
         case int(side):
-            told["input_size"] = (3, side, side)
+            known["input_size"] = (3, side, side)
         case (int(rows), int(columns)):
-            told["input_size"] = (3, rows, columns)
-    return told
+            known["input_size"] = (3, rows, columns)
+    return known
 
 
 def _find(text: str) -> Any:

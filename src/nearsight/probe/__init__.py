@@ -1,4 +1,4 @@
-"""What the features of a frozen model are worth: k-NN, linear, segmentation, dense retrieval."""
+"""How good the features of a frozen model are: k-NN, linear, segmentation, dense retrieval."""
 
 from nearsight.probe.cache import FeatureKey, cached_features
 from nearsight.probe.features import FeatureReader, FeatureSpec, read_features, reading

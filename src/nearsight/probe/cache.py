@@ -1,4 +1,4 @@
-"""Features on disk: computed once, mapped into memory ever after, found by what they were made from.
+"""Features on disk: computed once, then mapped into memory, found by what they were made from.
 
 A folder per set of features, named by the hash of everything they depend on: the model's weights and settings, the
 images' content, their preparation, and which features they are. In it:
@@ -7,8 +7,9 @@ record.json     what they were made from, in full
 features.npy    the array, at its full size from the beginning on
 chunks.json     the checksum of each chunk that is written; a chunk that has none, or another, is computed (again)
 
-So a process that is killed loses one chunk, and a damaged chunk heals. A hash does not see everything (what a function
-computes that a model calls); so the first image's features are always computed and compared.
+So a process that is killed loses one chunk, and a damaged chunk is computed again. A hash does not see
+everything (what a function computes that a model calls); so the first image's features are always computed
+and compared.
 """
 
 import contextlib
@@ -33,7 +34,7 @@ from nearsight.probe.features import FeatureReader, FeatureSpec, Watch, unwatche
 from nearsight.probe.frozen import Preparation
 
 VERSION = 1
-"""Raise it whenever the same key would stand for other numbers."""
+"""Raise it whenever the same key would mean other numbers."""
 CHUNK_BYTES = 32 * 2**20
 _TOLERANCE = 2e-3
 """In deviations of the features: other devices, batch sizes and libraries round differently, but not by that much."""
@@ -80,7 +81,7 @@ def cached_features(
     Args:
         images: gives the prepared images from one position up to another.
         folder: that holds a folder per key; by default in the user's cache.
-        watch: sees the batches of new features go by, to show progress.
+        watch: passes the batches of new features on, to show progress.
     """
     if reader.spec != key.spec:
         raise InputError(f"the key is of {key.spec}, but the reader reads {reader.spec}")
@@ -126,7 +127,7 @@ def _locked(place: Path) -> Iterator[None]:
 def _open_array(place: Path, shape: tuple[int, ...]) -> np.memmap[Any, np.dtype[np.float32]]:
     path = place / "features.npy"
     if path.exists():
-        with contextlib.suppress(Exception):  # a file that was cut short, or has another header, is made anew
+        with contextlib.suppress(Exception):  # a file that was cut short, or has another header, is written again
             array = open_memmap(path, mode="r+")
             if array.shape == shape and array.dtype == np.float32:
                 return array
@@ -134,7 +135,7 @@ def _open_array(place: Path, shape: tuple[int, ...]) -> np.memmap[Any, np.dtype[
     try:
         array = open_memmap(path, mode="w+", dtype=np.float32, shape=shape)
         if hasattr(os, "posix_fallocate"):
-            # So far its size is a promise, and the system ends a process that writes to memory where no room is left.
+            # So far no disk space is reserved, and writing to the mapped file on a full disk would kill the process.
             with path.open("r+b") as file:
                 os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
         return array

@@ -166,7 +166,7 @@ class HookedBlocks:
 Tokens = Literal["cls", "mean", "cls+mean", "patches"]
 
 Watch = Callable[[Iterator[Tensor]], Iterator[Tensor]]
-"""Lets batches go by, to count them."""
+"""Passes batches on and counts them."""
 
 _ABSENT = {"prr": "does not refine its patches (PRR)", "norm": "has no final norm"}
 
@@ -180,7 +180,7 @@ class FeatureSpec:
     place: Place | None = "block"
     """As the block returns them, after the final norm, or refined (PRR); None for the last of these that there is."""
     tokens: Tokens | None = "patches"
-    """CLS, the mean of the patches, these two one after the other, or the map of patches; None: CLS, else the mean."""
+    """CLS, the mean of the patches, these two one after the other, or the map of patches; None: CLS, or the mean."""
 
     def __post_init__(self) -> None:
         check_choices(self)
@@ -189,7 +189,7 @@ class FeatureSpec:
 
 
 def unwatched(batches: Iterator[Tensor]) -> Iterator[Tensor]:
-    """Nobody counts."""
+    """Nothing is counted."""
     return batches
 
 
@@ -205,7 +205,7 @@ class FeatureReader:
             raise InputError(f"{self._model_name} has no block {spec.block}: they count from 0 to {count - 1}")
         self._number = spec.block % count
         self.spec = self._resolved(spec, image.unsqueeze(0))
-        """What was asked for, with nothing left open."""
+        """The requested features, with all defaults filled in."""
 
     @property
     def block_name(self) -> str:
@@ -216,9 +216,9 @@ class FeatureReader:
         return type(self._run.model).__name__
 
     def __call__(self, images_BCHW: Tensor) -> Tensor:
-        """What the spec asks for, float32: [B, C, h, w] for patches, else [B, C]."""
+        """The features of the spec, float32: [B, C, h, w] for patches, otherwise [B, C]."""
         features = self._asked_for(images_BCHW)
-        # A search finds neighbours of NaN, too, and a vote of theirs looks like any other score.
+        # A search finds neighbours of NaN, too, and their vote gives a score that looks like any other.
         if not features.isfinite().all():
             raise not_finite(f"what {self._model_name} gives at {self.block_name}")
         return features
@@ -258,7 +258,7 @@ class FeatureReader:
                 if has_class_token(self._run.model)
                 else "has no class token"
             )
-            raise InputError(f"{self._model_name} {reason}, and {tokens} was asked for; take the mean of its patches")
+            raise InputError(f"{self._model_name} {reason}, but {tokens} was requested; take the mean of its patches")
 
 
 @contextmanager

@@ -34,7 +34,7 @@ class Preparation:
     mean: tuple[float, ...]
     """Per channel, of images in [0, 1]."""
     std: tuple[float, ...]
-    """Likewise."""
+    """The same."""
     crop_pct: float = 1.0
     """Share of the resized image's side that is cut out of its centre. Images of the right size are left alone."""
 
@@ -44,7 +44,7 @@ class Preparation:
 
     def __call__(self, images_NCHW: Tensor, device: torch.device) -> Tensor:
         """Normalised float32 on the device, from uint8."""
-        from torchvision.transforms.v2.functional import center_crop  # here, because it takes a quarter of a second
+        from torchvision.transforms.v2.functional import center_crop  # here: the import takes a quarter of a second
 
         images = images_NCHW.to(device)
         if tuple(images.shape[-2:]) != self.size:
@@ -87,7 +87,7 @@ def weights_hash(model: nn.Module) -> str:
 def model_identity(model: nn.Module) -> str:
     """A digest of a model's weights and of its modules' kinds and settings: the number of heads and the kernel of a
     local attention change what a model computes, but no weight. Two models of one digest compute the same, as far as
-    these tell."""
+    these show."""
     digest = hashlib.sha256(weights_hash(model).encode())
     for name, module in sorted(model.named_modules()):
         digest.update(f"{name}:{type(module).__qualname__};".encode())
@@ -119,7 +119,7 @@ class FrozenModel:
 
     @cached_property
     def identity(self) -> str:
-        """Its `model_identity` when it was first asked for: all its weights are read for that."""
+        """Its `model_identity`, computed once: all its weights are read for that."""
         return model_identity(self.model)
 
 
@@ -133,7 +133,7 @@ def size_step(model: nn.Module) -> int:
 
 
 def check_side(option: str, side: int, step: int) -> None:
-    """Complain of a side that is no multiple."""
+    """Refuse a side that is not a multiple."""
     if side % step:
         near = -(-side // step) * step
         raise InputError(f"{option} is {side}, but the model takes multiples of {step}; use {option} {near}")
@@ -141,7 +141,7 @@ def check_side(option: str, side: int, step: int) -> None:
 
 def take_other_sizes(model: nn.Module, side: int, *, only: bool = False) -> None:
     """Make a timm model take square images of this side, and others too unless it is the `only` one. No weight changes,
-    except for one that is resized for good because it takes one size at a time and one is asked for."""
+    except in a model that takes one size at a time, whose positions are then resized for good."""
     part: Any = model
     patches: Any = getattr(model, "patch_embed", None)
     if isinstance(model, SwinTransformer):
@@ -160,7 +160,7 @@ def take_other_sizes(model: nn.Module, side: int, *, only: bool = False) -> None
 
 
 FAILURES = (AssertionError, IndexError, KeyError, RuntimeError, TypeError, ValueError)
-"""What models raise that do not take a size."""
+"""Errors of models that do not take a size."""
 
 
 def at_size(frozen: FrozenModel, side: int, spec: FeatureSpec, *, option: str, device: torch.device) -> FrozenModel:
@@ -168,7 +168,7 @@ def at_size(frozen: FrozenModel, side: int, spec: FeatureSpec, *, option: str, d
 
     Args:
         spec: features that are seen to be there.
-        option: what asked for the size, for complaints.
+        option: the option that set the size, for error messages.
     """
     check_side(option, side, size_step(frozen.model))
     model = copy.deepcopy(frozen.model)

@@ -32,7 +32,7 @@ def knn_scores(
     check_enough(len(train_labels_N), max(ks), "training samples")
     similarity_Qk, neighbour_Qk = index.search(queries_QC, max(ks))
     label_Qk = train_labels_N.to(neighbour_Qk.device)[neighbour_Qk]
-    # Relative to the nearest, so that no exponential overflows; shares do not change by that.
+    # Relative to the nearest, so that no exponential overflows; this does not change the shares.
     vote_Qk = torch.exp((similarity_Qk - similarity_Qk[:, :1]) / temperature)
     scores = {}
     for k in ks:
@@ -102,7 +102,7 @@ def check_votes(ks: Sequence[int], temperature: float) -> None:
 
 
 def check_classes_seen(train_labels_N: Tensor, test_labels_Q: Tensor, part: str = "test") -> None:
-    """Every class that is asked for was there to be learned, or an error that says which was not."""
+    """Refuse samples with classes that were not in training; the error names them."""
     unseen = sorted(set(test_labels_Q.tolist()) - set(train_labels_N.tolist()))
     if unseen:
         shown = ", ".join(map(str, unseen[:5])) + (", …" if len(unseen) > 5 else "")

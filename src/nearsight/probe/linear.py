@@ -88,7 +88,7 @@ class LinearResult:
     heads: tuple[HeadScore, ...]
     """All of the grid."""
     right_N: Tensor
-    """Of which test samples the best head says the class, bool."""
+    """For which test samples the best head is right, bool."""
     weight_Cc: Tensor
     """Of the best head."""
     bias_c: Tensor
@@ -100,7 +100,7 @@ class Heads:
     def __init__(self, config: LinearConfig, num_channels: int, num_classes: int, device: torch.device) -> None:
         self.config, self.num_classes = config, num_classes
         self.num_heads = len(config.grid)
-        # All heads start alike, with the deviation of DINO's.
+        # All heads start with the same weights, with the deviation of DINO's.
         generator = torch.Generator().manual_seed(config.seed)
         weight_Cc = torch.randn(num_channels, num_classes, generator=generator) * 0.01
         self.weight_CKc = weight_Cc.unsqueeze(1).repeat(1, self.num_heads, 1).to(device)
@@ -143,7 +143,7 @@ class Heads:
         weight -= rate_K1 / (1 - beta1**self._steps) * first / deviation
 
     def right(self, features_NC: Tensor, labels_N: Tensor) -> Tensor:
-        """Of which samples each head says the class: [N, K] bool on the CPU."""
+        """For which samples each head is right: [N, K] bool on the CPU."""
         parts = zip(features_NC.split(_EVALUATED_AT_ONCE), labels_N.split(_EVALUATED_AT_ONCE), strict=True)
         device = self.bias_Kc.device
         return torch.cat(
@@ -154,7 +154,7 @@ class Heads:
         )
 
     def keep(self, best: int) -> None:
-        """Let go of all heads but one."""
+        """Keep one head and free the others."""
         self.weight_CKc, self.bias_Kc = self.weight_CKc[:, [best]].contiguous(), self.bias_Kc[[best]]
         self.num_heads = 1
 
@@ -180,7 +180,7 @@ def linear_probe(
     check_classes_seen(train_labels_N[training_n], train_labels_N[validation_n], "validation")
     heads = Heads(config, train_NC.shape[1], num_classes, device)
     labels_N = train_labels_N.to(device)
-    # All of them go through the heads many times and in any order: they had better not stay on disk.
+    # They are read many times and in any order, so they should not stay on disk.
     stored_NC = train_NC.to(device, copy=True)
     batch_size = min(config.batch_size, len(training_n))
     for epoch in range(config.num_epochs):
@@ -218,7 +218,7 @@ def cropped_features(
 ) -> Callable[[Tensor, int], Tensor]:
     """(positions of images, epoch) → features of their random resized crops, flipped or not, as DINO trains heads.
 
-    They are computed anew in every epoch, because no two epochs crop alike.
+    They are computed again in every epoch, because every epoch has other crops.
     """
     rows, columns = preparation.size
     if rows != columns:

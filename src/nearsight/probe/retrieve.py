@@ -5,7 +5,7 @@ image looks for its k nearest patches there, by cosine. Their label distribution
 are its prediction; the map of predictions is stretched to the size of the image's mask, and the largest is the class of
 each pixel.
 
-Shape suffixes: N images, B images of a batch, M patches of the memory, Q patches that look, P patches of an image row
+Shape suffixes: N images, B images of a batch, M patches of the memory, Q query patches, P patches of an image row
 by row, C channels, c classes, k neighbours, H rows and W columns of pixels, h rows and w columns of patches.
 """
 
@@ -63,7 +63,7 @@ def _overlaps(length: int, parts: int, device: torch.device) -> Tensor:
 
 @dataclass(frozen=True)
 class PatchMemory:
-    """Patches to be found, and what they say when they are."""
+    """Patches to be found, and their labels."""
 
     features_MC: Tensor
     """Of length 1, float32."""
@@ -227,7 +227,7 @@ def retrieve(
     confusion_cc = torch.zeros(dataset.num_classes, dataset.num_classes, dtype=torch.int64)
     counts: list[Tensor] = []
     maps = patch_maps(reader, dataset.test, preparation, batch_size=batch_size, device=device, watch=watch)
-    # The patches of a batch look together: those of one image are too few to keep a device busy.
+    # The patches of a batch are searched together: those of one image are too few to keep a device busy.
     while batch := list(islice(maps, batch_size)):
         predictions_Qc = retriever.predict(torch.cat([map_Chw.flatten(1).T for map_Chw, _ in batch]))
         parts = predictions_Qc.split([map_Chw[0].numel() for map_Chw, _ in batch])

@@ -8,7 +8,7 @@ scores (Efron 1979). The same seed and number of images draw the same images, wh
 On disk there is a file for each probe, named by everything its numbers depend on: results/PROBE-IDENTITY.json has the
 scores with their intervals, and what they are of. The identity is that of the model (weights, and settings that no
 weight shows, such as the number of heads), the data and the options. So a probe that was done once is found again,
-whatever the model is called, and never mistaken.
+whatever the model is called, and never mistaken for another.
 
 Shape suffixes: N images, D numbers of each, R resamples, C classes.
 """
@@ -63,7 +63,7 @@ def image_counts(confusion_CC: Tensor) -> Tensor:
 def miou_score(counts_N3C: Tensor, *, num_resamples: int = NUM_RESAMPLES, seed: int = 0) -> Score:
     """The mean IoU over the data set.
 
-    A class that a resample neither has nor predicts is left out of its mean, as it is of a data set's. With few images
+    A class that a resample neither has nor predicts is left out of its mean, as in the whole data set. With few images
     that lifts resamples without the rare, hard classes, and the interval reaches further up than down.
     """
     num_classes = counts_N3C.shape[2]
@@ -109,7 +109,7 @@ def _resampled_sums(numbers_ND: Array, num_resamples: int, seed: int) -> Array:
 
 
 VERSION = 1
-"""Raise it whenever the same key would stand for other numbers."""
+"""Raise it whenever the same key would mean other numbers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,7 +155,7 @@ class ProbeStore:
         return self._folder / f"{key.probe}-{key.identity}.json"
 
     def read(self, key: ProbeKey) -> StoredProbe | None:
-        """What is there; None where that is nothing, or damaged."""
+        """The stored probe; None where there is none, or a damaged one."""
         try:
             held = json.loads(self.path(key).read_text(encoding="utf-8"))
             scores = {name: decode(Score, score) for name, score in held.pop("scores").items()}
@@ -166,7 +166,7 @@ class ProbeStore:
         return StoredProbe(probe=key.probe, identity=key.identity, scores=scores, told=held)
 
     def write(self, key: ProbeKey, scores: Mapping[str, Score], told: Mapping[str, Any]) -> StoredProbe:
-        """All of it at once, or nothing."""
+        """Write it atomically."""
         of_scores = {name: score.as_json() for name, score in scores.items()}
         write_json(
             self.path(key), {"probe": key.probe, "identity": key.identity, "scores": of_scores, **told}, allow_nan=False

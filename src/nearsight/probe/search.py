@@ -41,10 +41,10 @@ def unit(vectors: Tensor) -> Tensor:
 
 
 def check_enough(num_vectors: int, k: int, what: str) -> None:
-    """At least k vectors, or an error that calls them by this name."""
+    """Refuse fewer than k vectors; `what` names them in the error."""
     check_at_least("k", k, 1)
     if num_vectors < k:
-        raise InputError(f"there are {num_vectors} {what}, but {k} neighbours of each query are asked for; lower k")
+        raise InputError(f"there are {num_vectors} {what}, but {k} neighbours of each query are requested; lower k")
 
 
 class ExactIndex:
@@ -65,7 +65,7 @@ class ExactIndex:
         kind = "cuda" if queries_QC.is_cuda else "cpu"
         num_queries = min(_LARGEST_QUERIES[kind], len(queries_QC)) or 1
         num_columns = max((self._piece_bytes or PIECE_BYTES[kind]) // (4 * num_queries), k, GROUP)
-        # Torch's threads go on spinning for a while after their work, in the way of those that multiply.
+        # Torch's threads keep spinning for a while after their work and slow down those that multiply.
         with one_thread():
             found = [self._search(unit(part_qC), k, num_columns) for part_qC in queries_QC.split(num_queries)]
         similarity_Qk, position_Qk = (torch.cat(parts) for parts in zip(*found, strict=True))
@@ -116,7 +116,7 @@ class FaissIndex:
 
 
 def import_faiss() -> Any:
-    """FAISS, which is not among what this package needs, or an error that says how to get it."""
+    """FAISS, which is not a dependency of this package, or an error that says how to install it."""
     try:
         return importlib.import_module("faiss")
     except ImportError as error:

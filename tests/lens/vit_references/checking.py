@@ -19,7 +19,7 @@ from vit_references.mechanisms import Mechanism
 CLASS = "queries are not patches"
 CHANNELS = "between channels"
 SCORES = "no queries"
-TALKING = "no distribution over the keys"
+TALKING = "not a distribution over the keys"
 ONE_TOKEN = "from one token alone"
 BATCH = "between the images of a batch"
 OTHER_IMAGE = "from another image"

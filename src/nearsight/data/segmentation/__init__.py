@@ -1,6 +1,6 @@
 """Images with a class for every pixel: ADE20K, PASCAL VOC and Context, COCO-Stuff, CamVid, in their official layouts.
 
-Nothing is decoded ahead: images have sizes of their own, and are read when they are asked for. A new data set is one
+Nothing is decoded ahead: images have sizes of their own, and are read when they are needed. A new data set is one
 file here, or anywhere else, that calls `register_segmentation`.
 """
 

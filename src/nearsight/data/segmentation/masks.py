@@ -1,6 +1,6 @@
 """Data sets of images with masks: pairs of files that are read together, and how a set is registered and loaded.
 
-Every way in which an image and its mask may not fit is named by file.
+Errors about an image and a mask that do not fit name the files.
 
 Shape suffixes: C channels, H rows, W columns.
 """
@@ -48,7 +48,7 @@ class LabelTable:
         return len(set(self.class_of_number.values()))
 
     def classes(self, numbers_HW: NDArray[np.integer], mask: Path) -> NDArray[np.uint8]:
-        """The classes of a mask; numbers that are no label are an error that names them."""
+        """The classes of a mask; numbers that are not labels are an error that names them."""
         table = np.full(256, _INVALID, dtype=np.int16)
         table[list(self.class_of_number)] = list(self.class_of_number.values())
         table[list(self.ignored_numbers)] = IGNORED
@@ -100,7 +100,7 @@ class MaskedImages:
         return torch.from_numpy(self.labels.classes(_read_numbers(path), path))
 
     def name(self, index: int) -> str:
-        """What people call an image: its file's name, without the ending."""
+        """The name of an image: its file's name, without the ending."""
         return self.pairs[index][0].stem
 
     def check_labelled(self, what: str) -> None:
@@ -133,7 +133,7 @@ def listed_pairs(names: Path, images: Path, masks: Path) -> Pairs:
     lines = read_published(names).split()
     for name in lines:
         if Path(name).name != name:  # a path could point anywhere
-            raise InputError(f"{names} has {name!r}, which is no name of an image; get it again")
+            raise InputError(f"{names} has {name!r}, which is not the name of an image; get it again")
     pairs = tuple((images / f"{name}.jpg", masks / f"{name}.png") for name in lines)
     _check_present([image for image, _ in pairs], images)
     _check_present([mask for _, mask in pairs], masks)
@@ -149,12 +149,12 @@ def folder_pairs(images: Path, masks: Path, mask_ending: str = ".png") -> Pairs:
 
 
 def missing_parts(folder: Path, parts: Sequence[str]) -> list[str]:
-    """Those files and folders that are not there."""
+    """The files and folders that do not exist."""
     return [part for part in parts if not (folder / part).exists()]
 
 
 def _check_present(wanted: Sequence[Path], folder: Path) -> None:
-    # One listing instead of a question per file: there may be a hundred thousand.
+    # One listing instead of a check per file: there may be a hundred thousand.
     present = {path.name for path in folder.iterdir()}
     missing = [path.name for path in wanted if path.name not in present]
     if missing:
@@ -261,9 +261,9 @@ def find_segmentation(name: str, data_dir: Path | None = None) -> SegmentationSo
 
 
 def load_segmentation(name: str, data_dir: Path | None = None) -> SegmentationSet:
-    """The data set of this name, from `data_dir`, else from `NEARSIGHT_DATA`, else from the user's cache folder.
+    """The data set of this name, from `data_dir`, by default from `NEARSIGHT_DATA`, or else the user's cache folder.
 
-    Images are read when they are asked for; what is wrong with one of them is known then, or by `check_segmentation`.
+    Images are read when they are needed; a damaged one is an error then, or is found by `check_segmentation`.
     """
     source = find_segmentation(name, data_dir)
     return SegmentationSet(

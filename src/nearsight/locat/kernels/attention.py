@@ -66,9 +66,9 @@ def gaussian_attention(
     """softmax(scale · Q Kᵀ + S) V, with S[p, t] = strength_p · exp(−Σ_axis precision_p,axis · Δ²_axis) between patches.
 
     Args:
-        query_BHNd: bfloat16, float16 or float32, of any strides; what `is_supported` says yes to.
-        key_BHNd: likewise, of the same shape and dtype.
-        value_BHNd: likewise.
+        query_BHNd: bfloat16, float16 or float32, of any strides; as far as `is_supported`.
+        key_BHNd: as above, of the same shape and dtype.
+        value_BHNd: as the keys.
         precision_BHP2: float32, ½ / variance by y and by x, in grid cells; 0 or more, of any strides.
         strength_BHP: float32, of any strides.
         grid: where tokens lie; from and to prefix tokens, S is 0.
@@ -85,7 +85,7 @@ def gaussian_attention(
     assert precision_BHP2.shape == (*query_BHNd.shape[:2], grid.num_patches, 2)
     assert strength_BHP.shape == precision_BHP2.shape[:3]
     assert precision_BHP2.dtype == strength_BHP.dtype == torch.float32
-    assert scale > 0  # else the largest logit would not be that of the largest product
+    assert scale > 0  # otherwise the largest logit would not be that of the largest product
     dtype, matrices = query_BHNd.dtype, (query_BHNd, key_BHNd, value_BHNd)
     if INTERPRETED and dtype == torch.bfloat16:  # the interpreter would multiply the bits
         matrices = query_BHNd.float(), key_BHNd.float(), value_BHNd.float()
@@ -209,7 +209,7 @@ _KERNELS: dict[Pass, Any] = {
 
 
 def _launch(which: Pass, matrices: list[Tensor], bumps: list[Tensor], others: list[Tensor], geometry: Geometry) -> None:
-    """`others` are as made above. No number of images asks for another kernel to be compiled."""
+    """`others` are as made above. No kernel is compiled for a number of images."""
     num_images, num_heads, _, head_size = matrices[0].shape
     grid = geometry.grid
     tiling = tiling_of(which, grid, head_size, matrices[0].dtype)

@@ -29,9 +29,9 @@ class SegmentConfig:
     shortest: int = 512
     """What the shorter side of an image is resized to, for testing and before the random scale …"""
     longest: int = 2048
-    """… unless the longer one then were longer than this."""
+    """… unless the longer side would then exceed this."""
     square: bool = False
-    """Test on images squeezed into the crop's size, for models that take one size only; else their shape is kept."""
+    """Test on images squeezed into the crop's size, for models that take one size; otherwise their shape is kept."""
     smallest_scale: float = 0.5
     """Training images are resized by a random factor, from this one …"""
     largest_scale: float = 2.0

@@ -49,7 +49,7 @@ _Window = tuple[int, int, int, int]
 
 
 class _Coming(NamedTuple):
-    """A batch that threads are at."""
+    """A batch that threads are working on."""
 
     crops: Sequence[Future[tuple[_Pixels, _Labels]]]
     draws_Bn: Tensor
@@ -64,12 +64,12 @@ class TrainingCrops:
         """
         Args:
             fill: colour from 0 to 1 of what lies outside an image that is smaller than the crop.
-            room: bytes of decoded images to keep. Every epoch asks for all of them, so those that came first stay.
+            room: bytes of decoded images to keep. Every epoch needs all of them, so those that came first stay.
         """
         self._images, self._config = images, config
         self._fill = tuple(round(255 * channel) for channel in fill)
         self._seed = torch.tensor(config.seed)
-        # An order of all images for an epoch is asked for once a crop.
+        # The order of all images of an epoch is needed once per crop.
         self._order = lru_cache(maxsize=2)(self._new_order)
         self._kept: dict[int, tuple[Image.Image, _Labels]] = {}
         self._room, self._keeping = room, Lock()
@@ -95,7 +95,7 @@ class TrainingCrops:
 
     def _finished(self, coming: _Coming, device: torch.device) -> tuple[Tensor, Tensor]:
         images, masks = zip(*(crop.result() for crop in coming.crops), strict=True)
-        # By numpy, since torch's threads would go on spinning in the way of those that make crops; and bytes travel.
+        # By numpy, since torch's threads would keep spinning and slow down those that make crops; and bytes travel.
         images_BHWC, masks_BHW = (torch.from_numpy(np.stack(arrays)).to(device) for arrays in (images, masks))
         images_BCHW, masks_BHW = images_BHWC.permute(0, 3, 1, 2).contiguous(), masks_BHW.to(torch.int64)
         if self._config.photometric:

@@ -49,7 +49,7 @@ class SegmentationHead(nn.Sequential):
 
 
 def new_head(num_features: int, num_classes: int, config: SegmentConfig) -> SegmentationHead:
-    """A head with the first weights of the config's seed, whatever the global generator is at."""
+    """A head with the initial weights of the config's seed, whatever the state of the global generator."""
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(config.seed)
         return SegmentationHead(num_features, num_classes, config.width)
@@ -63,7 +63,7 @@ def pixel_logits(head: nn.Module, features_BChw: Tensor, size: tuple[int, int]) 
 def pixel_loss(logits_BKHW: Tensor, masks_BHW: Tensor, ignore_index: int, num_pixels: Tensor) -> Tensor:
     """Cross-entropy of the pixels with a class, as their part of the mean over `num_pixels` of them.
 
-    Where there is none it is 0, and not the NaN of a mean of nothing.
+    Without such pixels it is 0, not NaN.
     """
     total = F.cross_entropy(logits_BKHW, masks_BHW, ignore_index=ignore_index, reduction="sum")
     return total / num_pixels.clamp(min=1)
@@ -106,7 +106,7 @@ class LossRow:
 
 
 class HeadTraining:
-    """A head, its optimiser, and how far they are."""
+    """A head, its optimiser, and how many steps are done."""
 
     def __init__(
         self, num_features: int, num_classes: int, ignore_index: int, config: SegmentConfig, device: torch.device
@@ -122,7 +122,7 @@ class HeadTraining:
         """Which labels were in crops so far."""
 
     def train(self, crops: TrainingCrops, features: Features, after_step: Callable[[], None]) -> None:
-        """All steps that are left. `after_step` may end it by an error; what was done until then stands."""
+        """All steps that are left. `after_step` may end it by an error; the steps done until then are kept."""
         self.head.train()
         batches = crops.batches(self.steps_done, self._device)
         try:
@@ -172,7 +172,7 @@ class HeadTraining:
         save_tensors(path, tensors, {"identity": identity, "steps_done": self.steps_done, "history": rows})
 
     def load(self, path: Path, identity: str) -> None:
-        """Be where `save` was called."""
+        """Restore the state that `save` wrote."""
         tensors, stored = load_tensors(path)
         if stored.get("identity") != identity:
             raise InputError(f"{path} belongs to probe {stored.get('identity')}, not {identity}; choose another --out")
@@ -193,7 +193,7 @@ class HeadTraining:
 
 
 def whole_size(size: tuple[int, int], config: SegmentConfig, step: int) -> tuple[int, int]:
-    """(rows, columns) at which an image of these is tested: at the config's scale, each the nearest multiple of `step`.
+    """(rows, columns) at which an image of this size is tested: at the config's scale, rounded to multiples of `step`.
 
     Squeezing by less than half a patch needs no padding, about which a model knows nothing.
     """
@@ -205,7 +205,7 @@ def whole_size(size: tuple[int, int], config: SegmentConfig, step: int) -> tuple
 
 
 class Prediction(NamedTuple):
-    """An image, what is on it and what a head sees on it."""
+    """An image, its mask and the prediction of a head."""
 
     image_CHW: Tensor
     """uint8, at its own size."""
@@ -257,7 +257,7 @@ class Tester:
     ) -> tuple[Tensor, Tensor]:
         """The confusion matrix of all images [C, C] and the `image_counts` of each [N, 3, C], int64 on the CPU.
 
-        `after_image` is told how many are done.
+        `after_image` is called with the number of images done.
         """
         total_CC = torch.zeros(num_classes, num_classes, dtype=torch.int64, device=device)
         counts: list[Tensor] = []

@@ -41,7 +41,7 @@ Show = Callable[[Sequence[Prediction]], None]
 
 
 class ProbeStoppedError(StoppedError):
-    """A probe ended because that was wished for; its folder holds all steps that were done."""
+    """A probe ended because a stop was requested; its folder holds all steps that were done."""
 
     def __init__(self, by: str, steps_done: int) -> None:
         Exception.__init__(self, f"stopped by {by} after iteration {steps_done}; the same command continues")
@@ -49,7 +49,7 @@ class ProbeStoppedError(StoppedError):
 
 
 class SegmentListener:
-    """Told what happens; the default listens to nothing."""
+    """Called when something happens; the default does nothing."""
 
     def started(self, steps_done: int, config: SegmentConfig) -> None: ...
 
@@ -76,7 +76,7 @@ def probe_segmentation(
     The model is afterwards the same, but may have been changed to take images of the config's sizes.
 
     Args:
-        stop: asked after every step and every test image. If a stop is wished for, a checkpoint is written and
+        stop: checked after every step and every test image. If a stop is requested, a checkpoint is written and
             `ProbeStoppedError` raised.
         checkpoint_every: iterations between checkpoints; a kill costs those since the last one. It changes no number.
         show: given some predictions, before the probe is complete.
@@ -95,7 +95,7 @@ def probe_segmentation(
 
 
 class _Probe:
-    """One head on its way."""
+    """One head in training or testing."""
 
     def __init__(
         self,
@@ -112,7 +112,7 @@ class _Probe:
         self._step = size_step(frozen.model)
         check_side("--crop", config.crop, self._step)
         with reading(frozen.model, self._spec, image_size=frozen.preparation.size, device=device):
-            pass  # at its own size: what is wrong now is not wrong with sizes
+            pass  # at its own size: an error now is not about sizes
         self._num_features = self._try_sizes()
 
     def _try_sizes(self) -> int:
@@ -153,7 +153,7 @@ class _Probe:
                     show(list(tester.predictions(chosen.tolist(), self._device)))
             except torch.OutOfMemoryError as error:
                 raise _too_large(self._frozen.label, f"{config.batch_size} crops", "--batch-size") from error
-            except (StoppedError, InputError):  # of a file that cannot be read, say; not a loss that is not finite
+            except (StoppedError, InputError):  # such as an unreadable file; not a loss that is not finite
                 self._keep(training)
                 raise
         self._write(training, result)

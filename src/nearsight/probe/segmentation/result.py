@@ -24,7 +24,7 @@ from nearsight.train.integrity import CONFIG, PROVENANCE, certify, check_owner, 
 
 @dataclass(frozen=True, kw_only=True)
 class SegmentResult:
-    """How well the pixels of the test images are told apart."""
+    """How well the pixels of the test images are classified."""
 
     confusion_CC: Tensor
     """Rows: the truth; columns: the prediction."""
@@ -122,7 +122,7 @@ class SegmentFolder:
         write_json(self.path / "result.json", {**about, **result.summary()}, allow_nan=False)
 
     def finish(self, provenance: dict[str, Any]) -> None:
-        """After everything else."""
+        """Written after everything else."""
         certify(self.path, _LASTING, provenance)
         self.checkpoint.unlink(missing_ok=True)
 
