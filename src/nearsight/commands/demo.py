@@ -13,8 +13,6 @@ from nearsight.files import check_kind, output_folder
 from nearsight.lens import patch_grid
 from nearsight.metrics import uniform_attention_distance
 from nearsight.models import load_model
-from nearsight.report.page.models import write_page
-from nearsight.report.reading import compare, layer_table
 from nearsight.train import Stop, train_run
 from nearsight.train.recipes import demo_runs
 
@@ -46,9 +44,10 @@ def _demonstrate(options: DemoOptions, command: str, stop: Stop) -> int:
     # Here, because whatever draws figures takes half a second to load: help and mistakes do without.
     from nearsight.commands.exploring import explorer_of_runs
 
-    pass
     from nearsight.report.figures.models import write_figures
     from nearsight.report.inputs import model_heads
+    from nearsight.report.page.models import write_page
+    from nearsight.report.reading import compare, layer_table
 
     configs = demo_runs(seed=options.seed, epochs=options.epochs, num_train=options.num_train)
     device = options.torch_device

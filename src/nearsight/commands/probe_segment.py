@@ -25,7 +25,6 @@ from nearsight.probe.segmentation.config import REFERENCE_SIZE, SegmentConfig, d
 from nearsight.probe.segmentation.head import LossRow, Prediction
 from nearsight.probe.segmentation.probing import SegmentListener, probe_segmentation
 from nearsight.probe.segmentation.result import SegmentFolder, probe_record
-from nearsight.report.figures.style import save_figure
 from nearsight.train import Stop
 
 _MOST_CLASSES_SHOWN = 30
@@ -149,8 +148,8 @@ def _probe_all(options: Any, dataset: SegmentationSet, out: Path, stop: Stop) ->
 def draw_predictions(dataset: SegmentationSet, label: str, folder: Path, predictions: Sequence[Prediction]) -> None:
     """Images, truth and predictions side by side, as folder/predictions.png and .svg."""
     # Here, because whatever draws figures takes half a second to load: help and mistakes do without.
-    pass
     from nearsight.report.figures.pictures import segmentation_pictures
+    from nearsight.report.figures.style import save_figure
 
     pictures = [
         (one.image_CHW.permute(1, 2, 0).numpy(), one.truth_HW.numpy(), one.prediction_HW.cpu().numpy())
