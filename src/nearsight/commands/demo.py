@@ -43,7 +43,6 @@ def main(arguments: Sequence[str]) -> int:
 def _demonstrate(options: DemoOptions, command: str, stop: Stop) -> int:
     # Here, because whatever draws figures takes half a second to load: help and mistakes do without.
     from nearsight.commands.exploring import explorer_of_runs
-
     from nearsight.report.figures.models import write_figures
     from nearsight.report.inputs import model_heads
     from nearsight.report.page.models import write_page
