@@ -172,7 +172,7 @@ def test_a_full_factorial_has_every_combination_once(sizes: list[int], seeds: li
 
 
 def test_no_condition_disappears() -> None:
-    """Two that come to the same run would be one: the second factor overrides the first, or two levels are alike."""
+    """Two that come to the same run would be one: the second factor overrides the first, or two levels are equal."""
     with pytest.raises(InputError, match=r"'base' and '\+protocol.lr 0.01' of study 'study' are the same run"):
         _ = Study(BASE, factors={"protocol.lr": (1e-3, 1e-2), "lr": (1e-3, 1e-2)}).cells
     factors = {"mixing": {"none": OFF, "cutmix": CutMix(), "also cutmix": CutMix()}}

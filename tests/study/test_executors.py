@@ -169,7 +169,7 @@ def test_parts_are_of_one_kind_and_cut_only_where_they_must_be(sizes: list[int],
 
 
 def test_a_lock_of_somebody_known_to_be_gone_holds_nothing(tmp_path: Path) -> None:
-    """On another machine only silence would tell; whoever started the worker knows earlier."""
+    """On another machine only its silence would show; the process that started the worker knows earlier."""
     assert Locks(tmp_path, token="lost").take("cell")
     content = json.loads((tmp_path / "cell.0").read_text())
     elsewhere = {**content, "owner": {**content["owner"], "host": "elsewhere"}}

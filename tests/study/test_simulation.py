@@ -190,13 +190,13 @@ def test_what_a_function_does_not_return_is_said_before_anything_is_kept(
     assert sorted(contents(tmp_path)) == ["study.json"]
 
 
-def test_a_wish_to_stop_is_heeded_and_the_rest_continues(tmp_path: Path) -> None:
+def test_a_requested_stop_ends_it_and_the_rest_continues(tmp_path: Path) -> None:
     stop = Stop()
 
     class Impatient(SimulationListener):
         def heard(self, condition: str, share: float) -> None:
             if condition == "size 4" and share == 0.5:
-                assert stop.is_heeded
+                assert stop.is_listening
                 stop.request("SIGINT")
 
     with pytest.raises(StoppedError, match="stopped by SIGINT; whole conditions are kept") as told:

@@ -134,7 +134,7 @@ def _small_cells(config: RunConfig, num_images: int, seconds: float) -> list[Tra
     alone = _Way(work, f"{named} one after another", len(seeds), [functools.partial(work.stack, [k]) for k in seeds])
     stacked = _Way(work, f"{named} stacked", len(seeds), [lambda: work.stack(seeds)])
     _alternate([alone, stacked], seconds)
-    alone.extra_bytes = stacked.extra_bytes = None  # both are held at once, so neither's can be told apart
+    alone.extra_bytes = stacked.extra_bytes = None  # both are held at once, so they cannot be measured apart
     return [alone.row(), stacked.row(alone.images_per_second)]
 
 

@@ -156,7 +156,7 @@ class Outcome:
     further: Mapping[str, pd.DataFrame] = field(default_factory=dict)
     """More tables, by the names of their files."""
 
-    def tell(self, request: ProbeRequest, out: Path, arguments: Sequence[str], began: float) -> None:
+    def report(self, request: ProbeRequest, out: Path, arguments: Sequence[str], began: float) -> None:
         """Write all that was found, and print it."""
         self._write(out, arguments, request.torch_device, began, request.seed)
         print(json.dumps({**self._as_json(), "folder": str(out)}) if request.json else self._as_text(out))

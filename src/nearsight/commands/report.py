@@ -40,7 +40,7 @@ def main(arguments: Sequence[str]) -> int:
     options = parse(ReportOptions, arguments, prog="nearsight report")
     _check(options)
     # Here, because whatever draws figures takes half a second to load: help and mistakes do without.
-    import nearsight.papers  # noqa: F401  # which declares what is told of its studies
+    import nearsight.papers  # noqa: F401  # which declares the reports of its studies
     from nearsight.report.page.folders import PAGE, read_folder, read_folders
 
     out = options.out or _default_folder(options)
@@ -50,8 +50,8 @@ def main(arguments: Sequence[str]) -> int:
     path = out / PAGE
     write_text(path, html)
     if options.json:
-        told = {"page": str(path), "kind": contents.kind, "title": contents.title, "bytes": len(html.encode())}
-        print(json.dumps(told, ensure_ascii=False))
+        described = {"page": str(path), "kind": contents.kind, "title": contents.title, "bytes": len(html.encode())}
+        print(json.dumps(described, ensure_ascii=False))
     else:
         print(f"Page: {path}")
     return 0

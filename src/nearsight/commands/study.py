@@ -217,11 +217,11 @@ def _show(arguments: list[str]) -> int:
     path = fetch_study(PublishedStudy(options.name)) if is_url(options.name) else _find_folder(options.name)
     if is_simulation(path):
         results = SimulationResults.read(path)
-        told, shown = described_simulation(results), simulation_table(results)
+        description, shown = described_simulation(results), simulation_table(results)
     else:
         folder = StudyFolder(path)
-        told, shown = described(folder), table(folder)
-    print(json.dumps({"folder": str(path), **told}, ensure_ascii=False) if options.json else shown)
+        description, shown = described(folder), table(folder)
+    print(json.dumps({"folder": str(path), **description}, ensure_ascii=False) if options.json else shown)
     return 0
 
 

@@ -22,7 +22,7 @@ from nearsight.train import ASSUMED, PROTOCOLS, Protocol, RunConfig, RunFolder, 
 from nearsight.train.dino.recipes import PRETRAININGS
 from nearsight.train.processes import TIMEOUT, Processes, together
 from nearsight.train.recipes import RUNS
-from nearsight_command import told_usage
+from nearsight_command import print_usage
 
 _CHECKPOINT_HELP = (
     "Epochs between checkpoints; a kill costs those since the last one, SIGINT and SIGTERM cost none. "
@@ -33,7 +33,7 @@ _TIMEOUT_HELP = "Seconds that one of several processes (torchrun) waits for the 
 
 def main(arguments: Sequence[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
-        return told_usage("train", arguments)
+        return print_usage("train", arguments)
     name, *rest = arguments
     if name.startswith("-"):
         names = ", ".join([*RUNS, *PRETRAININGS])

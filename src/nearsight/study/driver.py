@@ -1,4 +1,4 @@
-"""Gives the cells of a study to workers, hears how they go, and tries again what was lost."""
+"""Gives the cells of a study to workers, follows their progress, and retries what was lost."""
 
 import contextlib
 import itertools
@@ -41,7 +41,7 @@ class StudyDriver(Driver[Cell, CellsDone]):
         """Go round until nothing can be taken any more; run → what was wrong with it."""
         groups: Sequence[Sequence[Cell]] = self._work.groups
         most = min(self._work.cells_per_stack, MOST_CELLS)
-        with self._stop.heeded():
+        with self._stop.listening():
             while any(groups):
                 taken_before = self._num_taken
                 num_waiting = self.drive(divide(groups, most=most, least_parts=self._pool.num_wanted))
@@ -82,7 +82,7 @@ class StudyDriver(Driver[Cell, CellsDone]):
             self._forget(attempt.items)
 
     def left(self, attempt: Attempt[Cell]) -> list[Cell]:
-        self._listener.given_back(attempt.items)
+        self._listener.released(attempt.items)
         self._num_taken += 1  # so that there is another round
         left = self._missing(attempt.items)
         self._forget(attempt.items)
@@ -118,7 +118,7 @@ class StudyDriver(Driver[Cell, CellsDone]):
         return self._folder.is_done(run)
 
     def _is_free(self, cell: Cell) -> bool:
-        """Whether the cell is still to be done, and nobody is at it."""
+        """Whether the cell is still to be done, and no runner holds it."""
         if cell.run in self._failed or not self._missing([cell]):
             return False
         try:
@@ -165,7 +165,7 @@ def divide(groups: Iterable[Sequence[Cell]], *, most: int, least_parts: int) -> 
 
 def _stacks(group: Sequence[Cell]) -> Iterable[list[Cell]]:
     """Cells that can train together, in the order in which their kinds first come."""
-    alike: dict[object, list[Cell]] = {}
+    by_key: dict[object, list[Cell]] = {}
     for cell in group:
-        alike.setdefault(cell.config.stack_key, []).append(cell)
-    return alike.values()
+        by_key.setdefault(cell.config.stack_key, []).append(cell)
+    return by_key.values()

@@ -150,14 +150,14 @@ class StudyFolder:
             written = complete
 
     def write_tables(self) -> StudyResults:
-        """All that there is to say about the study without its run folders."""
+        """Everything about the study that can be kept without its run folders."""
         results = StudyResults.read(self.path)
         results.write_tables(self.path)
         runs = [self.run_folder(run) for run in results.runs["run"]]
         certificates = [run.read_provenance() for run in runs]
         origins = [certificate.get(TAKEN_FROM) for certificate in certificates]
         taken = Counter(study for study in origins if study is not None)
-        told = {**joined(certificates, CERTIFIED), "runs": len(runs), **({TAKEN_FROM: dict(taken)} if taken else {})}
+        about = {**joined(certificates, CERTIFIED), "runs": len(runs), **({TAKEN_FROM: dict(taken)} if taken else {})}
         # How long runs took that came from tables is not known, so what follows is of the others.
         timed = replace(results, runs=results.runs[[study is None for study in origins]])
         images, seconds = timed.images_trained, elapsed_seconds(runs)
@@ -166,7 +166,7 @@ class StudyFolder:
             "elapsed_seconds": seconds,
             "images_per_second": images / seconds if seconds else 0.0,
         }
-        write_json(self.path / "provenance.json", {**told, **counted})
+        write_json(self.path / "provenance.json", {**about, **counted})
         return results
 
 
@@ -217,7 +217,7 @@ def elapsed_seconds(runs: Iterable[RunFolder]) -> float:
     """How long a study took by the clock: the time in which at least one of its runs was at work, by their events.
 
     Stacks train their runs together and processes share a device, so the seconds of runs and epochs cannot be added up.
-    Of runs that were taken from tables nobody knows.
+    Of runs that were taken from tables it is not known.
     """
     total, until = 0.0, float("-inf")
     for begin, end in sorted(span for run in runs for span in _spans(run)):
@@ -234,7 +234,7 @@ def _spans(run: RunFolder) -> Iterator[tuple[float, float]]:
         return
     starts = [number for number, line in enumerate(lines) if '"event": "started"' in line]
     for start, following in pairwise([*starts, len(lines)]):
-        # A line may have been cut short by what killed the run; a log is not worth a complaint.
+        # A line may have been cut short when the run was killed; a damaged log is no error.
         moments = (_moment(line) for line in reversed(lines[start + 1 : following]))
         begin, end = _moment(lines[start]), next((moment for moment in moments if moment is not None), None)
         if begin is not None and end is not None:

@@ -54,8 +54,8 @@ class Locks:
     """The locks in a folder, and those of them that this runner holds."""
 
     def __init__(self, folder: Path, *, token: str | None = None, gone: Collection[str] = ()) -> None:
-        """`token` is this holder's own; `gone` are those of holders of whom somebody knows that they have ended, which
-        on another machine only silence would tell."""
+        """`token` is this holder's own; `gone` are those of holders that are known to have ended, which on another
+        machine would otherwise show only by their silence."""
         self._folder, self._gone = folder, gone
         self._owner = Owner.here(token)
         self._held: dict[str, Path] = {}
@@ -115,7 +115,7 @@ class Locks:
             self._path(cell, generation).unlink(missing_ok=True)
 
     def touch(self) -> None:
-        """Show that this runner is there, and see whether somebody thought it was not."""
+        """Show that this runner is alive, and see whether another took over its cells meanwhile."""
         with self._changing:
             for cell, path in self._held.items():
                 try:
@@ -123,12 +123,12 @@ class Locks:
                         os.utime(path)
                     else:
                         self._lost.add(cell)
-                except (InputError, OSError):  # a disk that is away for a while; the next beat tries again
+                except (InputError, OSError):  # the disk may be away for a while; the next beat tries again
                     continue
 
     @property
     def lost(self) -> frozenset[str]:
-        """Cells that another runner took over, since this one did not give a sign for too long; as far as seen."""
+        """Cells that another runner took over, since this one was silent for too long; as far as is known here."""
         return frozenset(self._lost)
 
     @contextmanager
@@ -141,7 +141,7 @@ class Locks:
 
     def _check(self, cell: str) -> None:
         path = self._held.get(cell)
-        if not self._folder.is_dir():  # with which all other signs have gone, too
+        if not self._folder.is_dir():  # and with it all locks
             raise InputError(
                 f"{self._folder} has gone while it was in use; put it back, and give the same command again"
             )
@@ -185,13 +185,13 @@ def _read(path: Path) -> Holder | None:
         return None
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror or error}") from error
-    told = content if isinstance(content, dict) else {}
-    if told.get("released"):
+    stated = content if isinstance(content, dict) else {}
+    if stated.get("released"):
         return None
     owner: Owner | None = None
     with suppress(KeyError, TypeError):
-        owner = Owner(**told["owner"])
-    return Holder(owner=owner, since=told.get("since", touched), age=time.time() - touched)
+        owner = Owner(**stated["owner"])
+    return Holder(owner=owner, since=stated.get("since", touched), age=time.time() - touched)
 
 
 def _generation_of(path: Path) -> int:

@@ -99,10 +99,10 @@ def read_run(folder: RunFolder) -> RunTables:
 
 def read_row(folder: RunFolder) -> dict[str, Any]:
     """The `RESULT_COLUMNS` of a complete run. What cannot be read is an `InputError` that names the file."""
-    told = {**folder.read_result(), **folder.read_provenance()}
+    values = {**folder.read_result(), **folder.read_provenance()}
     try:
-        told = dict.fromkeys(OF_LATER_VERSIONS) | told
-        row = {name: told[_NAMED_OTHERWISE.get(name, name)] for name in RESULT_COLUMNS}
+        values = dict.fromkeys(OF_LATER_VERSIONS) | values
+        row = {name: values[_NAMED_OTHERWISE.get(name, name)] for name in RESULT_COLUMNS}
     except KeyError as error:
         raise InputError(f"{folder.path} is damaged: its result does not say {error}") from error
     for name, value in row.items():
@@ -118,7 +118,7 @@ def _is_result(name: str, value: Any) -> bool:
     return name not in WHOLE and (value is None or (type(value) is float and not math.isinf(value)))
 
 
-def named_as_told(row: Mapping[str, Any]) -> dict[str, Any]:
+def as_in_folder(row: Mapping[str, Any]) -> dict[str, Any]:
     """The reverse of `read_row`: columns under the names that they have in a run folder's JSON."""
     named = {_NAMED_OTHERWISE.get(name, name): value for name, value in row.items()}
     return {name: None if math.isnan(value) else value for name, value in named.items()}
@@ -216,24 +216,24 @@ def result_problem(folder: RunFolder) -> str:
     return ""
 
 
-def make_ready(folder: RunFolder, config: RunConfig, tell: Callable[[Path, str], None]) -> None:
-    """Make a folder one that training starts from or continues; for nobody but the one who trains there.
+def make_ready(folder: RunFolder, config: RunConfig, report: Callable[[Path, str], None]) -> None:
+    """Make a folder one that training starts from or continues; only for the runner that trains there.
 
-    What is damaged is kept beside and done again; `tell` is given it and the reason. What belongs to another run, was
-    written by a newer nearsight or cannot be touched is an `InputError` that names it.
+    What is damaged is kept beside and done again; `report` is called with it and the reason. What belongs to another
+    run, was written by a newer nearsight or cannot be touched is an `InputError` that names it.
     """
     if not folder.path.exists():
         return
     try:
         if problem := _config_problem(folder, config):
-            tell(folder.path, problem)
+            report(folder.path, problem)
             _set_aside(folder.path)
             return
         if folder.is_complete and (problem := result_problem(folder)):
-            tell(folder.path / "provenance.json", problem)
+            report(folder.path / "provenance.json", problem)
             _set_aside(folder.path / "provenance.json")  # without it, the end of the run is done again
         if not folder.is_complete and (problem := _checkpoint_problem(folder, config)):
-            tell(folder.checkpoint, problem)
+            report(folder.checkpoint, problem)
             _set_aside(folder.checkpoint)
     except OSError as error:
         raise InputError(f"{folder.path} cannot be continued: {error.strerror or error}") from error

@@ -39,7 +39,7 @@ def run_study(
 ) -> StudyFolder:
     """Run what is missing of a study in the folder `path`, except for what other runners are at.
 
-    A cell that cannot go on does not keep the others from their end; what was wrong with it is raised then.
+    If a cell cannot go on, the others are finished first; then its error is raised.
 
     Args:
         device: of this process, which does the study where no executor is given.

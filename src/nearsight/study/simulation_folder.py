@@ -122,23 +122,23 @@ class SimulationFolder:
             self._write_table(name, whole, results.levels)
 
     def write_provenance(self, certificate: Mapping[str, Any]) -> None:
-        """Add the certificate of who just ran to those of who ran before."""
+        """Add the certificate of this run of the command to those of earlier ones."""
         before = self._read_certificates()
-        told = {
+        certificates = {
             what: [*(each for each in before.get(what, []) if each != value), value]
             for what, value in certificate.items()
         }
         runs = SimulationResults.read(self.path).runs
         counted = {"runs": len(runs), "wall_seconds": round(float(runs["wall_seconds"].sum()), 1)}
-        write_json(self.path / "provenance.json", {**told, **counted})
+        write_json(self.path / "provenance.json", {**certificates, **counted})
 
     def _read_certificates(self) -> dict[str, list[Any]]:
-        """What provenance.json says of who ran before; nothing where there is none yet."""
+        """What provenance.json says of earlier ones; nothing where there is none yet."""
         path, way_out = self.path / "provenance.json", "; remove it, or choose another --out"
         if not path.exists():
             return {}
-        told = read_object(path, missing=str(self.path), way_out=way_out)
-        certificates = {what: value for what, value in told.items() if what not in ("runs", "wall_seconds")}
+        stored = read_object(path, missing=str(self.path), way_out=way_out)
+        certificates = {what: value for what, value in stored.items() if what not in ("runs", "wall_seconds")}
         for what, value in certificates.items():
             if not isinstance(value, list):
                 raise InputError(f"{path} is damaged: its {what} is no list{way_out}")

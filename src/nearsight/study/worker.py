@@ -1,4 +1,4 @@
-"""What a worker does with cells of a study, wherever it is: it takes them, trains them, gives them back."""
+"""What a worker does with cells of a study, wherever it is: it takes them, trains them, and releases them."""
 
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -34,15 +34,15 @@ from nearsight.train import (
 from nearsight.work import Attempt, Outcome, Tell
 
 _SECONDS_TO_END = 30.0
-"""A lost worker may need a moment to end where its machine lives on."""
+"""A lost worker may need a moment to end if its machine still runs."""
 _SECONDS_BETWEEN_LOOKS = 0.5
 
 
 class StudyListener(Listener):
-    """Told what happens while a study runs; the default listens to nothing.
+    """Its methods are called while a study runs; by default they do nothing.
 
-    Where workers do the study, all of it is told in the process that started them, except for steps: these are too
-    many to be sent around.
+    If workers do the study, they are called in the process that started the workers, except for steps: these are too
+    many to send.
     """
 
     def planned(self, cells: Sequence[Cell], missing: Sequence[Cell]) -> None:
@@ -51,7 +51,7 @@ class StudyListener(Listener):
     def taken(self, cells: Sequence[Cell]) -> None:
         """A runner does these next, together as far as memory allows."""
 
-    def given_back(self, cells: Sequence[Cell]) -> None:
+    def released(self, cells: Sequence[Cell]) -> None:
         """It is no longer at these: they are done, cannot be done, or wait for somebody else."""
 
     def set_aside(self, path: Path, problem: str) -> None:
@@ -61,7 +61,7 @@ class StudyListener(Listener):
         """Another runner thought that this one had ended, and does this run now."""
 
     def worker_lost(self, cells: Sequence[Cell], problem: str, seconds: float | None) -> None:
-        """The worker at these cells ended unasked. They are tried again after so many seconds; None: not again."""
+        """The worker of these cells was lost. They are tried again after so many seconds; None: not again."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +86,7 @@ class Train(Protocol):
 
 
 class Runner(Listener):
-    """Takes cells through their locks, hears how they go, gives them back."""
+    """Takes cells through their locks, trains them, and releases them."""
 
     def __init__(
         self,
@@ -123,7 +123,7 @@ class Runner(Listener):
             try:
                 with self._locks.guarding({run: folder.path for run, folder in folders.items()}):
                     self._train([cell.config for cell in taken], list(folders.values()), listener=self)
-                for run, folder in folders.items():  # else they would be done again and again
+                for run, folder in folders.items():  # otherwise they would be done again and again
                     if problem := result_problem(folder):
                         self.failed[run] = InputError(problem)
             except LostError:  # what is left to this runner is taken again
@@ -136,7 +136,7 @@ class Runner(Listener):
             finally:
                 for cell in taken:
                     self._locks.release(cell.run)
-                self._listener.given_back(taken)
+                self._listener.released(taken)
         return found
 
     def _take(self, cells: Iterable[Cell], most: int) -> list[Cell]:
@@ -207,7 +207,7 @@ class StudyWorker:
         work, cells, stopped_by = self._work, attempt.items, None
         folder = StudyFolder(work.folder)
         with folder.locks(token=attempt.token, gone=attempt.gone).kept_alive() as locks:
-            # The table of all runs is for the one who hears of all of them.
+            # The table of all runs is written by the driver, which hears of all of them.
             completed = work.location.publish if work.location is not None else lambda _: None
             runner = Runner(folder, locks, _forwarding(tell), training(work, device, stop), completed)
             try:
@@ -223,9 +223,9 @@ class StudyWorker:
 
 
 def _forwarding(tell: Tell) -> StudyListener:
-    """Sends on what it is told: the method of a `StudyListener`, and its arguments; but no steps."""
+    """Sends each call on: the name of the `StudyListener` method and its arguments; but no steps."""
     listener = StudyListener()
-    for name in ("taken", "given_back", "set_aside", "taken_over", "started", "epoch", "split", "finished"):
+    for name in ("taken", "released", "set_aside", "taken_over", "started", "epoch", "split", "finished"):
         setattr(listener, name, partial(_forward, tell, name))
     return listener
 
@@ -235,7 +235,7 @@ def _forward(tell: Tell, name: str, *arguments: Any) -> None:
 
 
 def prepare_data(configs: Iterable[DataConfig], data_dir: Path | None, stop: Stop) -> None:
-    """See to it that each data set is in this machine's image cache; of several workers that need it at once, the
+    """Make sure that each data set is in this machine's image cache; of several workers that need it at once, the
     first decodes, and the others wait."""
     for config in dict.fromkeys(configs):
         if dataset_spec(config.name).find is None:  # embedded: made, not read
@@ -251,7 +251,7 @@ def prepare_data(configs: Iterable[DataConfig], data_dir: Path | None, stop: Sto
 
 
 def _wait_for_lost_workers(locks: Locks, cells: Sequence[Cell]) -> None:
-    """Wait for the end of those whose processes can be seen to be there still; two at a cell would do it twice."""
+    """Wait for lost workers whose processes still run here: two at one cell would do it twice."""
     deadline = time.monotonic() + _SECONDS_TO_END
     for cell in cells:
         while (
@@ -266,5 +266,5 @@ def _wait_for_lost_workers(locks: Locks, cells: Sequence[Cell]) -> None:
 
 
 def _plain(error: Exception) -> Exception:
-    """What it says, without what it holds: this is to be sent."""
+    """The same error with its message alone, so that it can be sent."""
     return InputError(str(error)) if isinstance(error, InputError) else TrainingError(str(error))

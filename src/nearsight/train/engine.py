@@ -22,7 +22,7 @@ from nearsight.data import Dataset, DeviceImages, epoch_batches, stratified_spli
 from nearsight.errors import InputError
 from nearsight.train.config import RunConfig
 from nearsight.train.optimizer import AdamW, learning_rates
-from nearsight.train.planning import check_alike, check_shareable, check_sizes
+from nearsight.train.planning import check_shareable, check_sizes, check_stackable
 from nearsight.train.processes import Processes, Share
 from nearsight.train.stacked import (
     Weights,
@@ -193,7 +193,7 @@ class Stack:
     ) -> "Stack":
         """The cells before their first step."""
         processes = processes or Processes()
-        check_alike(configs, dataset)
+        check_stackable(configs, dataset)
         check_sizes(configs, dataset.image_size)
         models = [initial_model(config, dataset) for config in configs]
         protocols = [config.protocol for config in configs]

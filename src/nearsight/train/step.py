@@ -243,8 +243,8 @@ class Step:
         self._update(gradient_KP)
 
     def captured(self) -> Advance:
-        """The step as one graph. With a share it is two, and what the processes tell each other between them in none:
-        whether a graph may hold that depends on versions and settings of the library that does it.
+        """The step as one graph. With a share there are two, and the exchange between processes is in neither: whether
+        a graph may hold it depends on versions and settings of the library that does it.
 
         With a share this has not run yet: it needs two GPUs.
         """

@@ -110,18 +110,18 @@ class _Processes(Generic[Item, Result]):
         ready = wait([worker.connection for worker in self._workers], seconds)
         for worker in [worker for worker in self._workers if worker.connection in ready]:
             try:
-                told: Event[Result] = worker.connection.recv()
+                event: Event[Result] = worker.connection.recv()
             except (EOFError, OSError):
                 self._remove(worker)
                 if worker.token is not None:
                     how = _ending(worker.process.exitcode)
                     heard.append(Lost(worker.token, f"worker process {worker.process.pid} {how}"))
                 continue
-            heard.append(told)
-            if isinstance(told, Heard):
+            heard.append(event)
+            if isinstance(event, Heard):
                 continue
             worker.token = None
-            if isinstance(told, Lost) or told.outcome.stopped_by is not None:  # it ends now
+            if isinstance(event, Lost) or event.outcome.stopped_by is not None:  # it ends now
                 self._remove(worker)
         return heard
 
@@ -151,7 +151,7 @@ def _ending(code: int | None) -> str:
 
 
 def work_through(connection: Connection, make: Make[Any, Any], place: str, num_threads: int | None) -> None:
-    """The life of a worker: attempts come through the pipe, and what happens goes back, until the other end closes.
+    """The loop of a worker: attempts come through the pipe, and events go back, until the other end closes.
 
     A string through the pipe is who requests a stop. SIGINT goes to all processes of a terminal, so it is left to the
     one who started this; SIGTERM may be meant for this one alone.
@@ -167,9 +167,9 @@ def work_through(connection: Connection, make: Make[Any, Any], place: str, num_t
 
     def read() -> None:
         with contextlib.suppress(EOFError, OSError):
-            while isinstance(told := connection.recv(), Attempt):
-                attempts.put(told)
-            end(told)
+            while isinstance(received := connection.recv(), Attempt):
+                attempts.put(received)
+            end(received)
             return
         end(_STARTER_ENDED)
 

@@ -1,7 +1,7 @@
 """A pool of tasks of a Ray cluster, whose nodes may come and go. Ray is imported when it is asked for.
 
-Ray places the tasks; trying again is ours: Ray would do so at once, on and on or not at all, and could not tell a new
-worker whose locks hold nothing any more. So its tasks have no retries of their own.
+Ray places the tasks, but retries are ours: Ray would retry at once, without end or not at all, and could not let a new
+worker know which locks are void. So its tasks have no retries of their own.
 """
 
 import contextlib

@@ -1,7 +1,7 @@
 """Do the runs with a factor and those without it fall into two groups, and could chance do that?
 
 A permutation test: were the factor without any effect, the labels "with" and "without" could be dealt to the runs anew
-and nothing would change. The p-value is the share of all dealings that part the runs as far as the real one does.
+and nothing would change. The p-value is the share of all dealings that separate the runs as far as the real one does.
 All of them are counted, though not one by one: a dealing's sum is the sum of its part in one half of the runs and its
 part in the other, so sorted lists of the halves' sums are enough.
 """
@@ -47,7 +47,7 @@ class Separation:
     p: float
     """Two-sided: twice the smaller share of dealings whose difference of means is as low, or as high, as the real."""
     p_complete: float
-    """The share of dealings that part the runs completely, on either side."""
+    """The share of dealings that separate the runs completely, on either side."""
     num_dealings: int
     exact: bool
     """All dealings were counted; else so many were drawn at random."""
@@ -166,7 +166,7 @@ def _sums_by_size(values: Array) -> list[Array]:
 
 
 def _count_complete(values: Array, has: NDArray[np.bool_], members: Sequence[NDArray[np.intp]]) -> int:
-    """How many dealings part the runs completely: at most the one with all lowest values, and the one with all highest.
+    """How many dealings separate the runs completely: at most that with all lowest values and that with all highest.
 
     Dealing within blocks, such a dealing exists only if it takes as many runs of each block as the real one.
     """

@@ -44,7 +44,7 @@ class PositionalModel:
         settle_numbers(self)
         check_numbers(self)
         if self.power < 1 or self.power % 2 == 0:
-            raise InputError(f"power is {self.power}, but must be odd, so that both labels are treated alike")
+            raise InputError(f"power is {self.power}, but must be odd, so that both labels are treated the same")
         check_at_least("slope", self.slope, 0)
         check_at_least("init_attention", self.init_attention, 0)
         check_at_least("init_feature", self.init_feature, 0)
