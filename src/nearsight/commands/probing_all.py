@@ -113,7 +113,7 @@ class AllRequest(KnnRequest):
         _ = self.linear_config, self.retrieve_settings  # which check themselves
 
     def load_both(self) -> tuple[Dataset | None, SegmentationSet | None]:
-        """The data sets that the chosen probes need. What is wrong with them is found here, as far as that takes no reading."""
+        """The data sets that the chosen probes need, opened: one that is missing or wrong is refused here."""
         dataset = dense = None
         if set(OF_CLASSES) & set(self.probes):
             dataset = self.load()
