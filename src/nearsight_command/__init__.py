@@ -112,7 +112,7 @@ def help_text() -> str:
         "nearsight: see, measure and induce spatial locality in Vision Transformers\n\n"
         f"usage: nearsight COMMAND [OPTIONS]\n\n{listed(COMMANDS)}\n\n"
         "nearsight COMMAND --help shows a command's options; nearsight --version the version.\n"
-        "With --debug, an error that nobody expected shows its traceback."
+        "With --debug, an unexpected error shows its traceback."
     )
 
 
@@ -176,14 +176,14 @@ def unexpected(error: Exception, arguments: Sequence[str]) -> int:
     said = " ".join(f"{type(error).__name__}: {error}".split())[:_MOST_SAID]
     trace = "".join(traceback.format_exception(error))
     try:
-        # Only the user can read it, since paths and arguments are in it, and nobody can have put a link there.
+        # Only the user can read it, since paths and arguments are in it, and no link can have been put there.
         descriptor, path = tempfile.mkstemp(prefix="nearsight-error-", suffix=".txt")
         with os.fdopen(descriptor, "w", encoding="utf-8", errors="replace") as file:
             file.write(f"nearsight {_installed_version() or ''} {shlex.join(arguments)}\n\n{trace}")
         place = f"the whole error is in {path}"
     except OSError:
         place = "--debug shows the whole error"
-    print(f"nearsight: an error that was not expected: {said}; {GOES_ON}; {place}", file=sys.stderr)
+    print(f"nearsight: an unexpected error: {said}; {GOES_ON}; {place}", file=sys.stderr)
     return 1
 
 

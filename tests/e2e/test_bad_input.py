@@ -172,7 +172,7 @@ def test_a_finished_run_that_has_lost_a_file_says_what_to_remove(run: Path, caps
         kept = (run / name).read_bytes()
         (run / name).unlink()
         told = complaint(["train", "compact-shapes", "--out", str(run), *TINY], capsys)
-        assert f"{run / name} has gone: it was there when the run was finished; {way_out}" in told
+        assert f"{run / name} is missing: it was there when the run was finished; {way_out}" in told
         if name == "model.safetensors":  # a page can do without the weights
             assert read_folder(run).models[0].grids is None
         else:
@@ -241,7 +241,7 @@ def test_an_error_that_nobody_expected_is_a_line_and_a_file(
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     broken(monkeypatch, KeyError("layers\nand heads"))
     said = complaint(["data", "list"], capsys, code=1)
-    assert "an error that was not expected: KeyError: 'layers\\nand heads'; what was finished is kept" in said
+    assert "an unexpected error: KeyError: 'layers\\nand heads'; what was finished is kept" in said
     (written,) = tmp_path.iterdir()
     assert said.endswith(f"the whole error is in {written}\n")
     assert written.stat().st_mode & 0o777 == 0o600

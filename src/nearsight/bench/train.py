@@ -182,7 +182,7 @@ class _Way:
     def __init__(self, work: _Work, what: str, num_cells: int, starts: Sequence[Callable[[], RunEpoch]]) -> None:
         self.work, self.what, self.num_cells = work, what, num_cells
         gc.collect()
-        torch.cuda.empty_cache()  # what the last way left cached would look taken to whoever asks how much is free
+        torch.cuda.empty_cache()  # what the last way left in the cache would count as taken memory
         memory = PeakMemory(str(work.device))
         self.runners = [start() for start in starts]
         self.epoch_seconds: list[float] = []

@@ -46,7 +46,7 @@ class MeasureOptions(Request):
     batch_size: str = "auto"
     """Images per forward, or auto: as many as memory takes."""
     out: Path | None = None
-    """Where to write; for a run on its own images the run folder itself, else runs/measure-MODEL."""
+    """Where to write; for a run on its own images the run folder itself, otherwise runs/measure-MODEL."""
     shards: int | None = None
     """Divide each model's images into so many shards. Those that are done are kept: what was killed goes on there."""
     shard: int | None = None

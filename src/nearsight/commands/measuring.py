@@ -83,7 +83,7 @@ def _look(
     what: Sequence[str],
     device: torch.device,
 ) -> HeadTable:
-    """The one place where a model is measured: whatever else is to be seen of it is asked for here."""
+    """The one place where a model is measured, with all measurements of --what."""
     return measure(
         subject.model,
         images,
@@ -152,7 +152,7 @@ def check_sharding(
     if shard is not None and not 0 <= shard < shards:
         raise InputError(f"--shard is {shard}, but {shards} shards count from 0 to {shards - 1}")
     if shard is not None and engine != "local":
-        raise InputError("--shard is one job, for one process; leave --engine away")
+        raise InputError("--shard is one job, for one process; leave out --engine")
     if workers is not None:
         check_at_least("--workers", workers, 1)
     for name in (name for name in what if name not in in_the_table(what)):

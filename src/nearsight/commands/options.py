@@ -45,7 +45,7 @@ class Common:
     device: str = "auto"
     """Where to compute: auto (a GPU if there is one), cpu, cuda, cuda:1, mps."""
     data_dir: Path | None = None
-    """Folder with the data sets; else NEARSIGHT_DATA, else the user's cache folder."""
+    """Folder with the data sets; by default NEARSIGHT_DATA, or the user's cache folder."""
     json: bool = False
     """Print one machine-readable object instead of text."""
 
@@ -168,7 +168,7 @@ def _listening() -> Iterator[Stop]:
     before = {}
     if threading.current_thread() is threading.main_thread():
         for number in _SIGNALS:
-            # What somebody chose to ignore (nohup, a shell's background jobs) or handles elsewhere stays so.
+            # Signals that are ignored (nohup, a shell's background jobs) or handled elsewhere stay so.
             if signal.getsignal(number) not in (signal.SIG_IGN, None):
                 before[number] = signal.signal(number, handle)
     try:

@@ -32,7 +32,7 @@ from nearsight.study.running import StackBy, fetch_study
 from nearsight.train import Stop
 
 _OF_TRAININGS = ("reuse", "stack_by", "cells_per_stack", "engine", "workers", "address", "checkpoint_every")
-"""Options that say nothing to a simulation."""
+"""Options that a simulation does not use."""
 _NAME = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="NAME")]
 
 
@@ -78,7 +78,7 @@ class RunOptions(Common):
 
 @dataclass(frozen=True, kw_only=True)
 class ShowOptions(ListOptions):
-    """How far a study is, who is at it, and what it gave: means over seeds with their 95 % intervals."""
+    """How far a study is, who works on it, and what it gave: means over seeds with their 95 % intervals."""
 
     name: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="NAME_OR_DIR")]
     """The study's folder or URL, or its name: then what is in runs/NAME, results/NAME or runs/NAME-small."""
@@ -142,7 +142,7 @@ def _check_for_simulation(options: RunOptions, name: str) -> None:
     for field in fields(RunOptions):
         if field.name in _OF_TRAININGS and getattr(options, field.name) != field.default:
             option = f"--{field.name.replace('_', '-')}"
-            raise InputError(f"study {name!r} is one tensor program, for one device; leave {option} away")
+            raise InputError(f"study {name!r} is one tensor program, for one device; leave out {option}")
     if options.out and is_url(options.out):
         raise InputError(f"the tables of study {name!r} are written in one folder; {options.out} is none")
 

@@ -88,7 +88,7 @@ class StudyProgress(StudyBar, StudyListener):
         self._say(f"set aside and done again: {path} ({problem})")
 
     def taken_over(self, config: RunConfig) -> None:
-        self._say(f"{self._conditions[config.identity]}: another runner took it over, since this one gave no sign")
+        self._say(f"{self._conditions[config.identity]}: another runner took it over, since this one was silent")
 
     def started(self, config: RunConfig, epochs_done: int, steps_per_epoch: int) -> None:
         stack = self._stack_of(config.identity)

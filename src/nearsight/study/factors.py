@@ -26,7 +26,7 @@ Levels = Sequence[Any] | Mapping[str, Any]
 named after, or a mapping of such names to values or augmentations, for several changes at once."""
 
 ENDS: Final = ("base", "all")
-"""The conditions with all factors at their first and at their last level, where nobody says what they are called."""
+"""The conditions with all factors at their first and at their last level, by default."""
 _ABSENT = ("off", "0", "none")
 """Labels of values that are the absence of the others."""
 _TITLES = {"protocol.smoothing": "LabelSmoothing"}

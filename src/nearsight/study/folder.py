@@ -2,7 +2,7 @@
 
 study.json       what was asked for: factors, levels, every cell with its whole config; written first
 runs/<hash>/     a run folder per cell
-locks/           who is at which cell
+locks/           which runner has which cell
 runs.csv         a row per complete run; with heads.csv and history.csv, which come when all is done, this is all that
                  tables and figures need: the run folders can go
 provenance.json  code, libraries and machines of all runs, and time of those that were not taken from tables
@@ -66,8 +66,8 @@ class StudyFolder:
     def run_folder(self, run: RunName) -> RunFolder:
         return run_folder(self.path, run)
 
-    def locks(self, *, token: str | None = None, gone: Collection[str] = ()) -> Locks:
-        return Locks(self.path / "locks", token=token, gone=gone)
+    def locks(self, *, token: str | None = None, lost_tokens: Collection[str] = ()) -> Locks:
+        return Locks(self.path / "locks", token=token, lost_tokens=lost_tokens)
 
     def check(self, study: Study) -> None:
         """Refuse a folder that is another study's, or that nothing can be written to; nothing is changed."""
@@ -141,7 +141,7 @@ class StudyFolder:
     def write_runs(self) -> None:
         """runs.csv anew, from the run folders.
 
-        Another runner may do the same at this moment. So whoever has put down a table looks once more: if a run was
+        Another runner may do the same at this moment. So after writing the table, look once more: if a run was
         completed since, the table may have replaced one that had it.
         """
         written: list[str] | None = None

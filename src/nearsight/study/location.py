@@ -8,7 +8,7 @@ A run is published as a whole: one without a manifest is not there, however much
 manifest is damaged. Neither is trusted; both are done again. Training itself needs a folder of this machine
 (`scratch_folder`), since only there can files be replaced in one step and cells be locked.
 
-What lies at a URL is somebody else's. `PublishedStudy` reads it and has no way to write there; only `study run`, whose
+What lies at a URL belongs to someone else. `PublishedStudy` reads it and cannot write there; only `study run`, whose
 runs are its own, is given a `StudyPublisher`. Names that are read become paths here in two forms only: a `RunName`, and
 the plain name of a file.
 """
@@ -38,7 +38,7 @@ _MANIFEST = "manifest.json"
 _LAST = "provenance.json"
 """A run folder that has it is complete, so it comes last."""
 _STAYS_HERE = ("checkpoint.safetensors",)
-"""What only one who continues the run would need."""
+"""Only needed to continue the run."""
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _BYTES_AT_ONCE = 2**20

@@ -176,7 +176,7 @@ def missing_parts(value: Any, parts: dict[str, type]) -> str:
 
 
 def read_rows(folder: Path) -> pd.DataFrame:
-    """The `runs` of a study folder without reading all else, for those who ask after every run."""
+    """The `runs` of a study folder without reading the rest, for callers that ask after every run."""
     described, rows = read_description(folder), []
     for cell in described["cells"]:
         run = run_folder(folder, cell["run"])

@@ -30,7 +30,7 @@ class ReusableRun(Protocol):
     """A run that is done elsewhere."""
 
     def put(self, target: RunFolder) -> None:
-        """Make it a complete run folder, in place of what there may be of it; for whoever holds its lock."""
+        """Make it a complete run folder, in place of what there may be of it; the caller holds its lock."""
 
 
 @dataclass(frozen=True)
@@ -67,14 +67,14 @@ def _whole_runs(study: StudyFolder, runs: Iterable[RunName]) -> dict[RunName, Wh
 
 
 def reuse_runs(found: Mapping[RunName, ReusableRun], folder: StudyFolder) -> None:
-    """Put whole runs into a study's folder, except for what somebody is at."""
+    """Put whole runs into a study's folder, except for what other runners have."""
     locks = folder.locks()
     for run, source in found.items():
         put_run(run, folder, locks, source.put)
 
 
 def put_run(run: RunName, folder: StudyFolder, locks: Locks, put: Callable[[RunFolder], None]) -> None:
-    """Make a run that is done elsewhere a whole one here, unless it is, or somebody is at it."""
+    """Make a run that is done elsewhere a whole one here, unless it is, or another runner has it."""
     if folder.is_done(run) or not locks.take(run):
         return
     target = folder.run_folder(run)
@@ -82,7 +82,7 @@ def put_run(run: RunName, folder: StudyFolder, locks: Locks, put: Callable[[RunF
         with locks.guarding({run: target.path}):
             if not folder.is_done(run):  # since the last look
                 put(target)
-    except LostError:  # somebody else does it
+    except LostError:  # another runner does it
         return
     except BaseException:
         locks.release(run)

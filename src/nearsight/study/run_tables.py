@@ -1,7 +1,7 @@
 """What one complete run gave, from its folder; and, where something in one is damaged, how the run can still be done.
 
-A study reads thousands of these, so the small files of a run become plain columns, and data frames only where somebody
-asks for them: making one takes longer than reading the file.
+A study reads thousands of these, so the small files of a run become plain columns, and data frames only where they
+are asked for: making one takes longer than reading the file.
 """
 
 import csv
@@ -186,7 +186,7 @@ def _columns(rows: Iterator[list[str]], columns: Sequence[str], text: Sequence[s
 
 
 def _check_numbers(name: str, values: NDArray[Any]) -> None:
-    """Refuse what can be no result, layer or head, before somebody counts up to it."""
+    """Refuse what can be no result, layer or head, before memory is taken for it."""
     if name in RESULT_COLUMNS and np.isinf(values).any():
         raise ValueError(f"its column {name} holds a number without end")
     if name in (*WHOLE, *MOST_COUNTED) and values.dtype != np.int64:

@@ -107,7 +107,7 @@ def _fetch(
     published: Collection[RunName],
     listener: StudyListener,
 ) -> None:
-    """Bring here what is published of these runs and is not here, except for what somebody is at."""
+    """Bring here what is published of these runs and is not here, except for what other runners have."""
     locks = folder.locks()
     for run in runs:
         if run in published:

@@ -210,7 +210,7 @@ def read_tables(
     folder: Path, cells: Iterable[SimulationCell], *, settings: Collection[str], responses: Iterable[str]
 ) -> dict[str, pd.DataFrame]:
     """The rows of all cells that are done, by the table's name. `settings` are the columns of `runs` that may hold
-    words. Nothing damaged is believed: a row that is cut short, or of no cell of the study, is an error that names the
+    words. Damage is refused: a row that is cut short, or of no cell of the study, is an error that names the
     file."""
     run_of = {(cell.condition, cell.seed): cell.run for cell in cells}
     needed = {RUNS: ("run", *_KEY, *responses, "wall_seconds")}
@@ -224,7 +224,7 @@ def read_tables(
     for name, table in tables.items():
         with reading_table(folder / f"{name}.csv", WAY_OUT):
             _check_complete(table, runs)
-    # runs.csv is written last: whoever was killed before that has left rows of cells that are not done.
+    # runs.csv is written last: a command that was killed before that leaves rows of cells that are not done.
     done = set(_cells(runs))
     return {name: table.loc[[cell in done for cell in _cells(table)]] for name, table in tables.items()}
 

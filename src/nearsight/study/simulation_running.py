@@ -107,7 +107,7 @@ def _check_responses(simulation: Simulation, found: Mapping[str, pd.DataFrame]) 
 
 @contextmanager
 def _alone(path: Path) -> Iterator[None]:
-    """Nobody else writes to the folder meanwhile."""
+    """No other command writes to the folder meanwhile."""
     place = path / "locks"
     with Locks(place).kept_alive() as locks:
         if not locks.take(_LOCK):
@@ -118,5 +118,5 @@ def _alone(path: Path) -> Iterator[None]:
             yield
         finally:
             locks.clear(_LOCK)
-            with suppress(OSError):  # somebody may already wait for it
+            with suppress(OSError):  # another may already wait for it
                 place.rmdir()

@@ -52,7 +52,7 @@ class StudyListener(Listener):
         """A runner does these next, together as far as memory allows."""
 
     def released(self, cells: Sequence[Cell]) -> None:
-        """It is no longer at these: they are done, cannot be done, or wait for somebody else."""
+        """The runner released these: they are done, cannot be done, or wait for another runner."""
 
     def set_aside(self, path: Path, problem: str) -> None:
         """Something in a run folder is damaged; it is kept beside, and done again."""
@@ -191,11 +191,11 @@ class CellsDone:
     failed: dict[RunName, Exception]
     """Run → what was wrong with it; an `InputError` or a `TrainingError`."""
     num_taken: int
-    """Cells that nobody else was at."""
+    """Cells that no other runner had."""
 
 
 class StudyWorker:
-    """For a pool of workers: does the cells of an attempt that nobody else is at."""
+    """For a pool of workers: does the cells of an attempt that no other runner has."""
 
     def __init__(self, work: Work) -> None:
         self._work = replace(work, groups=())  # which are given part by part
@@ -206,7 +206,7 @@ class StudyWorker:
     def _do(self, device: str, attempt: Attempt[Cell], tell: Tell, stop: Stop) -> Outcome[CellsDone]:
         work, cells, stopped_by = self._work, attempt.items, None
         folder = StudyFolder(work.folder)
-        with folder.locks(token=attempt.token, gone=attempt.gone).kept_alive() as locks:
+        with folder.locks(token=attempt.token, lost_tokens=attempt.lost_tokens).kept_alive() as locks:
             # The table of all runs is written by the driver, which hears of all of them.
             completed = work.location.publish if work.location is not None else lambda _: None
             runner = Runner(folder, locks, _forwarding(tell), training(work, device, stop), completed)
@@ -256,7 +256,7 @@ def _wait_for_lost_workers(locks: Locks, cells: Sequence[Cell]) -> None:
     for cell in cells:
         while (
             (holder := locks.holder(cell.run)) is not None
-            and locks.is_known_gone(holder)
+            and locks.is_known_lost(holder)
             and holder.owner is not None
             and holder.owner.is_here
             and not holder.owner.is_gone()

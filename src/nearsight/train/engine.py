@@ -301,8 +301,8 @@ class Stack:
 
     @property
     def losses_so_far(self) -> Tensor:
-        """The sum of the losses of the steps done in this epoch, for whoever watches step by step; of several
-        processes, this one's part of it."""
+        """The sum of the losses of the steps done in this epoch, to watch it step by step; of several processes,
+        this one's part of it."""
         assert self._programs is not None, "no epoch has begun"
         return self._programs.step.loss_K
 
@@ -374,7 +374,7 @@ class Stack:
     ) -> tuple[list[float], list[float]]:
         """(mean cross-entropy, accuracy) of every cell on these images, without augmentation or smoothing.
 
-        The process does it alone, whoever else there is.
+        The process does it alone, even if there are others.
         """
         return self._evaluation(images, index_N, self.weights if weights is None else weights)()
 

@@ -143,7 +143,7 @@ class RunFolder:
         check_there(self.path, *names)
 
     def check_weights(self) -> None:
-        """Refuse a run that never had weights here; of others, whoever reads them says what is wrong with them."""
+        """Refuse a run that never had weights here; damaged ones are found when they are read."""
         if self.is_complete and not self.model.exists() and (study := self.read_provenance().get(TAKEN_FROM)):
             raise InputError(
                 f"{self.path} has no weights: the run was taken from the tables of study {study!r}, which have none; "
@@ -172,7 +172,7 @@ class RunFolder:
             stored["layer_names"] = _layer_names(progress.heads)
             tensors = tensors | _as_tensors(progress.heads)
         check_still_there(self.path)
-        self.write_history(progress.history)  # first: after the last checkpoint nobody would write it again
+        self.write_history(progress.history)  # first: after the last checkpoint it is not written again
         save_tensors(self.checkpoint, tensors, stored)
 
     def read_checkpoint(self, config: RunConfig) -> tuple[Progress, dict[str, Tensor]] | None:

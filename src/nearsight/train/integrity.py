@@ -3,11 +3,11 @@
 config.json, which comes first, says which run a folder belongs to: a process that finds another identity refuses it.
 provenance.json, which comes last, says which code, libraries and machine made it, and makes it complete.
 
-checksums.json has the size and the sha256 of each file, so that damage is noticed before it is believed. It is put down
+checksums.json has the size and the sha256 of each file, so that damage is noticed before a file is used. It is put down
 before provenance.json, which is one of the files it names: a folder that is complete has all its sums, and a crash
 between the two leaves one that is not complete. Files of tensors have their size there and a digest inside, which is
 looked at whenever they are read: a study of a thousand runs would otherwise read all their weights to show a table. A
-file that has gone is missed by whoever needs it: weights may well be elsewhere. Folders of earlier versions have no
+missing file is an error only where it is needed: weights may well be elsewhere. Folders of earlier versions have no
 sums, and are read as they are.
 """
 
@@ -116,7 +116,7 @@ def check_finished(folder: Path, name: str, load: Callable[[], Dataset]) -> None
 def check_still_there(folder: Path) -> None:
     """Refuse to go on where a disk was unmounted, or the folder removed: what comes now would be half a run."""
     if not (folder / CONFIG).is_file():
-        raise InputError(f"{folder} has gone while it was written to; put it back, and give the same command again")
+        raise InputError(f"{folder} disappeared while it was written to; put it back, and give the same command again")
 
 
 def certify(folder: Path, names: Iterable[str], certificate: Mapping[str, Any]) -> None:
@@ -166,10 +166,10 @@ def _compare(folder: Path, _: tuple[tuple[str, int, int], ...]) -> None:
 
 
 def check_there(folder: Path, *names: str) -> None:
-    """Raise an `InputError` if a file has gone that the folder was completed with: one of these names, or any."""
+    """Raise an `InputError` if a file of the completed folder is missing: one of these names, or any."""
     for name in _read_sums(folder):
         if (not names or name in names) and not (folder / name).is_file():
-            raise InputError(f"{folder / name} has gone: it was there when the run was finished{way_out(folder)}")
+            raise InputError(f"{folder / name} is missing: it was there when the run was finished{way_out(folder)}")
 
 
 def way_out(folder: Path) -> str:

@@ -49,8 +49,8 @@ class Attempt(Generic[Item]):
     items: tuple[Item, ...]
     losses: int = 0
     """Workers that were lost at these items since there was progress."""
-    gone: tuple[str, ...] = ()
-    """The tokens of all attempts at them whose workers were lost: the locks of these hold nothing."""
+    lost_tokens: tuple[str, ...] = ()
+    """The tokens of all attempts at them whose workers were lost: their locks are void."""
     not_before: float = 0.0
     """On the clock of `time.monotonic`."""
     token: str = field(default_factory=lambda: secrets.token_hex(8))
@@ -160,9 +160,9 @@ class Backlog(Generic[Item]):
             return None
         seconds = self._retries.wait(losses)
         middle = len(left) if losses < 2 else math.ceil(len(left) / 2)
-        gone = (*attempt.gone, attempt.token)
+        lost_tokens = (*attempt.lost_tokens, attempt.token)
         self._waiting += [
-            Attempt(items=tuple(part), losses=losses, gone=gone, not_before=now + seconds)
+            Attempt(items=tuple(part), losses=losses, lost_tokens=lost_tokens, not_before=now + seconds)
             for part in (left[:middle], left[middle:])
             if part
         ]

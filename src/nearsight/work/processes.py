@@ -49,7 +49,7 @@ def process_pool(
 
     Args:
         num_threads: of each; by default as many as torch takes.
-        patience: seconds in which a worker is to end what it is at, if the pool is left before.
+        patience: seconds that a busy worker has to end when the pool is left.
         start_method: a fork would share the state of CUDA, and the locks of threads.
     """
     processes = _Processes(make, places, num_threads, patience, start_method)
@@ -65,11 +65,11 @@ class _Worker:
     connection: Connection
     place: str
     token: str | None = None
-    """Of what it is at."""
+    """Of its attempt, if it has one."""
 
 
 class _Processes(Generic[Item, Result]):
-    """Each has a pipe of its own: one that is killed while it writes blocks nobody."""
+    """Each has a pipe of its own: one that is killed while it writes blocks no other."""
 
     def __init__(
         self,
@@ -140,7 +140,7 @@ class _Processes(Generic[Item, Result]):
                 worker.connection.send(by)
 
     def close(self) -> None:
-        """End all of them: those that are at something, after their step."""
+        """End all of them; busy ones after their step."""
         self.stop(_STARTER_ENDED)
         for worker in list(self._workers):
             self._remove(worker, self._patience)
@@ -176,7 +176,7 @@ def work_through(connection: Connection, make: Make[Any, Any], place: str, num_t
     def send(event: Event[Any]) -> None:
         try:
             connection.send(event)
-        except OSError:  # nobody is there any more; the reader knows too
+        except OSError:  # the other end is closed; the reader notices, too
             end(_STARTER_ENDED)
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)

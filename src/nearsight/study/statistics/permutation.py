@@ -43,14 +43,14 @@ class Separation:
     difference: float
     """Mean with the factor minus mean without it."""
     margin: float
-    """The smallest of the upper group minus the largest of the lower: positive for a clean gap, else the overlap."""
+    """The smallest of the upper group minus the largest of the lower: above 0 for a clean gap, below 0 for an overlap."""
     p: float
     """Two-sided: twice the smaller share of dealings whose difference of means is as low, or as high, as the real."""
     p_complete: float
     """The share of dealings that separate the runs completely, on either side."""
     num_dealings: int
     exact: bool
-    """All dealings were counted; else so many were drawn at random."""
+    """Whether all dealings were counted; otherwise so many were drawn at random."""
     blocks: tuple[str, ...]
     """Labels were dealt only among runs that agree in these columns."""
 

@@ -94,7 +94,7 @@ class DinoFolder:
         """Put down where the run is, in one file. What people read is made from it."""
         stored = {"schema": SCHEMA, "identity": config.identity, "history": [asdict(row) for row in rows]}
         check_still_there(self.path)
-        self.write_history(rows)  # first: after the last checkpoint nobody would write it again
+        self.write_history(rows)  # first: after the last checkpoint it is not written again
         save_tensors(self.run.checkpoint, state, stored)
 
     def read_checkpoint(self, config: DinoConfig) -> tuple[tuple[DinoRow, ...], dict[str, Tensor]] | None:

@@ -97,7 +97,7 @@ class Branch(ABC):
     def backward(
         self, gradient: Gradient, normal: Normal, kept: Kept, weights: Weights
     ) -> tuple[Tensor, Callable[[], WeightGradients]]:
-        """The gradient of the normalised stream, and what makes those of the weights, for which nobody waits."""
+        """The gradient of the normalised stream, and what makes those of the weights, which are not needed yet."""
         projected_KRo, middle_KRi, folded_Koi, shifted_Ko, rounded_Koi = kept
         middle_gradient = torch.bmm(gradient.rounded_KRC, rounded_Koi)
         back = self.middle_back(middle_gradient, projected_KRo, shifted_Ko, weights)

@@ -25,7 +25,7 @@ class LocalBias:
     num_axes: int
     """Widths that a query gives: by row and by column, or one for both, or none, if the width is fixed."""
     learns_strength: bool
-    """Whether a query gives its strength, which else is 1."""
+    """Whether a query gives its strength, which is 1 otherwise."""
     most: float
     """The largest variance, or the fixed one."""
     shift: float
