@@ -43,7 +43,7 @@ class Separation:
     difference: float
     """Mean with the factor minus mean without it."""
     margin: float
-    """The smallest of the upper group minus the largest of the lower: above 0 for a clean gap, below 0 for an overlap."""
+    """The smallest of the upper group minus the largest of the lower: positive for a gap, negative for an overlap."""
     p: float
     """Two-sided: twice the smaller share of dealings whose difference of means is as low, or as high, as the real."""
     p_complete: float
@@ -196,7 +196,7 @@ def _count_drawn(
 
 @lru_cache(maxsize=4)
 def _dealings(shares: tuple[tuple[int, int], ...], num_drawn: int) -> NDArray[np.uint8]:
-    """Who is "with" in random dealings to blocks of so many runs, of which so many are; a row of bits per dealing.
+    """Which runs are "with" in random dealings, a row of bits per dealing; `shares`: of each block, (runs, runs "with").
 
     They are the same for every factor and response that has such blocks, so they are drawn once.
     """
