@@ -141,7 +141,7 @@ class _InterruptedError(BaseException):
 def stoppable(work: Callable[[Stop], int]) -> int:
     """The exit code of `work`, or 128 and the number of the signal that stopped it, with a line that says so.
 
-    The first signal lets the step end and keeps all whole epochs, a second ends now.
+    After the first signal the step ends and all whole epochs are kept; a second ends the command at once.
     """
     try:
         with _listening() as stop:

@@ -96,7 +96,7 @@ class ProbeRequest(ModelsRequest):
     """Where to write; runs/PROBE-DATA-MODEL by default."""
 
     def check(self, probe: str) -> None:
-        """What can be seen to be wrong at once."""
+        """Refuse what is wrong at a first look."""
         if not self.models:
             raise InputError(f"no model is named; write nearsight probe {probe} MODEL, and see --help")
         for name in ("image_size", "batch_size", "num_train", "num_test"):

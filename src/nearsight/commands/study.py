@@ -67,7 +67,7 @@ class RunOptions(Common):
     cells_per_stack: int | None = None
     """The most cells to take at a time; smaller ones are shared out more evenly among workers. It changes no number."""
     engine: Engine = "local"
-    """Who does the cells: this process, several of this machine (one per GPU), or a Ray cluster."""
+    """What trains the cells: this process, several of this machine (one per GPU), or a Ray cluster."""
     workers: int | None = None
     """Of the engine processes: how many; by default one per GPU, or on a CPU one per core."""
     address: str = DEFAULT_ADDRESS
@@ -144,7 +144,7 @@ def _check_for_simulation(options: RunOptions, name: str) -> None:
             option = f"--{field.name.replace('_', '-')}"
             raise InputError(f"study {name!r} is one tensor program, for one device; leave out {option}")
     if options.out and is_url(options.out):
-        raise InputError(f"the tables of study {name!r} are written in one folder; {options.out} is none")
+        raise InputError(f"the tables of study {name!r} are written to a folder; {options.out} is not one")
 
 
 def _executor(options: RunOptions) -> Executor:

@@ -96,7 +96,7 @@ class Study:
 
     @cached_property
     def cells(self) -> tuple[Cell, ...]:
-        """What is run, seed by seed. No two conditions come to the same run."""
+        """All runs, seed by seed. No two conditions are the same run."""
         conditions: dict[str, dict[str, str]] = {}
         for levels in self._combinations():
             name = condition_name(self.parsed, levels, self.ends)

@@ -16,7 +16,7 @@ from nearsight.train.planning import MOST_CELLS
 from nearsight.work import Attempt, Driver, Outcome, Pool, Retries
 
 _SHARE_OF_TIME = 0.05
-"""That goes, at most, into writing runs.csv anew while cells train."""
+"""The largest share of the time that may go into rewriting runs.csv while cells train."""
 
 
 class StudyDriver(Driver[Cell, CellsDone]):
@@ -38,7 +38,7 @@ class StudyDriver(Driver[Cell, CellsDone]):
         self._is_table_old = False
 
     def run(self) -> dict[RunName, Exception]:
-        """Go round until nothing can be taken any more; run → what was wrong with it."""
+        """Repeat until nothing can be taken any more; returns run → its error."""
         groups: Sequence[Sequence[Cell]] = self._work.groups
         most = min(self._work.cells_per_stack, MOST_CELLS)
         with self._stop.listening():
@@ -129,14 +129,14 @@ class StudyDriver(Driver[Cell, CellsDone]):
 
 
 class RunsTable:
-    """runs.csv, made anew when runs are done. Of a large study that takes time, so not after each of them."""
+    """runs.csv, rewritten when runs are done; in a large study not after each of them, since it takes time."""
 
     def __init__(self, folder: StudyFolder) -> None:
         self._folder = folder
         self._not_before = 0.0
 
     def refresh(self) -> bool:
-        """Whether it was written; False: it was only a moment ago, and waits for another call."""
+        """Whether it was written; False: the last time was only a moment ago, so it waits for another call."""
         began = time.monotonic()
         if began < self._not_before:
             return False

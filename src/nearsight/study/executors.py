@@ -1,4 +1,4 @@
-"""Who does the cells of a study: this process, several, or a cluster."""
+"""What trains the cells of a study: this process, several, or a cluster."""
 
 import dataclasses
 import os
@@ -29,7 +29,7 @@ __all__ = ["Executor", "LocalExecutor", "ProcessesExecutor", "RayExecutor", "Ret
 
 
 class Executor(Protocol):
-    """Does the cells of a study: in this process, in several, on several machines. It changes no number."""
+    """Trains the cells of a study: in this process, in several, on several machines. It changes no number."""
 
     def check(self) -> None:
         """Refuse what cannot work, before anything is written."""

@@ -1,4 +1,4 @@
-"""Who does which cell, where several runners share a study's folder: on one machine, or on several with a common disk.
+"""Locks on cells, for several runners that share a study's folder: on one machine, or on several with a common disk.
 
 A lock is a file `<cell>.<generation>`, made so that it fails where it exists (O_EXCL). It says who holds it, and its
 holder touches it now and then. A runner that finds the last generation free, or its holder lost, makes the next one: of

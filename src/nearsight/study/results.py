@@ -222,7 +222,7 @@ def _joined(name: str, runs: list[str], parts: list[Columns]) -> pd.DataFrame:
         return _none(name)
     first, *others = _OF_RUNS[name]
     joined: dict[str, Any] = {first: np.repeat(np.array(runs, dtype=object), sizes)}
-    for column in others:  # a table without rows has no say in what its columns hold
+    for column in others:  # a table without rows does not decide the types of columns
         joined[column] = np.concatenate([part.pop(column) for part, size in zip(parts, sizes, strict=True) if size])
     return pd.DataFrame(joined)
 

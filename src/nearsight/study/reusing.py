@@ -1,4 +1,4 @@
-"""Runs that another study has already done: a run is what its config says, whichever study asks for it."""
+"""Runs that another study has already done: a run depends on its config alone, not on the study."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -107,7 +107,7 @@ def read_row(folder: RunFolder) -> dict[str, Any]:
         raise InputError(f"{folder.path} is damaged: its result does not say {error}") from error
     for name, value in row.items():
         if not _is_result(name, value):
-            raise InputError(f"{folder.path} is damaged: its result says {value!r} for {name}, which is no such number")
+            raise InputError(f"{folder.path} is damaged: its result says {value!r} for {name}, not a valid number")
     # A model without heads has none that is the most local.
     return {name: math.nan if value is None else value for name, value in row.items()}
 
@@ -148,7 +148,7 @@ def reading_table(path: Path, way_out: str = "") -> Iterator[None]:
 
 
 def _lines(file: IO[str]) -> Iterator[str]:
-    """The lines of a file, as long as they and their number stay within reason."""
+    """The lines of a file, if they are not too long and not too many."""
     for line in islice(iter(lambda: file.readline(LONGEST_LINE), ""), MOST_ROWS):
         if len(line) == LONGEST_LINE:
             raise ValueError(f"it has a line of more than {LONGEST_LINE} characters")
@@ -188,9 +188,9 @@ def _columns(rows: Iterator[list[str]], columns: Sequence[str], text: Sequence[s
 def _check_numbers(name: str, values: NDArray[Any]) -> None:
     """Refuse what can be no result, layer or head, before memory is taken for it."""
     if name in RESULT_COLUMNS and np.isinf(values).any():
-        raise ValueError(f"its column {name} holds a number without end")
+        raise ValueError(f"its column {name} holds an infinite number")
     if name in (*WHOLE, *MOST_COUNTED) and values.dtype != np.int64:
-        raise ValueError(f"its column {name} holds something that is no whole number")
+        raise ValueError(f"its column {name} holds a value that is not a whole number")
     if name in MOST_COUNTED and len(values) and not 0 <= values.min() <= values.max() < MOST_COUNTED[name]:
         raise ValueError(f"its column {name} holds numbers that are not from 0 to {MOST_COUNTED[name] - 1}")
 
@@ -270,7 +270,7 @@ def _checkpoint_problem(folder: RunFolder, config: RunConfig) -> str:
 
 
 def _set_aside(path: Path) -> None:
-    """Out of the way, not lost: its content may be worth a look."""
+    """Rename a damaged file, so that its content can still be examined."""
     number = 1
     while (place := path.with_name(f"{path.name}.damaged-{number}")).exists():
         number += 1

@@ -195,7 +195,7 @@ def read_simulation(folder: Path) -> dict[str, Any]:
         if missing := missing_parts(cell, _OF_A_CELL):
             raise InputError(f"{path} is damaged: cell {number} does not say its {missing}")
         if cell["condition"] not in described["conditions"]:
-            raise InputError(f"{path} is damaged: cell {number} is of {cell['condition']!r}, which is no condition")
+            raise InputError(f"{path} is damaged: cell {number} is of {cell['condition']!r}, which is not a condition")
     return described
 
 
@@ -245,7 +245,7 @@ def _read(path: Path, needed: Sequence[str]) -> pd.DataFrame:
 def _check_numbers(table: pd.DataFrame, settings: Collection[str]) -> None:
     """Columns are of numbers or of words."""
     if not table.empty and not pd.api.types.is_integer_dtype(table["seed"]):
-        raise ValueError("it has a seed that is no whole number")
+        raise ValueError("it has a seed that is not a whole number")
     for name in table.columns.difference(["run", *_KEY, *settings]):
         if not pd.api.types.is_numeric_dtype(table[name]):
             is_number = pd.to_numeric(table[name], errors="coerce").notna()
@@ -257,7 +257,7 @@ def _check_numbers(table: pd.DataFrame, settings: Collection[str]) -> None:
 def _check_cells(table: pd.DataFrame, run_of: Mapping[tuple[str, int], str]) -> None:
     for condition, seed in dict.fromkeys(_cells(table)):
         if (condition, seed) not in run_of:
-            raise ValueError(f"it has a row of {condition}, seed {seed}, which is no cell of the study")
+            raise ValueError(f"it has a row of {condition}, seed {seed}, which is not a cell of the study")
     if "run" in table:
         if table.duplicated(_KEY).any():
             raise ValueError("it has two rows of one cell")

@@ -80,7 +80,7 @@ class Work:
 
 
 class Train(Protocol):
-    """`nearsight.train.train_runs`, with all settled but what to train and where."""
+    """`nearsight.train.train_runs` with all arguments set but what to train and where."""
 
     def __call__(self, configs: Sequence[RunConfig], folders: Sequence[RunFolder], *, listener: Listener) -> None: ...
 
@@ -96,16 +96,16 @@ class Runner(Listener):
         train: Train,
         completed: Callable[[RunFolder], None],
     ) -> None:
-        """`completed` is called with the folder of each run that is done, while its lock is still held. What it finds
-        wrong with the run (an `InputError`) is noted, and the others go on."""
+        """`completed` is called with the folder of each run that is done, while its lock is still held. If it
+        raises an `InputError`, that is noted, and the others go on."""
         self._folder, self._locks, self._listener, self._train = folder, locks, listener, train
         self._completed = completed
         self.failed: dict[RunName, Exception] = {}
-        """Run → what was wrong with it."""
+        """Run → its error."""
         self.num_taken = 0
 
     def run(self, groups: Sequence[Sequence[Cell]], most: int) -> None:
-        """Go round the groups until nothing can be taken any more: another runner may leave cells behind."""
+        """Repeat over the groups until nothing can be taken any more: another runner may leave cells behind."""
         found = True
         while found:
             found = False
@@ -113,7 +113,7 @@ class Runner(Listener):
                 found |= self._run_group(group, most)
 
     def _run_group(self, cells: Sequence[Cell], most: int) -> bool:
-        """Whether any of these cells was there to be taken."""
+        """Whether any of these cells could be taken."""
         found = False
         while taken := self._take(cells, most):
             found = True
@@ -189,7 +189,7 @@ class CellsDone:
     """What came of the cells of an attempt."""
 
     failed: dict[RunName, Exception]
-    """Run → what was wrong with it; an `InputError` or a `TrainingError`."""
+    """Run → its error, an `InputError` or a `TrainingError`."""
     num_taken: int
     """Cells that no other runner had."""
 

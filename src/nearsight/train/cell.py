@@ -1,6 +1,6 @@
-"""One run of a stack: what it has to remember, how it comes out of its checkpoint and goes into it, and how it ends.
+"""One run of a stack: its state, how it is saved to a checkpoint and restored from it, and how it is finished.
 
-At its end the best weights become the model, the test set is touched once, and the heads are measured.
+When it is finished, the best weights become the model, the test set is used once, and the heads are measured.
 """
 
 import time
@@ -32,7 +32,7 @@ the nearest edge of the image has a small distance too, and does not look near."
 
 @dataclass
 class Cell:
-    """A run, where it is, and what of that is not on disk yet."""
+    """A run, its progress, and the part of it that is not on disk yet."""
 
     config: RunConfig
     folder: RunFolder
@@ -134,7 +134,7 @@ def _state(stack: Stack, position: int, *, copied: bool = False) -> Tensors:
 
 
 def finish(cell: Cell, stack: Stack, dataset: Dataset, check_stop: Callable[[], None]) -> None:
-    """Write all that a complete folder has beside its history.
+    """Write all files of a complete folder but its history.
 
     `check_stop` is called now and then and may raise; after an interruption all of this is done again.
     """

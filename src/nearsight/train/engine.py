@@ -41,7 +41,7 @@ _LARGEST_BATCH = 512
 class Evaluation:
     """Loss and accuracy of every cell on the same images, without augmentation or smoothing.
 
-    Like a step, a program that finds its place by itself.
+    Like a step, a program without arguments that keeps its own position.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Evaluation:
         reduced: bool,
         processes: Processes | None = None,
     ) -> None:
-        """`weights` are looked at anew in every run. `processes` are those that share the images, if several do."""
+        """`weights` are read again in every run. `processes` are those that share the images, if several do."""
         self.processes, self.num_of_all = processes or Processes(), len(index_N)
         index_N = self.processes.share(index_N)
         self.skeleton, self.weights, self.images, self.reduced = skeleton, weights, images, reduced
@@ -264,7 +264,7 @@ class Stack:
         return len(self.training_N) // self.configs[0].protocol.batch_size
 
     def select(self, keep: Sequence[int]) -> "Stack":
-        """The stack of the cells at these positions; the others' memory is given up."""
+        """The stack of the cells at these positions; the others' memory is freed."""
         index = torch.tensor(keep, device=self.device)
         return replace(
             self,

@@ -165,7 +165,7 @@ class RunFolder:
         certify(self.path, _LASTING, provenance)
 
     def write_checkpoint(self, progress: Progress, tensors: dict[str, Tensor], config: RunConfig) -> None:
-        """Put down where the run is, in one file. What people read is made from it."""
+        """Write the state of the run to one file. The files for people are made from it."""
         stored: dict[str, Any] = {"schema": SCHEMA, "identity": config.identity}
         stored["history"] = [asdict(row) for row in progress.history]
         if progress.heads is not None:
@@ -221,7 +221,7 @@ def write_rows(path: Path, kind: type[Any], rows: Sequence[Any]) -> None:
 def write_heads(path: Path, frame: pd.DataFrame, epoch: int, *, others: pd.DataFrame | None = None) -> None:
     """heads.csv of a model after so many epochs, from a frame as `HeadTable.to_frame` gives it.
 
-    `others` are rows of the file that were measured at other epochs; those of this epoch give way.
+    `others` are rows of the file that were measured at other epochs; those of this epoch are replaced.
     """
     frame = frame.assign(epoch=epoch)[list(HEADS_COLUMNS)]
     if others is not None:

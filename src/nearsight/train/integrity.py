@@ -114,7 +114,7 @@ def check_finished(folder: Path, name: str, load: Callable[[], Dataset]) -> None
 
 
 def check_still_there(folder: Path) -> None:
-    """Refuse to go on where a disk was unmounted, or the folder removed: what comes now would be half a run."""
+    """Refuse to go on where a disk was unmounted, or the folder removed: the rest alone would be half a run."""
     if not (folder / CONFIG).is_file():
         raise InputError(f"{folder} disappeared while it was written to; put it back, and give the same command again")
 
@@ -122,7 +122,7 @@ def check_still_there(folder: Path) -> None:
 def certify(folder: Path, names: Iterable[str], certificate: Mapping[str, Any]) -> None:
     """Write provenance.json, the sign that a folder is complete, and before it the sums of these files and of it.
 
-    Only one can do that: where another process has completed the folder in the meantime, this is a `LostError`.
+    Only one process can do that: if another has completed the folder in the meantime, it is a `LostError`.
     """
     text = as_json(dict(certificate))
     if (folder / PROVENANCE).exists():  # whose sums must not be replaced by ours

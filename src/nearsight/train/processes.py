@@ -33,7 +33,7 @@ from nearsight.train.stopping import LostProcessError
 T = TypeVar("T")
 
 TIMEOUT = 600.0
-"""Seconds that a process waits for the others before it takes them for lost. One that dies is missed at once."""
+"""Seconds that a process waits for the others before they count as lost. One that dies is noticed at once."""
 
 
 @dataclass(frozen=True)

@@ -130,7 +130,7 @@ def train_stack(
     stop: Stop | None = None,
     checkpoint_every: int = 1,
 ) -> None:
-    """Train runs of equal shapes as one stack, each until its own end. Nothing is written before the stack stands.
+    """Train runs of equal shapes as one stack, each until its own end. Nothing is written before the stack is built.
 
     A stack that does not fit into memory goes on as two halves, and one with a cell whose loss is not finite without
     that cell, from the last whole epoch: a cell's numbers do not depend on what it was stacked with.
@@ -181,7 +181,7 @@ def _report_split(parts: Sequence[Sequence[tuple[RunConfig, RunFolder]]], listen
     sizes = [len(part) for part in parts]
     for part in parts:
         for _, folder in part:
-            if folder.path.is_dir():  # the stack may not even have stood
+            if folder.path.is_dir():  # the stack may not even have been built
                 folder.log("out of memory", cells=sum(sizes), continuing_with=len(part))
     listener.split(sizes)
 

@@ -196,7 +196,7 @@ def _count_drawn(
 
 @lru_cache(maxsize=4)
 def _dealings(shares: tuple[tuple[int, int], ...], num_drawn: int) -> NDArray[np.uint8]:
-    """Which runs are "with" in random dealings, a row of bits per dealing; `shares`: of each block, (runs, runs "with").
+    """Which runs are "with" in random dealings, a row of bits per dealing; `shares`: per block, (runs, runs "with").
 
     They are the same for every factor and response that has such blocks, so they are drawn once.
     """

@@ -91,7 +91,7 @@ class DinoFolder:
         return DinoConfig.from_json(settings, str(path))
 
     def write_checkpoint(self, rows: Sequence[DinoRow], state: dict[str, Tensor], config: DinoConfig) -> None:
-        """Put down where the run is, in one file. What people read is made from it."""
+        """Write the state of the run to one file. The files for people are made from it."""
         stored = {"schema": SCHEMA, "identity": config.identity, "history": [asdict(row) for row in rows]}
         check_still_there(self.path)
         self.write_history(rows)  # first: after the last checkpoint it is not written again
@@ -121,7 +121,7 @@ class DinoListener:
     def epoch(self, config: DinoConfig, row: DinoRow) -> None: ...
 
     def collapsed(self, row: DinoRow) -> None:
-        """The teacher says the same of all images."""
+        """The teacher gives all images the same output."""
 
 
 def pretrain(

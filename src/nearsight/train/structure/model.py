@@ -85,7 +85,7 @@ class Descent:
 
 @dataclass(frozen=True, kw_only=True)
 class StructureRun:
-    """One run; the seed is none of it, since all seeds of a run are computed together."""
+    """One run without its seed, since all seeds of a run are computed together."""
 
     data: PatchData = field(default_factory=StructuredPatches)
     model: PositionalModel = field(default_factory=PositionalModel)
