@@ -18,7 +18,7 @@ COMMANDS = {
     "demo": "train a small ViT with and without CutMix and show what changes",
     "measure": "how far and how selectively each head of a model looks",
     "train": "train a model from a recipe",
-    "study": "which part of a recipe makes attention local, and how sure that is",
+    "study": "which part of a recipe makes attention local, with confidence intervals",
     "probe": "what the features of a frozen model are worth",
     "report": "one page of a run, a study or a measured model, or of several side by side",
     "data": "which data sets are here, getting one, and whether it is intact",

@@ -23,7 +23,7 @@ class ReportOptions(Common):
     """Write one self-contained page that opens in any browser, without a network.
 
     DIR is a run, a study (also one of which only the tables are kept), what nearsight measure leaves, or a folder of
-    such runs or models. The page is made anew from the files there; nothing is trained.
+    such runs or models. The page is made again from the files there; nothing is trained.
     """
 
     folder: Annotated[

@@ -139,7 +139,7 @@ class StudyFolder:
         return states
 
     def write_runs(self) -> None:
-        """runs.csv anew, from the run folders.
+        """Rewrite runs.csv from the run folders.
 
         Another runner may do the same at this moment. So after writing the table, look once more: if a run was
         completed since, the table may have replaced one that had it.

@@ -188,7 +188,7 @@ class Driver(ABC, Generic[Item, Result]):
         return attempt.items
 
     def heard(self, attempt: Attempt[Item], message: Any) -> bool:
-        """A worker says something; whether that is progress, after which losses are counted anew."""
+        """Handle a worker's message; returns whether it is progress, after which losses count from 0 again."""
         raise NotImplementedError
 
     def looked(self) -> None:
