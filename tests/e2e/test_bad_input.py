@@ -266,4 +266,4 @@ def test_errors_of_memory_and_of_files_that_nobody_looked_for_are_named(
     broken(monkeypatch, OSError(36, "File name too long", "xxx"))
     assert complaint(["data", "list"], capsys) == "nearsight: xxx cannot be used: File name too long\n"
     broken(monkeypatch, RuntimeError("of another kind"))
-    assert "not expected: RuntimeError: of another kind" in complaint(["data", "list"], capsys, code=1)
+    assert "unexpected error: RuntimeError: of another kind" in complaint(["data", "list"], capsys, code=1)
