@@ -1,8 +1,7 @@
-"""The `nearsight` command until it is known which: help and the version come at once.
+"""The start of the `nearsight` command: help and the version are printed at once, without heavy imports.
 
-Not part of the package `nearsight`, because whoever imports that has torch and timm loaded, among whose models it puts
-its own. That takes seconds, which someone who only asks what there is should not have to wait. What is told here of
-recipes and benchmarks is the first line of their own text; a test holds the two equal.
+Not part of the package `nearsight`, because importing that loads torch and timm, which takes seconds. The descriptions
+of recipes and benchmarks here are the first lines of their own docstrings; a test holds the two equal.
 """
 
 import errno
@@ -19,7 +18,7 @@ COMMANDS = {
     "demo": "train a small ViT with and without CutMix and show what changes",
     "measure": "how far and how selectively each head of a model looks",
     "train": "train a model from a recipe",
-    "study": "which part of a recipe makes attention local, and how sure that is",
+    "study": "which part of a recipe makes attention local, with confidence intervals",
     "probe": "what the features of a frozen model are worth",
     "report": "one page of a run, a study or a measured model, or of several side by side",
     "data": "which data sets are here, getting one, and whether it is intact",
@@ -113,7 +112,7 @@ def help_text() -> str:
         "nearsight: see, measure and induce spatial locality in Vision Transformers\n\n"
         f"usage: nearsight COMMAND [OPTIONS]\n\n{listed(COMMANDS)}\n\n"
         "nearsight COMMAND --help shows a command's options; nearsight --version the version.\n"
-        "With --debug, an error that nobody expected shows its traceback."
+        "With --debug, an unexpected error shows its traceback."
     )
 
 
@@ -145,7 +144,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def show_what_can_be_shown() -> None:
-    """A terminal without our quotes and dashes shows something else; an output that was closed (`>&-`) nothing."""
+    """Replace characters that the terminal cannot show, and discard output to a stream that was closed (`>&-`)."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # Python's way to say so
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8"))
@@ -155,7 +154,7 @@ def show_what_can_be_shown() -> None:
 
 
 def reader_gone() -> int:
-    """The exit code when nobody reads our output any more, as in `nearsight … | head`."""
+    """The exit code when our output is no longer read, as in `nearsight … | head`."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 1
 
@@ -173,36 +172,36 @@ def output_failed(error: OSError) -> int:
 
 
 def unexpected(error: Exception, arguments: Sequence[str]) -> int:
-    """Say in a line that something happened which no rule foresaw, and where all of it stands: the exit code."""
+    """Print an unexpected error in one line, with the file that has its traceback: the exit code."""
     said = " ".join(f"{type(error).__name__}: {error}".split())[:_MOST_SAID]
-    told = "".join(traceback.format_exception(error))
+    trace = "".join(traceback.format_exception(error))
     try:
-        # Only the user can read it, since paths and arguments are in it, and nobody can have put a link there.
+        # Only the user can read it, since paths and arguments are in it, and no link can have been put there.
         descriptor, path = tempfile.mkstemp(prefix="nearsight-error-", suffix=".txt")
         with os.fdopen(descriptor, "w", encoding="utf-8", errors="replace") as file:
-            file.write(f"nearsight {_installed_version() or ''} {shlex.join(arguments)}\n\n{told}")
+            file.write(f"nearsight {_installed_version() or ''} {shlex.join(arguments)}\n\n{trace}")
         place = f"the whole error is in {path}"
     except OSError:
         place = "--debug shows the whole error"
-    print(f"nearsight: an error that was not expected: {said}; {GOES_ON}; {place}", file=sys.stderr)
+    print(f"nearsight: an unexpected error: {said}; {GOES_ON}; {place}", file=sys.stderr)
     return 1
 
 
 def answered(arguments: Sequence[str], known_version: str | None) -> int | None:
-    """Print help or the version, if that is what is asked for and known: the exit code, else None."""
+    """Print help or the version, if that is asked for and known: the exit code, otherwise None."""
     if not arguments or arguments[0] in ("-h", "--help"):
         print(help_text())
         return 0 if arguments else nothing_named("command")
     if arguments[0] in USAGES and arguments[1:] in ([], ["-h"], ["--help"]):
-        return told_usage(arguments[0], arguments[1:])
+        return print_usage(arguments[0], arguments[1:])
     if arguments[0] == "--version" and known_version is not None:
         print(known_version)
         return 0
     return None
 
 
-def told_usage(command: str, arguments: Sequence[str]) -> int:
-    """Print how a command is used, which was asked for, or nothing was said: the exit code."""
+def print_usage(command: str, arguments: Sequence[str]) -> int:
+    """Print how a command is used, if help was asked for or no arguments were given: the exit code."""
     print(USAGES[command])
     return 0 if arguments else nothing_named(MISSING[command], f" {command}")
 

@@ -78,7 +78,7 @@ def test_workers_are_shown_together(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     epochs_left = sum(cell.config.protocol.max_epochs - 1 for cell in cells)
     told = f"ablation: 0 of 16 cells done, 16 at epoch 1, {2 * one_stack:,.0f} images/s, "
     assert last() == told + f"at most {epochs_left / 8:.0f} min left"  # sixteen epochs in two minutes
-    progress.given_back(first)
+    progress.released(first)
     progress.worker_lost(first, "worker process 7 was killed by SIGKILL", 1.0)
     assert last() == (
         "ablation: a worker was lost (worker process 7 was killed by SIGKILL) at 8 cells; they are tried again in 1 s"

@@ -172,7 +172,7 @@ def test_a_finished_run_that_has_lost_a_file_says_what_to_remove(run: Path, caps
         kept = (run / name).read_bytes()
         (run / name).unlink()
         told = complaint(["train", "compact-shapes", "--out", str(run), *TINY], capsys)
-        assert f"{run / name} has gone: it was there when the run was finished; {way_out}" in told
+        assert f"{run / name} is missing: it was there when the run was finished; {way_out}" in told
         if name == "model.safetensors":  # a page can do without the weights
             assert read_folder(run).models[0].grids is None
         else:
@@ -241,7 +241,7 @@ def test_an_error_that_nobody_expected_is_a_line_and_a_file(
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     broken(monkeypatch, KeyError("layers\nand heads"))
     said = complaint(["data", "list"], capsys, code=1)
-    assert "an error that was not expected: KeyError: 'layers\\nand heads'; what was finished is kept" in said
+    assert "an unexpected error: KeyError: 'layers\\nand heads'; what was finished is kept" in said
     (written,) = tmp_path.iterdir()
     assert said.endswith(f"the whole error is in {written}\n")
     assert written.stat().st_mode & 0o777 == 0o600
@@ -266,4 +266,4 @@ def test_errors_of_memory_and_of_files_that_nobody_looked_for_are_named(
     broken(monkeypatch, OSError(36, "File name too long", "xxx"))
     assert complaint(["data", "list"], capsys) == "nearsight: xxx cannot be used: File name too long\n"
     broken(monkeypatch, RuntimeError("of another kind"))
-    assert "not expected: RuntimeError: of another kind" in complaint(["data", "list"], capsys, code=1)
+    assert "unexpected error: RuntimeError: of another kind" in complaint(["data", "list"], capsys, code=1)

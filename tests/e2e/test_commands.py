@@ -140,7 +140,7 @@ def test_a_small_demo_from_data_to_page(tmp_path: Path, capsys: pytest.CaptureFi
     assert "without CutMix: test accuracy" in shown
     assert "with CutMix: test accuracy" in shown
     assert "number" not in shown
-    assert "looks everywhere alike has a distance (mad) of 0.418" in shown
+    assert "uniform attention has a distance (mad) of 0.418" in shown
     assert "No clear difference" in shown  # after one epoch on 160 images there cannot be one
     page = (out / "report.html").read_text()
     assert "No clear difference" in page

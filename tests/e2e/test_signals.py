@@ -113,7 +113,7 @@ def test_a_second_signal_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "_exit", sys.exit)  # which would end the tests as well
 
     def work(stop: Stop) -> int:
-        with stop.heeded():
+        with stop.listening():
             signal.raise_signal(signal.SIGINT)
             assert stop.by == "SIGINT"  # the first one waits for somebody to ask
             signal.raise_signal(signal.SIGTERM)

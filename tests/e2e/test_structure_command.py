@@ -178,9 +178,9 @@ def test_every_recipe_says_its_command_its_cost_and_its_result(name: str) -> Non
         (["run", "association", "--seeds", "0"], "seeds is 0, but must be at least 1"),
         (["run", "association", "--out", "file", "--scale", "small"], "file is a file, but a folder"),
         (["run", "association", "--out", "results/x", "--scale", "small"], "a study at small scale has none"),
-        (["run", "association", "--out", "s3://a/b"], "written in one folder; s3://a/b is none"),
+        (["run", "association", "--out", "s3://a/b"], "written to a folder; s3://a/b is not one"),
         *(
-            (["run", "association", *option], f"for one device; leave {option[0]} away")
+            (["run", "association", *option], f"for one device; leave out {option[0]}")
             for option in (
                 *(["--engine", "ray"], ["--reuse", "runs/x"], ["--workers", "2"], ["--stack-by", "all"]),
                 *(["--cells-per-stack", "3"], ["--checkpoint-every", "5"], ["--address", "local"]),

@@ -63,7 +63,7 @@ def test_plain_lines(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
     assert told[17].startswith("9 of 24 cells done, 7 at epoch 6, 4,480 images/s, at most ")
     assert told[18] == "7 cells do not fit into memory at once; they continue as 2 and 5"
     assert told[19].startswith("9 of 24 cells done, 1 at epoch 7, 640 images/s")
-    assert told[20] == "+AutoAugment, seed 1: another runner took it over, since this one gave no sign"
+    assert told[20] == "+AutoAugment, seed 1: another runner took it over, since this one was silent"
     assert told[21] == "set aside and done again: runs/x (config.json is damaged)"
 
 

@@ -115,7 +115,9 @@ def _outcome(arguments: list[str]) -> tuple[str, str]:
     complaints = [line for line in said.splitlines() if line.startswith("nearsight: ")]
     outcomes = {0: "answered", 1: "failed", 2: "refused", 130: "interrupted"}
     seconds = time.monotonic() - began
-    is_good = code in outcomes and "not expected" not in said and "Traceback" not in said and seconds < SECONDS + GRACE
+    is_good = (
+        code in outcomes and "unexpected error" not in said and "Traceback" not in said and seconds < SECONDS + GRACE
+    )
     if not is_good or (code in (1, 2) and len(complaints) != 1):
         return "lost", f"exit code {code} after {seconds:.0f} s: {said}"
     return outcomes[int(str(code))], said

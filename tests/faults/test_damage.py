@@ -105,7 +105,7 @@ def test_a_result_that_is_no_number(copy: RunFolder, name: str, value: str) -> N
     (copy.path / CHECKSUMS).unlink()
     result = copy.path / "result.json"
     result.write_text(re.sub(rf'"{name}": [^,]*', f'"{name}": {value}', result.read_text()))
-    with pytest.raises(InputError, match=f"is damaged: its result says .* for {name}, which is no such number"):
+    with pytest.raises(InputError, match=f"is damaged: its result says .* for {name}, not a valid number"):
         read_run(copy)
 
 

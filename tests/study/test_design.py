@@ -172,7 +172,7 @@ def test_a_full_factorial_has_every_combination_once(sizes: list[int], seeds: li
 
 
 def test_no_condition_disappears() -> None:
-    """Two that come to the same run would be one: the second factor overrides the first, or two levels are alike."""
+    """Two that come to the same run would be one: the second factor overrides the first, or two levels are equal."""
     with pytest.raises(InputError, match=r"'base' and '\+protocol.lr 0.01' of study 'study' are the same run"):
         _ = Study(BASE, factors={"protocol.lr": (1e-3, 1e-2), "lr": (1e-3, 1e-2)}).cells
     factors = {"mixing": {"none": OFF, "cutmix": CutMix(), "also cutmix": CutMix()}}
@@ -225,7 +225,7 @@ def test_conditions_of_many_levels_and_of_four_factors() -> None:
     names = {cell.condition for cell in four.cells}
     assert len(names) == 16
     assert {"base", "+CutMix", "CutMix+AutoAugment", "CutMix+AutoAugment+LabelSmoothing"} <= names
-    # A value is none that is on or off: it is told, and nothing is left out of a whole.
+    # A value is not on or off: it is named, and nothing is left out of a whole.
     assert {"+lr 0.002", "LabelSmoothing+lr 0.002", "CutMix+AutoAugment+LabelSmoothing+lr 0.002"} <= names
     assert not any(name.startswith("−") for name in names)
     named = Study(BASE, factors=four.factors, ends=("old", "new"))

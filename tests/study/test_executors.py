@@ -64,7 +64,7 @@ def test_a_worker_process_gives_the_tables_of_this_one_though_it_is_killed(folde
 
 
 class Poisoned:
-    """Workers that do an attempt at once, by copying; but one cell ends whoever is at it."""
+    """Workers that do an attempt at once, by copying; but one cell ends every worker that takes it."""
 
     num_wanted = num_free = 2
 
@@ -113,7 +113,7 @@ def test_a_cell_that_costs_every_worker_is_named_and_the_others_are_done(finishe
     )
     sizes = [len(each.items) for each in workers.given if poison in each.items]
     assert sizes == [4, 4, 2, 1]
-    assert [len(each.gone) for each in workers.given if poison in each.items] == [0, 1, 2, 3]
+    assert [len(each.lost_tokens) for each in workers.given if poison in each.items] == [0, 1, 2, 3]
     assert listener.lost == [("of poison", 0.0)] * 3 + [("of poison", None)]
 
 
@@ -169,14 +169,14 @@ def test_parts_are_of_one_kind_and_cut_only_where_they_must_be(sizes: list[int],
 
 
 def test_a_lock_of_somebody_known_to_be_gone_holds_nothing(tmp_path: Path) -> None:
-    """On another machine only silence would tell; whoever started the worker knows earlier."""
+    """On another machine only its silence would show; the process that started the worker knows earlier."""
     assert Locks(tmp_path, token="lost").take("cell")
     content = json.loads((tmp_path / "cell.0").read_text())
     elsewhere = {**content, "owner": {**content["owner"], "host": "elsewhere"}}
     (tmp_path / "cell.0").write_text(json.dumps(elsewhere))
     assert not Locks(tmp_path).take("cell")
-    assert not Locks(tmp_path, gone=("other",)).take("cell")
-    assert Locks(tmp_path, gone=("other", "lost")).take("cell")
+    assert not Locks(tmp_path, lost_tokens=("other",)).take("cell")
+    assert Locks(tmp_path, lost_tokens=("other", "lost")).take("cell")
 
 
 def test_a_data_set_is_prepared_by_one_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,4 +210,4 @@ def test_ray_is_asked_for_by_name(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     assert main(["study", "run", "ablation-cifar100", "--scale", "small", "--workers", "2"]) == 2
     assert "--workers is for --engine processes, not for local" in capsys.readouterr().err
     assert main(["study", "run", "association", "--engine", "processes"]) == 2
-    assert "leave --engine away" in capsys.readouterr().err
+    assert "leave out --engine" in capsys.readouterr().err

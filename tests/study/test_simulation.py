@@ -190,13 +190,13 @@ def test_what_a_function_does_not_return_is_said_before_anything_is_kept(
     assert sorted(contents(tmp_path)) == ["study.json"]
 
 
-def test_a_wish_to_stop_is_heeded_and_the_rest_continues(tmp_path: Path) -> None:
+def test_a_requested_stop_ends_it_and_the_rest_continues(tmp_path: Path) -> None:
     stop = Stop()
 
     class Impatient(SimulationListener):
         def heard(self, condition: str, share: float) -> None:
             if condition == "size 4" and share == 0.5:
-                assert stop.is_heeded
+                assert stop.is_listening
                 stop.request("SIGINT")
 
     with pytest.raises(StoppedError, match="stopped by SIGINT; whole conditions are kept") as told:
@@ -264,9 +264,9 @@ CUT = "is damaged: (its last row is cut short|it has a row that is not as long)"
     [
         *((name, lambda text, cut=cut: text[:-cut], CUT) for name in ("runs", "curves") for cut in (2, 3, 9, 25)),
         ("runs", lambda text: text + "x\n", "not as long as the first"),
-        ("runs", lambda text: text.replace(",2,", ",2.5,"), "a seed that is no whole number"),
-        ("runs", lambda text: text.replace(",2,", ",7,"), "size 3, seed 7, which is no cell of the study"),
-        ("curves", lambda text: text.replace("size 4", "size 5"), "size 5, seed 0, which is no cell of the study"),
+        ("runs", lambda text: text.replace(",2,", ",2.5,"), "a seed that is not a whole number"),
+        ("runs", lambda text: text.replace(",2,", ",7,"), "size 3, seed 7, which is not a cell of the study"),
+        ("curves", lambda text: text.replace("size 4", "size 5"), "size 5, seed 0, which is not a cell of the study"),
         ("runs", lambda text: text + text.splitlines()[-1] + "\n", "two rows of one cell"),
         ("runs", lambda text: text.replace("size 4,4", "size 3,4"), "two rows of one cell"),
         (
@@ -321,7 +321,7 @@ def test_a_condition_may_be_called_as_no_number(tmp_path: Path) -> None:
     ("what", "value", "words"),
     [
         ("cells", [{"condition": "size 3", "seed": "0", "run": "a"}], "cell 0 does not say its seed"),
-        ("cells", [{"condition": "size 9", "seed": 0, "run": "a"}], "'size 9', which is no condition"),
+        ("cells", [{"condition": "size 9", "seed": 0, "run": "a"}], "'size 9', which is not a condition"),
         ("levels", {"size 3": {}}, "the levels of size 4"),
         ("responses", 3, "does not say its responses"),
     ],

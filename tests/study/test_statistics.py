@@ -227,7 +227,7 @@ def test_aliased_terms_are_left_out_and_missing_conditions_do_not_bias_the_rest(
         "interactions of 3 factors",
         "interactions of 2 factors",
     ]
-    assert "cannot be told from other terms" in fitted.notes[1]
+    assert "cannot be distinguished from other terms" in fitted.notes[1]
     assert abs(fitted.table["effect"][0] - 1.0) < 0.3
     without_one = factorial_effects(runs[runs["condition"] != "(1, 1, 1)"], factors, "y")
     assert list(without_one.table["order"]) == [1, 1, 1, 2, 2, 2]

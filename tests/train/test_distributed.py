@@ -128,7 +128,7 @@ def play(root: Path, rank: int) -> None:
         pretrain(DINO, place / "dino begun by one")
         with pytest.raises(InputError, match="holds another run"):  # which the first alone can see
             train_run(config(lr=1.0), place / "together0")
-        with pytest.raises(LostProcessError, match=r"another of 2 processes is gone .* continues"):
+        with pytest.raises(LostProcessError, match=r"another of 2 processes was lost .* continues"):
             train_run(config(), place / "lost", stop=KillAt(1 + STEPS + 2) if is_second else None, checkpoint_every=10)
 
 

@@ -84,7 +84,7 @@ class StopAt(Listener):
 
     def step(self, step: int) -> None:
         if (self.epochs_done + 1, step) == self.at:
-            assert self.stop.is_heeded
+            assert self.stop.is_listening
             self.stop.request("SIGTERM")
 
     def epoch(self, config: RunConfig, row: HistoryRow) -> None:
@@ -103,7 +103,7 @@ def test_a_stop_keeps_every_whole_epoch(
     where = f"after epoch {kept}" if kept else "before the first epoch was over"
     with pytest.raises(StoppedError, match=f"stopped by SIGTERM {where}; the same command continues"):
         train_run(config(), folder.path, listener=listener, stop=listener.stop, checkpoint_every=checkpoint_every)
-    assert not listener.stop.is_heeded
+    assert not listener.stop.is_listening
     assert epochs_on_disk(folder) == kept
     assert events(folder)[-1] == "stopped"
     assert not folder.is_complete

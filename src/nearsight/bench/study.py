@@ -85,7 +85,7 @@ def bench_study(
     """
     check_counts("num_cells", num_cells)
     if folder is not None and not folder.is_dir():
-        raise InputError(f"{folder} is not a folder; make it, or leave --folder away")
+        raise InputError(f"{folder} is not a folder; make it, or leave out --folder")
     rows: list[StudyRow] = []
     for number in num_cells:
         with tempfile.TemporaryDirectory(prefix="nearsight-bench-", dir=folder) as temporary:

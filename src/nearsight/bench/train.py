@@ -134,7 +134,7 @@ def _small_cells(config: RunConfig, num_images: int, seconds: float) -> list[Tra
     alone = _Way(work, f"{named} one after another", len(seeds), [functools.partial(work.stack, [k]) for k in seeds])
     stacked = _Way(work, f"{named} stacked", len(seeds), [lambda: work.stack(seeds)])
     _alternate([alone, stacked], seconds)
-    alone.extra_bytes = stacked.extra_bytes = None  # both are held at once, so neither's can be told apart
+    alone.extra_bytes = stacked.extra_bytes = None  # both are held at once, so they cannot be measured apart
     return [alone.row(), stacked.row(alone.images_per_second)]
 
 
@@ -182,7 +182,7 @@ class _Way:
     def __init__(self, work: _Work, what: str, num_cells: int, starts: Sequence[Callable[[], RunEpoch]]) -> None:
         self.work, self.what, self.num_cells = work, what, num_cells
         gc.collect()
-        torch.cuda.empty_cache()  # what the last way left cached would look taken to whoever asks how much is free
+        torch.cuda.empty_cache()  # what the last way left in the cache would count as taken memory
         memory = PeakMemory(str(work.device))
         self.runners = [start() for start in starts]
         self.epoch_seconds: list[float] = []

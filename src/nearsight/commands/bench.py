@@ -14,7 +14,7 @@ import torch
 from nearsight.commands.options import find_device, parse
 from nearsight.errors import unknown_name
 from nearsight.models import ModelConfig
-from nearsight_command import told_usage
+from nearsight_command import print_usage
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +131,7 @@ called."""
 
 def main(arguments: Sequence[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
-        return told_usage("bench", arguments)
+        return print_usage("bench", arguments)
     name = arguments[0]
     if name not in BENCHES:
         raise unknown_name("benchmark", name, BENCHES)
@@ -147,6 +147,6 @@ def main(arguments: Sequence[str]) -> int:
     bench = importlib.import_module(f"nearsight.bench.{name}")
     with where:
         rows = getattr(bench, f"bench_{name}")(**given)
-    told = {"bench": name, "rows": [dataclasses.asdict(row) for row in rows]}
-    print(json.dumps(told) if options.json else bench.table(rows))
+    described = {"bench": name, "rows": [dataclasses.asdict(row) for row in rows]}
+    print(json.dumps(described) if options.json else bench.table(rows))
     return 0

@@ -19,7 +19,7 @@ class ListOptions:
     """Show every data set, and where it is."""
 
     data_dir: Path | None = None
-    """Folder with the data sets; else NEARSIGHT_DATA, else the user's cache folder."""
+    """Folder with the data sets; by default NEARSIGHT_DATA, or the user's cache folder."""
     json: bool = False
     """Print one machine-readable object instead of text."""
 

@@ -83,7 +83,7 @@ def _demonstrate(options: DemoOptions, command: str, stop: Stop) -> int:
         print(layer_table([model])[model.label].to_string(float_format=lambda value: f"{value:.3f}"))
     if grid_size is not None:
         uniform = uniform_attention_distance(grid_size)
-        print(f"\nA head that looks everywhere alike has a distance (mad) of {uniform:.3f} and an entropy of 1.")
+        print(f"\nA head with uniform attention has a distance (mad) of {uniform:.3f} and an entropy of 1.")
     print("\n" + "\n".join(reading.sentences))
     print(f"\nPage: {page}\nFigures: {options.out / 'figures'}")
     sys.stdout.flush()

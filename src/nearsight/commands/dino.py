@@ -25,7 +25,7 @@ class DinoProgress(EpochProgress, DinoListener):
         self._end_epoch(row.epoch, status, row.seconds)
 
     def collapsed(self, row: DinoRow) -> None:
-        self._say(f"warning: in epoch {row.epoch} the teacher said the same of all images; the run has collapsed")
+        self._say(f"warning: in epoch {row.epoch} the teacher gave all images the same output; the run has collapsed")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +35,7 @@ class DinoOptions(Common, DinoConfig):
     checkpoint_every: int = 1
     """Epochs between checkpoints; a kill costs those since the last one, SIGINT and SIGTERM cost none."""
     timeout: float = TIMEOUT
-    """Seconds that one of several processes (torchrun) waits for the others before it takes them for lost."""
+    """Seconds that one of several processes (torchrun) waits for the others before they count as lost."""
     out: Path | None = None
     """Run folder; runs/… by default."""
 

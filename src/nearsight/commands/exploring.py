@@ -35,7 +35,7 @@ def explorer_of(subjects: Sequence[Subject], heads: Sequence[ModelHeads], device
 def explorer_of_runs(
     runs: Mapping[str, Path], *, data_dir: Path | None = None, device: torch.device
 ) -> Explorer | None:
-    """Of complete runs, by their label, on test images of their own; None where their weights or data are gone."""
+    """Of complete runs, by their label, on test images of their own; None where their weights or data are missing."""
     request = Request(models=tuple(map(str, runs.values())), data_dir=data_dir)
     try:
         subjects = open_subjects(request, device)

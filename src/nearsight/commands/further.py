@@ -1,7 +1,7 @@
 """`nearsight measure --what …`: what there is to see beside distance and entropy, as tables, figures and sections.
 
-Measurements of heads and layers say themselves how they are told (`nearsight.lens.Measurement`). Three looks are no
-columns of such a table, and are done here: CKA between layers, rollout over pictures, learned positions.
+Measurements of heads and layers describe themselves (`nearsight.lens.Measurement`). Three others are no columns of such
+a table, and are done here: CKA between layers, rollout over pictures, learned positions.
 """
 
 from collections.abc import Iterator, Sequence
@@ -63,12 +63,12 @@ class Further:
         ]
 
     def _body(self, name: str) -> str:
-        about, told = WHAT[name], self.sentences.get(name, [])
-        words = "".join(f"<p>{escape(sentence)}</p>" for sentence in told)
+        about, sentences = WHAT[name], self.sentences.get(name, [])
+        words = "".join(f"<p>{escape(sentence)}</p>" for sentence in sentences)
         drawn = self.figures.get(name, {})
         caption = f"{about[:1].upper()}{about[1:]}."
         return words + "".join(
-            figure_html(file, figure, " ".join((caption, *told)), caption) for file, figure in drawn.items()
+            figure_html(file, figure, " ".join((caption, *sentences)), caption) for file, figure in drawn.items()
         )
 
 

@@ -46,13 +46,13 @@ class MeasureOptions(Request):
     batch_size: str = "auto"
     """Images per forward, or auto: as many as memory takes."""
     out: Path | None = None
-    """Where to write; for a run on its own images the run folder itself, else runs/measure-MODEL."""
+    """Where to write; for a run on its own images the run folder itself, otherwise runs/measure-MODEL."""
     shards: int | None = None
     """Divide each model's images into so many shards. Those that are done are kept: what was killed goes on there."""
     shard: int | None = None
     """Measure this shard alone (from 0) and write no report, as one of many jobs; without it, what is missing."""
     engine: Engine = "local"
-    """Who measures the shards: this process, several of this machine, or a Ray cluster."""
+    """What measures the shards: this process, several of this machine, or a Ray cluster."""
     workers: int | None = None
     """Of the engine processes: how many; by default one per GPU, or on a CPU one per core, with one thread."""
     address: str = DEFAULT_ADDRESS
@@ -79,7 +79,7 @@ def _run(options: MeasureOptions, arguments: Sequence[str]) -> int:
     if options.engine == "ray":
         check_device(options.device)
         import_ray()
-    # Of shards, everybody looks at some: to decode all of them everywhere would take longer than to measure.
+    # Every job measures only some shards: decoding all images in each would take longer than measuring.
     prepared = prepare(options, options.layers, device, all_decoded=options.shards is None)
     subjects = [one.subject for one in prepared]
     folders = folders_of(options.models, out)

@@ -93,11 +93,11 @@ def _grids(subject: Subject, table: HeadTable, numbers: Sequence[int]) -> dict[i
 
 
 def write_all(out: Path, measured: Sequence[Measured], command: str, further: Sequence[Section] = ()) -> list[Path]:
-    """Everything, now that nothing can be refused any more; the files. `further`: sections of the page."""
+    """Write everything, once all checks have passed; returns the files. `further`: sections of the page."""
     models = [one.heads for one in measured]
     grid_size = common_grid(models)
     output_folder(out)
-    # Before anything is written: whatever comes between, nothing of an earlier call lies beside what is of this one.
+    # Before anything is written: even after an interruption, files of two calls never lie side by side.
     _remove(list(_files_of_earlier_calls(out, measured)))
     described: list[Path] = []
     for one in measured:

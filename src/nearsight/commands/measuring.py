@@ -24,7 +24,7 @@ from nearsight.train import Stop, StoppedError, TrainingError
 from nearsight.work import Attempt, Driver, Outcome, Pool, Retries, Tell, places, process_pool, ray_pool
 
 Watch = Callable[[Iterator[Tensor]], Iterable[Tensor]]
-"""Sees the batches of images go by."""
+"""Passes batches of images on, to count them or to check for a stop between them."""
 
 
 def check_what(what: Sequence[str], num_models: int) -> tuple[str, ...]:
@@ -50,7 +50,7 @@ def in_the_table(what: Sequence[str]) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """A subject that was tried on an image."""
+    """A subject after a trial on one image."""
 
     subject: Subject
     layers: Mapping[str, int]
@@ -61,7 +61,7 @@ class Prepared:
 def prepare(
     request: Request, layers: Sequence[str], device: torch.device, *, all_decoded: bool = True
 ) -> list[Prepared]:
-    """The models, opened, and one image through each: what does not work is known before the first is measured."""
+    """Open the models and pass one image through each: what does not work is refused before the first is measured."""
     prepared = []
     for subject in open_subjects(request, device, all_decoded=all_decoded):
         first_look = _first_look(subject, device)
@@ -83,7 +83,7 @@ def _look(
     what: Sequence[str],
     device: torch.device,
 ) -> HeadTable:
-    """The one place where a model is measured: whatever else is to be seen of it is asked for here."""
+    """The one place where a model is measured, with all measurements of --what."""
     return measure(
         subject.model,
         images,
@@ -152,7 +152,7 @@ def check_sharding(
     if shard is not None and not 0 <= shard < shards:
         raise InputError(f"--shard is {shard}, but {shards} shards count from 0 to {shards - 1}")
     if shard is not None and engine != "local":
-        raise InputError("--shard is one job, for one process; leave --engine away")
+        raise InputError("--shard is one job, for one process; leave out --engine")
     if workers is not None:
         check_at_least("--workers", workers, 1)
     for name in (name for name in what if name not in in_the_table(what)):
@@ -246,7 +246,7 @@ class ShardMeasuring:
             shards = self.divided[model]
             if _record_of(one, shards.record["what"]) != shards.record:
                 raise InputError(
-                    f"{self.request.models[model]} or its images are others each time they are opened, so they cannot "
+                    f"{self.request.models[model]} or its images differ each time they are opened, so they cannot "
                     "be measured by several processes; use --engine local"
                 )
             return one

@@ -1,4 +1,4 @@
-"""What commands share: typed options, parsed with tyro, whose errors are one line; engines; and an end in good order at
+"""What commands share: typed options, parsed with tyro, whose errors are one line; engines; and an orderly end at
 SIGINT or SIGTERM. Handlers belong to commands: the library only offers a `Stop` to request."""
 
 import contextlib
@@ -20,7 +20,7 @@ import tyro
 
 from nearsight.errors import InputError, unknown_name
 from nearsight.train import Stop, StoppedError
-from nearsight_command import told_usage
+from nearsight_command import print_usage
 
 T = TypeVar("T")
 Engine = Literal["local", "processes", "ray"]
@@ -35,7 +35,7 @@ _OPTIONAL_NUMBER = re.compile(
     r"Error parsing (?P<option>--[\w.-]+): no type matching \{None\}\|(?P<kind>INT|FLOAT) could be instantiated from "
     r"\[(?P<value>'.*?')\]"
 )
-"""What tyro says of an option that is a number or not given, before it tells of each of the two why not."""
+"""The start of tyro's error for an option that takes a number or None, before it explains why neither fits."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +45,7 @@ class Common:
     device: str = "auto"
     """Where to compute: auto (a GPU if there is one), cpu, cuda, cuda:1, mps."""
     data_dir: Path | None = None
-    """Folder with the data sets; else NEARSIGHT_DATA, else the user's cache folder."""
+    """Folder with the data sets; by default NEARSIGHT_DATA, or the user's cache folder."""
     json: bool = False
     """Print one machine-readable object instead of text."""
 
@@ -57,9 +57,9 @@ class Common:
 def dispatch(
     command: str, arguments: Sequence[str], actions: Mapping[str, Callable[[list[str]], int]], kind: str = "action"
 ) -> int:
-    """Do what the first argument names with the others; without one, say what there is."""
+    """Run the action that the first argument names with the others; without one, list the actions."""
     if not arguments or arguments[0] in ("-h", "--help"):
-        return told_usage(command, arguments)
+        return print_usage(command, arguments)
     if arguments[0] not in actions:
         raise unknown_name(kind, arguments[0], actions)
     return actions[arguments[0]](list(arguments[1:]))
@@ -123,7 +123,7 @@ def find_device(name: str) -> torch.device:
 
 
 def check_engine(engine: Engine, *, workers: int | None, address: str) -> None:
-    """Refuse an option that says nothing to the engine."""
+    """Refuse an option that the engine does not use."""
     if workers is not None and engine != "processes":
         raise InputError(f"--workers is for --engine processes, not for {engine}")
     if address != DEFAULT_ADDRESS and engine != "ray":
@@ -131,7 +131,7 @@ def check_engine(engine: Engine, *, workers: int | None, address: str) -> None:
 
 
 class _InterruptedError(BaseException):
-    """A signal came while nobody asks for it, so whatever runs ends here. Not for `except Exception` to catch."""
+    """A signal came while nothing checks for a stop, so the command ends here. Not for `except Exception` to catch."""
 
     def __init__(self, by: str) -> None:
         self.by = by
@@ -141,7 +141,7 @@ class _InterruptedError(BaseException):
 def stoppable(work: Callable[[Stop], int]) -> int:
     """The exit code of `work`, or 128 and the number of the signal that stopped it, with a line that says so.
 
-    The first signal lets the step end and keeps all whole epochs, a second ends now.
+    After the first signal the step ends and all whole epochs are kept; a second ends the command at once.
     """
     try:
         with _listening() as stop:
@@ -153,7 +153,7 @@ def stoppable(work: Callable[[Stop], int]) -> int:
 
 @contextmanager
 def _listening() -> Iterator[Stop]:
-    """A stop that signals wish for. Elsewhere than in the main thread, where there are no handlers, nobody does."""
+    """A stop that signals request. Outside the main thread there are no handlers, and so no requests."""
     stop = Stop()
 
     def handle(number: int, _frame: FrameType | None) -> None:
@@ -162,13 +162,13 @@ def _listening() -> Iterator[Stop]:
                 os.write(sys.stderr.fileno(), _SHOW_CURSOR)
             os._exit(128 + number)
         stop.request(signal.Signals(number).name)
-        if not stop.is_heeded:
+        if not stop.is_listening:
             raise _InterruptedError(signal.Signals(number).name)
 
     before = {}
     if threading.current_thread() is threading.main_thread():
         for number in _SIGNALS:
-            # What somebody chose to ignore (nohup, a shell's background jobs) or handles elsewhere stays so.
+            # Signals that are ignored (nohup, a shell's background jobs) or handled elsewhere stay so.
             if signal.getsignal(number) not in (signal.SIG_IGN, None):
                 before[number] = signal.signal(number, handle)
     try:

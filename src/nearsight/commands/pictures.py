@@ -75,8 +75,8 @@ Pictures = FilePictures | PixelPictures
 def find_pictures(images: str | None, num_images: int, data_dir: Path | None, *, all_decoded: bool = True) -> Pictures:
     """The pictures that --images names, at most `num_images` of them, and always the same ones.
 
-    Files are decoded once, so that all that cannot be read are named at once; for somebody who is to look at a part of
-    them they need not be `all_decoded`.
+    Files are decoded once, so that all that cannot be read are named at once; where only a part of them is
+    needed, they need not be `all_decoded`.
     """
     files = readable_images if all_decoded else listed_images
     if images is None:
@@ -148,7 +148,7 @@ class PreparedImages:
                     waiting = coming
                 yield torch.stack([future.result() for future in waiting])
             finally:
-                threads.shutdown(cancel_futures=True)  # nobody may ask for the rest
+                threads.shutdown(cancel_futures=True)  # the rest may not be asked for
 
 
 class RunImages(MeasuringImages):

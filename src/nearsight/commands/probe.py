@@ -96,7 +96,7 @@ class ProbeRequest(ModelsRequest):
     """Where to write; runs/PROBE-DATA-MODEL by default."""
 
     def check(self, probe: str) -> None:
-        """What can be seen to be wrong at once."""
+        """Refuse what is wrong at a first look."""
         if not self.models:
             raise InputError(f"no model is named; write nearsight probe {probe} MODEL, and see --help")
         for name in ("image_size", "batch_size", "num_train", "num_test"):
@@ -156,7 +156,7 @@ class Outcome:
     further: Mapping[str, pd.DataFrame] = field(default_factory=dict)
     """More tables, by the names of their files."""
 
-    def tell(self, request: ProbeRequest, out: Path, arguments: Sequence[str], began: float) -> None:
+    def report(self, request: ProbeRequest, out: Path, arguments: Sequence[str], began: float) -> None:
         """Write all that was found, and print it."""
         self._write(out, arguments, request.torch_device, began, request.seed)
         print(json.dumps({**self._as_json(), "folder": str(out)}) if request.json else self._as_text(out))

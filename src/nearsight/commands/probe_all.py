@@ -205,5 +205,5 @@ def _grouped(texts: Sequence[str]) -> tuple[Origin, ...]:
         shared.append((model, data.get("name"), data.get("image_size")))
         rest.append((kind, {"model": model, "data": data} if text.startswith(UNTRAINED) else settings))
     places = [(origin.condition, origin.seed) for origin in found]
-    alike = all(dict(rest)[kind] == settings for kind, settings in rest) and all(one == shared[0] for one in shared)
-    return tuple(found) if alike and len(set(places)) == len(places) else alone
+    same = all(dict(rest)[kind] == settings for kind, settings in rest) and all(one == shared[0] for one in shared)
+    return tuple(found) if same and len(set(places)) == len(places) else alone

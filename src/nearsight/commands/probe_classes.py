@@ -232,7 +232,7 @@ def knn(arguments: Sequence[str]) -> int:
         numbers=numbers,
         shown=shown,
     )
-    outcome.tell(options, out, arguments, began)
+    outcome.report(options, out, arguments, began)
     return 0
 
 
@@ -307,5 +307,5 @@ def linear(arguments: Sequence[str]) -> int:
         numbers=pd.DataFrame(rows),
         shown=pd.DataFrame(shown),
     )
-    outcome.tell(options, out, arguments, began)
+    outcome.report(options, out, arguments, began)
     return 0

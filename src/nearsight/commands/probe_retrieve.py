@@ -182,7 +182,7 @@ def main(arguments: Sequence[str]) -> int:
         ),
         further={"per_class": _per_class(models)},
     )
-    outcome.tell(options, out, arguments, began)
+    outcome.report(options, out, arguments, began)
     return 0
 
 

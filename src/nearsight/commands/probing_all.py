@@ -44,7 +44,7 @@ PROVENANCE = "provenance"
 """Under which a result says by which code and on which machine it was computed."""
 
 Found = tuple[Mapping[str, Score], Mapping[str, Any]]
-"""Scores by name, and what else is to be told."""
+"""Scores by name, and what else is to be recorded."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +113,7 @@ class AllRequest(KnnRequest):
         _ = self.linear_config, self.retrieve_settings  # which check themselves
 
     def load_both(self) -> tuple[Dataset | None, SegmentationSet | None]:
-        """The data sets that the chosen probes need. What is wrong with them is found here, as far as a look tells."""
+        """The data sets that the chosen probes need, opened: one that is missing or wrong is refused here."""
         dataset = dense = None
         if set(OF_CLASSES) & set(self.probes):
             dataset = self.load()
@@ -133,7 +133,7 @@ class _Step:
 
     probe: ProbeName
     data: Mapping[str, Any]
-    """What is told of the data set, with its fingerprint."""
+    """A description of the data set, with its fingerprint."""
     settings: Mapping[str, Any]
     compute: Callable[[ProbeKey], Found]
 
@@ -173,8 +173,8 @@ class AllProbes:
         if (taken := reuse_probe(key, self._request.reuse, self._out)) is not None:
             return taken
         began = time.perf_counter()
-        scores, told = step.compute(key)
-        about = {"label": frozen.label, "data_set": step.data, "settings": step.settings, **told}
+        scores, details = step.compute(key)
+        about = {"label": frozen.label, "data_set": step.data, "settings": step.settings, **details}
         seconds = round(time.perf_counter() - began, 3)
         return self._store.write(key, scores, {**about, "seconds": seconds, PROVENANCE: self._provenance})
 
@@ -194,8 +194,8 @@ class AllProbes:
 
         def linear(_: ProbeKey) -> Found:
             result, score = linear_found(request, features(), dataset, config)
-            told = {"best": asdict(result.best), "heads": [asdict(head) for head in result.heads]}
-            return {"linear": score}, {"features": features().described, **told}
+            details = {"best": asdict(result.best), "heads": [asdict(head) for head in result.heads]}
+            return {"linear": score}, {"features": features().described, **details}
 
         config, data = request.linear_config, request.described(dataset)
         common: dict[str, Any] = {**asdict(request.spec), "crop_pct": request.crop_pct}
@@ -228,9 +228,11 @@ class AllProbes:
                     checkpoint_every=request.checkpoint_every,
                     show=drawn if request.pictures else None,
                 )
-            told = folder.read_result()
-            score = Score(value=told["miou"], low=told["miou_low"], high=told["miou_high"], num_images=told["num_test"])
-            return {"segment_miou": score}, {"folder": str(path.relative_to(self._out)), "result": told}
+            found = folder.read_result()
+            score = Score(
+                value=found["miou"], low=found["miou_low"], high=found["miou_high"], num_images=found["num_test"]
+            )
+            return {"segment_miou": score}, {"folder": str(path.relative_to(self._out)), "result": found}
 
         data = {
             "name": dense.name,
@@ -274,8 +276,8 @@ def with_certificate(key: ProbeKey, stored: StoredProbe, folder: Path) -> Stored
 
 def _write(key: ProbeKey, stored: StoredProbe, source: Path, out: Path) -> StoredProbe:
     """Results of earlier versions do not say where they are from, but their folder does."""
-    told = stored.told if PROVENANCE in stored.told else {**stored.told, PROVENANCE: _certificate(source)}
-    return ProbeStore(out / RESULTS).write(key, stored.scores, told)
+    about = stored.told if PROVENANCE in stored.told else {**stored.told, PROVENANCE: _certificate(source)}
+    return ProbeStore(out / RESULTS).write(key, stored.scores, about)
 
 
 def _take_head(key: ProbeKey, other: Path, out: Path) -> bool:

@@ -85,7 +85,7 @@ class MeasuringProgress(BarOrLines):
 
     def counted(self, batches: Iterable[Tensor]) -> Iterator[Tensor]:
         """The same batches; one counts as done when the next is asked for."""
-        self._show(0)  # measuring may start anew
+        self._show(0)  # measuring may start again
         for batch in batches:
             yield batch
             self._show(self._done + len(batch))

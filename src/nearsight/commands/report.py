@@ -23,7 +23,7 @@ class ReportOptions(Common):
     """Write one self-contained page that opens in any browser, without a network.
 
     DIR is a run, a study (also one of which only the tables are kept), what nearsight measure leaves, or a folder of
-    such runs or models. The page is made anew from the files there; nothing is trained.
+    such runs or models. The page is made again from the files there; nothing is trained.
     """
 
     folder: Annotated[
@@ -51,8 +51,8 @@ def main(arguments: Sequence[str]) -> int:
     path = out / PAGE
     write_text(path, html)
     if options.json:
-        told = {"page": str(path), "kind": contents.kind, "title": contents.title, "bytes": len(html.encode())}
-        print(json.dumps(told, ensure_ascii=False))
+        described = {"page": str(path), "kind": contents.kind, "title": contents.title, "bytes": len(html.encode())}
+        print(json.dumps(described, ensure_ascii=False))
     else:
         print(f"Page: {path}")
     return 0

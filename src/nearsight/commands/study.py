@@ -32,7 +32,7 @@ from nearsight.study.running import StackBy, fetch_study
 from nearsight.train import Stop
 
 _OF_TRAININGS = ("reuse", "stack_by", "cells_per_stack", "engine", "workers", "address", "checkpoint_every")
-"""Options that say nothing to a simulation."""
+"""Options that a simulation does not use."""
 _NAME = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="NAME")]
 
 
@@ -67,7 +67,7 @@ class RunOptions(Common):
     cells_per_stack: int | None = None
     """The most cells to take at a time; smaller ones are shared out more evenly among workers. It changes no number."""
     engine: Engine = "local"
-    """Who does the cells: this process, several of this machine (one per GPU), or a Ray cluster."""
+    """What trains the cells: this process, several of this machine (one per GPU), or a Ray cluster."""
     workers: int | None = None
     """Of the engine processes: how many; by default one per GPU, or on a CPU one per core."""
     address: str = DEFAULT_ADDRESS
@@ -78,7 +78,7 @@ class RunOptions(Common):
 
 @dataclass(frozen=True, kw_only=True)
 class ShowOptions(ListOptions):
-    """How far a study is, who is at it, and what it gave: means over seeds with their 95 % intervals."""
+    """How far a study is, who works on it, and what it gave: means over seeds with their 95 % intervals."""
 
     name: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="NAME_OR_DIR")]
     """The study's folder or URL, or its name: then what is in runs/NAME, results/NAME or runs/NAME-small."""
@@ -148,9 +148,9 @@ def _check_for_simulation(options: RunOptions, name: str) -> None:
     for field in fields(RunOptions):
         if field.name in _OF_TRAININGS and getattr(options, field.name) != field.default:
             option = f"--{field.name.replace('_', '-')}"
-            raise InputError(f"study {name!r} is one tensor program, for one device; leave {option} away")
+            raise InputError(f"study {name!r} is one tensor program, for one device; leave out {option}")
     if options.out and is_url(options.out):
-        raise InputError(f"the tables of study {name!r} are written in one folder; {options.out} is none")
+        raise InputError(f"the tables of study {name!r} are written to a folder; {options.out} is not one")
 
 
 def _executor(options: RunOptions) -> Executor:
@@ -223,11 +223,11 @@ def _show(arguments: list[str]) -> int:
     path = fetch_study(PublishedStudy(options.name)) if is_url(options.name) else _find_folder(options.name)
     if is_simulation(path):
         results = SimulationResults.read(path)
-        told, shown = described_simulation(results), simulation_table(results)
+        description, shown = described_simulation(results), simulation_table(results)
     else:
         folder = StudyFolder(path)
-        told, shown = described(folder), table(folder)
-    print(json.dumps({"folder": str(path), **told}, ensure_ascii=False) if options.json else shown)
+        description, shown = described(folder), table(folder)
+    print(json.dumps({"folder": str(path), **description}, ensure_ascii=False) if options.json else shown)
     return 0
 
 

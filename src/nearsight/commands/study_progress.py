@@ -76,7 +76,7 @@ class StudyProgress(StudyBar, StudyListener):
         of_seeds = f"seed {seeds[0]}" if len(seeds) == 1 else f"seeds {', '.join(map(str, seeds))}"
         self._say(f"{_counted(cells)} of {of_seeds}")
 
-    def given_back(self, cells: Sequence[Cell]) -> None:
+    def released(self, cells: Sequence[Cell]) -> None:
         runs = {cell.run for cell in cells}
         self._stacks = [stack for stack in self._stacks if not stack.runs & runs]
 
@@ -88,7 +88,7 @@ class StudyProgress(StudyBar, StudyListener):
         self._say(f"set aside and done again: {path} ({problem})")
 
     def taken_over(self, config: RunConfig) -> None:
-        self._say(f"{self._conditions[config.identity]}: another runner took it over, since this one gave no sign")
+        self._say(f"{self._conditions[config.identity]}: another runner took it over, since this one was silent")
 
     def started(self, config: RunConfig, epochs_done: int, steps_per_epoch: int) -> None:
         stack = self._stack_of(config.identity)
@@ -194,6 +194,6 @@ class SimulationProgress(StudyBar, SimulationListener):
 
     def finished(self, condition: str, runs: pd.DataFrame) -> None:
         self._num_done += 1
-        told = ", ".join(f"{title} {runs[name].mean():.3f}" for name, title in self._responses.items())
+        means = ", ".join(f"{title} {runs[name].mean():.3f}" for name, title in self._responses.items())
         seconds = time.perf_counter() - self._began
-        self._say(f"{condition}: {counted_seeds(len(runs))} in {seconds:.0f} s: {told}")
+        self._say(f"{condition}: {counted_seeds(len(runs))} in {seconds:.0f} s: {means}")

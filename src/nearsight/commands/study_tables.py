@@ -14,11 +14,11 @@ _RESPONSES = ("test_acc", "min_mad")
 
 def described(folder: StudyFolder) -> dict[str, Any]:
     """All of it, for machines."""
-    results, told = StudyResults.read(folder.path), read_description(folder.path)
+    results, about = StudyResults.read(folder.path), read_description(folder.path)
     return {
         "name": results.name,
         "scale": results.scale,
-        "design": told["design"],
+        "design": about["design"],
         "conditions": _conditions(results),
         "cells": [_cell(state) for state in folder.states()],
         "settings": results.settings,
@@ -46,7 +46,7 @@ def _finite(value: Any) -> float | None:
 
 
 def _cell(state: CellState) -> dict[str, Any]:
-    told: dict[str, Any] = {
+    about: dict[str, Any] = {
         "run": state.run,
         "condition": state.condition,
         "seed": state.seed,
@@ -54,30 +54,33 @@ def _cell(state: CellState) -> dict[str, Any]:
         "epochs": state.epochs,
     }
     if state.state == "running" and state.holder is not None:
-        told |= {"owner": state.holder.name, "age_seconds": round(state.holder.age, 1)}
+        about |= {"owner": state.holder.name, "age_seconds": round(state.holder.age, 1)}
     if state.problem:
-        told["problem"] = state.problem
-    return told
+        about["problem"] = state.problem
+    return about
 
 
 def table(folder: StudyFolder) -> str:
     """A row per condition with its means over seeds, and what is not done yet."""
-    told = described(folder)
-    counts = Counter(cell["state"] for cell in told["cells"])
+    about = described(folder)
+    counts = Counter(cell["state"] for cell in about["cells"])
     counted = ", ".join(f"{number} {state}" for state, number in counts.items())
-    lines = [f"{told['name']} at {told['scale']} scale, {told['design']}: {len(told['cells'])} cells ({counted})", ""]
-    if told["scale"] != "full":
+    lines = [
+        f"{about['name']} at {about['scale']} scale, {about['design']}: {len(about['cells'])} cells ({counted})",
+        "",
+    ]
+    if about["scale"] != "full":
         lines.insert(1, _shrunk("a narrow model, few images, two epochs"))
-    lines += _rows(told["conditions"])
-    for cell in told["cells"]:
+    lines += _rows(about["conditions"])
+    for cell in about["cells"]:
         if cell["state"] == "running":
             where = f"{cell['epochs']} epochs on disk, {cell['owner']}, last sign {cell['age_seconds']:.0f} s ago"
             lines.append(f"  running: {cell['condition']}, seed {cell['seed']}: {where}")
         elif cell["state"] == "damaged":
             lines.append(f"  damaged: {cell['condition']}, seed {cell['seed']}: {cell['problem']}")
     assumed = ", ".join(
-        f"{name} = {told['settings'][name]}" if name in told["settings"] else f"levels of {name}"
-        for name in told["assumed"]
+        f"{name} = {about['settings'][name]}" if name in about["settings"] else f"levels of {name}"
+        for name in about["assumed"]
     )
     return "\n".join([*lines, *_assumed(assumed)])
 
@@ -152,17 +155,17 @@ def _interval(found: MeanInterval) -> dict[str, Any]:
 
 def simulation_table(results: SimulationResults) -> str:
     """A row per condition with its means over seeds."""
-    told = described_simulation(results)
-    done = sum(cell["state"] == "done" for cell in told["cells"])
-    lines = [f"{results.name} at {results.scale} scale: {len(told['cells'])} cells ({done} done)", ""]
+    about = described_simulation(results)
+    done = sum(cell["state"] == "done" for cell in about["cells"])
+    lines = [f"{results.name} at {results.scale} scale: {len(about['cells'])} cells ({done} done)", ""]
     if results.scale != "full":
         lines.insert(1, _shrunk("few dimensions, samples and steps"))
-    if not told["conditions"]:
+    if not about["conditions"]:
         return "\n".join([*lines, "No cell is done yet."])
-    width = max(len("condition"), *(len(row["condition"]) for row in told["conditions"]))
+    width = max(len("condition"), *(len(row["condition"]) for row in about["conditions"]))
     heads = "  ".join(f"{title:>16}" for title in results.responses.values())
     lines.append(f"  {'condition':<{width}}  {'n':>2}  {heads}")
-    for row in told["conditions"]:
+    for row in about["conditions"]:
         cells = "  ".join(f"{_with_half_width(row[name], 1, 3):>16}" for name in results.responses)
         fewer = [
             f"{title} of {counted_seeds(row[name]['n'])}"
@@ -181,8 +184,8 @@ def _shrunk(how: str) -> str:
     return f"Shrunk to test the path: {how}, at most {MOST_SEEDS} seeds. These numbers are no result."
 
 
-def _assumed(told: str) -> list[str]:
-    return ["", f"Assumed, since the paper does not report it: {told}"] if told else []
+def _assumed(words: str) -> list[str]:
+    return ["", f"Assumed, since the paper does not report it: {words}"] if words else []
 
 
 def counted_seeds(number: int) -> str:

@@ -38,9 +38,9 @@ class Request(Common):
     ]
     """A timm name, hf:org/name or hf:FOLDER (transformers), torchvision:NAME, package.module:function, a run folder."""
     images: str | None = None
-    """A folder of images, or a data set (see nearsight data list), then its test images; else the embedded set."""
+    """A folder of images, or a data set (nearsight data list), then its test images; by default the embedded set."""
     num_images: int | None = None
-    """Images at most; for a run as many as its config says, else 256."""
+    """Images at most; for a run as many as its config says, otherwise 256."""
     pretrained: bool = False
     """Load the published weights of models of timm and torchvision; they are random otherwise."""
     checkpoint: Path | None = None

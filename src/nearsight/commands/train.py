@@ -22,18 +22,18 @@ from nearsight.train import ASSUMED, PROTOCOLS, Protocol, RunConfig, RunFolder, 
 from nearsight.train.dino.recipes import PRETRAININGS
 from nearsight.train.processes import TIMEOUT, Processes, together
 from nearsight.train.recipes import RUNS
-from nearsight_command import told_usage
+from nearsight_command import print_usage
 
 _CHECKPOINT_HELP = (
     "Epochs between checkpoints; a kill costs those since the last one, SIGINT and SIGTERM cost none. "
     "It changes no number."
 )
-_TIMEOUT_HELP = "Seconds that one of several processes (torchrun) waits for the others before it takes them for lost."
+_TIMEOUT_HELP = "Seconds that one of several processes (torchrun) waits for the others before they count as lost."
 
 
 def main(arguments: Sequence[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
-        return told_usage("train", arguments)
+        return print_usage("train", arguments)
     name, *rest = arguments
     if name.startswith("-"):
         names = ", ".join([*RUNS, *PRETRAININGS])
@@ -96,7 +96,7 @@ def _write_page(folder: RunFolder, common: Common, device: torch.device) -> Path
 
 
 def _say_how(protocol: Protocol, processes: Processes, label: str) -> None:
-    """What an ordinary run need not say: how a batch is shared, and what became of the learning rate."""
+    """Print what is not the default: how a batch is shared, and the scaled learning rate."""
     batch = f"batches of {protocol.batch_size} images"
     if processes.num > 1:
         batch += f" over {processes.num} processes"

@@ -65,7 +65,7 @@ class Study:
     name: str = "study"
     ends: tuple[str, str] = ENDS
     """What the conditions with all factors at their first and at their last level are called. Where a factor chooses
-    among values, "all" says nothing, and the values are told."""
+    among values, "all" says nothing, and the values are named."""
     chosen: tuple[dict[str, str], ...] | None = None
     """The level combinations to run; all by default."""
     generators: tuple[str, ...] = ()
@@ -96,7 +96,7 @@ class Study:
 
     @cached_property
     def cells(self) -> tuple[Cell, ...]:
-        """What is run, seed by seed. No two conditions come to the same run."""
+        """All runs, seed by seed. No two conditions are the same run."""
         conditions: dict[str, dict[str, str]] = {}
         for levels in self._combinations():
             name = condition_name(self.parsed, levels, self.ends)
@@ -115,7 +115,7 @@ class Study:
             return InputError(f"study {self.name!r} varies what small runs have in common; run it at full scale")
         return InputError(
             f"conditions {first!r} and {second!r} of study {self.name!r} are the same run: two of its factors set the "
-            "same thing, or two levels are alike; leave one away"
+            "same thing, or two levels are equal; leave one out"
         )
 
     def only(self, combinations: Iterable[Mapping[str, str]]) -> "Study":
@@ -149,7 +149,7 @@ class Study:
         """The same study with every run shrunk, to test the path from recipe to report without a GPU."""
         few = dataclasses.replace(self, seeds=self.seed_list[:MOST_SEEDS])
         small = dataclasses.replace(few, scale="small")
-        _ = few.cells, small.cells  # which says what cannot be
+        _ = few.cells, small.cells  # which refuses what cannot be
         return small
 
     @property

@@ -1,4 +1,4 @@
-"""Gives the cells of a study to workers, hears how they go, and tries again what was lost."""
+"""Gives the cells of a study to workers, follows their progress, and retries what was lost."""
 
 import contextlib
 import itertools
@@ -16,7 +16,7 @@ from nearsight.train.planning import MOST_CELLS
 from nearsight.work import Attempt, Driver, Outcome, Pool, Retries
 
 _SHARE_OF_TIME = 0.05
-"""That goes, at most, into writing runs.csv anew while cells train."""
+"""The largest share of the time that may go into rewriting runs.csv while cells train."""
 
 
 class StudyDriver(Driver[Cell, CellsDone]):
@@ -38,10 +38,10 @@ class StudyDriver(Driver[Cell, CellsDone]):
         self._is_table_old = False
 
     def run(self) -> dict[RunName, Exception]:
-        """Go round until nothing can be taken any more; run → what was wrong with it."""
+        """Repeat until nothing can be taken any more; returns run → its error."""
         groups: Sequence[Sequence[Cell]] = self._work.groups
         most = min(self._work.cells_per_stack, MOST_CELLS)
-        with self._stop.heeded():
+        with self._stop.listening():
             while any(groups):
                 taken_before = self._num_taken
                 num_waiting = self.drive(divide(groups, most=most, least_parts=self._pool.num_wanted))
@@ -82,7 +82,7 @@ class StudyDriver(Driver[Cell, CellsDone]):
             self._forget(attempt.items)
 
     def left(self, attempt: Attempt[Cell]) -> list[Cell]:
-        self._listener.given_back(attempt.items)
+        self._listener.released(attempt.items)
         self._num_taken += 1  # so that there is another round
         left = self._missing(attempt.items)
         self._forget(attempt.items)
@@ -118,7 +118,7 @@ class StudyDriver(Driver[Cell, CellsDone]):
         return self._folder.is_done(run)
 
     def _is_free(self, cell: Cell) -> bool:
-        """Whether the cell is still to be done, and nobody is at it."""
+        """Whether the cell is still to be done, and no runner holds it."""
         if cell.run in self._failed or not self._missing([cell]):
             return False
         try:
@@ -129,14 +129,14 @@ class StudyDriver(Driver[Cell, CellsDone]):
 
 
 class RunsTable:
-    """runs.csv, made anew when runs are done. Of a large study that takes time, so not after each of them."""
+    """runs.csv, rewritten when runs are done; in a large study not after each of them, since it takes time."""
 
     def __init__(self, folder: StudyFolder) -> None:
         self._folder = folder
         self._not_before = 0.0
 
     def refresh(self) -> bool:
-        """Whether it was written; False: it was only a moment ago, and waits for another call."""
+        """Whether it was written; False: the last time was only a moment ago, so it waits for another call."""
         began = time.monotonic()
         if began < self._not_before:
             return False
@@ -165,7 +165,7 @@ def divide(groups: Iterable[Sequence[Cell]], *, most: int, least_parts: int) -> 
 
 def _stacks(group: Sequence[Cell]) -> Iterable[list[Cell]]:
     """Cells that can train together, in the order in which their kinds first come."""
-    alike: dict[object, list[Cell]] = {}
+    by_key: dict[object, list[Cell]] = {}
     for cell in group:
-        alike.setdefault(cell.config.stack_key, []).append(cell)
-    return alike.values()
+        by_key.setdefault(cell.config.stack_key, []).append(cell)
+    return by_key.values()

@@ -1,4 +1,4 @@
-"""Who does the cells of a study: this process, several, or a cluster."""
+"""What trains the cells of a study: this process, several, or a cluster."""
 
 import dataclasses
 import os
@@ -29,16 +29,16 @@ __all__ = ["Executor", "LocalExecutor", "ProcessesExecutor", "RayExecutor", "Ret
 
 
 class Executor(Protocol):
-    """Does the cells of a study: in this process, in several, on several machines. It changes no number."""
+    """Trains the cells of a study: in this process, in several, on several machines. It changes no number."""
 
     def check(self) -> None:
         """Refuse what cannot work, before anything is written."""
         ...
 
     def run(self, work: Work, listener: StudyListener, stop: Stop) -> dict[RunName, Exception]:
-        """Do all that other runners are not at; run → what was wrong with it, of those that could not be done.
+        """Do all cells that no other runner holds; returns run → its error, for those that could not be done.
 
-        A cell that cannot go on does not keep the others from their end. If a stop is requested, whole epochs are put
+        If a cell cannot go on, the others are still finished. If a stop is requested, whole epochs are put
         on disk and `StoppedError` raised.
         """
         ...
@@ -51,7 +51,7 @@ class LocalExecutor:
     device: torch.device | str = "cpu"
 
     def check(self) -> None:
-        """This process is there."""
+        """This process needs no check."""
 
     def run(self, work: Work, listener: StudyListener, stop: Stop) -> dict[RunName, Exception]:
         folder = StudyFolder(work.folder)
@@ -101,7 +101,7 @@ class RayExecutor:
     """Stacks of cells as Ray tasks. All nodes have the same nearsight, and the study's folder under the same path."""
 
     address: str = "auto"
-    """auto: the cluster that runs here; local: a new one of this machine alone; else where its head is, HOST:PORT."""
+    """auto: the cluster that runs here; local: a new one of this machine alone; otherwise that at HOST:PORT."""
     device: str = "auto"
     """Of the workers; auto: a GPU for each, if the cluster has any when the study starts."""
     cpus: int = 1

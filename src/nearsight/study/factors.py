@@ -26,7 +26,7 @@ Levels = Sequence[Any] | Mapping[str, Any]
 named after, or a mapping of such names to values or augmentations, for several changes at once."""
 
 ENDS: Final = ("base", "all")
-"""The conditions with all factors at their first and at their last level, where nobody says what they are called."""
+"""The conditions with all factors at their first and at their last level, by default."""
 _ABSENT = ("off", "0", "none")
 """Labels of values that are the absence of the others."""
 _TITLES = {"protocol.smoothing": "LabelSmoothing"}
@@ -172,12 +172,12 @@ def _labels(name: str, changes: Sequence[Any]) -> tuple[str, ...]:
 
 
 def _label(name: str, change: Any) -> str:
-    """A level in a word: what of it is not as it always is."""
+    """A level in a word: its settings that are not the defaults."""
     if isinstance(change, Augmentation):
         usual = type(change)()
         changed = {field.name: getattr(change, field.name) for field in dataclasses.fields(change)}
-        told = [f"{field}={_word(value)}" for field, value in changed.items() if value != getattr(usual, field)]
-        return ", ".join(told) or "on"
+        words = [f"{field}={_word(value)}" for field, value in changed.items() if value != getattr(usual, field)]
+        return ", ".join(words) or "on"
     if isinstance(change, Mapping):
         return ", ".join(f"{each}={_label(each, value)}" for each, value in change.items())
     if change is OFF:
@@ -202,7 +202,7 @@ def condition_name(factors: Sequence[Factor], levels: Mapping[str, str], ends: t
     `ends` are all factors at the first and at the last level. Between them, one factor that is on is +A, one that is
     off −B, anything else A+B. Of one factor alone the levels say it. Where a factor chooses among things that have
     names, such as networks, a condition is one of them with what is on: "ResNet-18, tiles 4×4". Where one chooses
-    among values, nothing is left out of a whole, and a value that is not the base's is told: "lr 0.0003+CutMix".
+    among values, nothing is left out of a whole, and a value that is not the base's is named: "lr 0.0003+CutMix".
     """
     if len(factors) == 1:
         (factor,) = factors

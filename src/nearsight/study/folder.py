@@ -2,7 +2,7 @@
 
 study.json       what was asked for: factors, levels, every cell with its whole config; written first
 runs/<hash>/     a run folder per cell
-locks/           who is at which cell
+locks/           which runner has which cell
 runs.csv         a row per complete run; with heads.csv and history.csv, which come when all is done, this is all that
                  tables and figures need: the run folders can go
 provenance.json  code, libraries and machines of all runs, and time of those that were not taken from tables
@@ -66,8 +66,8 @@ class StudyFolder:
     def run_folder(self, run: RunName) -> RunFolder:
         return run_folder(self.path, run)
 
-    def locks(self, *, token: str | None = None, gone: Collection[str] = ()) -> Locks:
-        return Locks(self.path / "locks", token=token, gone=gone)
+    def locks(self, *, token: str | None = None, lost_tokens: Collection[str] = ()) -> Locks:
+        return Locks(self.path / "locks", token=token, lost_tokens=lost_tokens)
 
     def check(self, study: Study) -> None:
         """Refuse a folder that is another study's, or that nothing can be written to; nothing is changed."""
@@ -139,9 +139,9 @@ class StudyFolder:
         return states
 
     def write_runs(self) -> None:
-        """runs.csv anew, from the run folders.
+        """Rewrite runs.csv from the run folders.
 
-        Another runner may do the same at this moment. So whoever has put down a table looks once more: if a run was
+        Another runner may do the same at this moment. So after writing the table, look once more: if a run was
         completed since, the table may have replaced one that had it.
         """
         written: list[str] | None = None
@@ -150,14 +150,14 @@ class StudyFolder:
             written = complete
 
     def write_tables(self) -> StudyResults:
-        """All that there is to say about the study without its run folders."""
+        """Everything about the study that can be kept without its run folders."""
         results = StudyResults.read(self.path)
         results.write_tables(self.path)
         runs = [self.run_folder(run) for run in results.runs["run"]]
         certificates = [run.read_provenance() for run in runs]
         origins = [certificate.get(TAKEN_FROM) for certificate in certificates]
         taken = Counter(study for study in origins if study is not None)
-        told = {**joined(certificates, CERTIFIED), "runs": len(runs), **({TAKEN_FROM: dict(taken)} if taken else {})}
+        about = {**joined(certificates, CERTIFIED), "runs": len(runs), **({TAKEN_FROM: dict(taken)} if taken else {})}
         # How long runs took that came from tables is not known, so what follows is of the others.
         timed = replace(results, runs=results.runs[[study is None for study in origins]])
         images, seconds = timed.images_trained, elapsed_seconds(runs)
@@ -166,7 +166,7 @@ class StudyFolder:
             "elapsed_seconds": seconds,
             "images_per_second": images / seconds if seconds else 0.0,
         }
-        write_json(self.path / "provenance.json", {**told, **counted})
+        write_json(self.path / "provenance.json", {**about, **counted})
         return results
 
 
@@ -217,7 +217,7 @@ def elapsed_seconds(runs: Iterable[RunFolder]) -> float:
     """How long a study took by the clock: the time in which at least one of its runs was at work, by their events.
 
     Stacks train their runs together and processes share a device, so the seconds of runs and epochs cannot be added up.
-    Of runs that were taken from tables nobody knows.
+    Of runs that were taken from tables it is not known.
     """
     total, until = 0.0, float("-inf")
     for begin, end in sorted(span for run in runs for span in _spans(run)):
@@ -234,7 +234,7 @@ def _spans(run: RunFolder) -> Iterator[tuple[float, float]]:
         return
     starts = [number for number, line in enumerate(lines) if '"event": "started"' in line]
     for start, following in pairwise([*starts, len(lines)]):
-        # A line may have been cut short by what killed the run; a log is not worth a complaint.
+        # A line may have been cut short when the run was killed; a damaged log is no error.
         moments = (_moment(line) for line in reversed(lines[start + 1 : following]))
         begin, end = _moment(lines[start]), next((moment for moment in moments if moment is not None), None)
         if begin is not None and end is not None:

@@ -1,4 +1,4 @@
-"""Two-level fractional designs: which conditions, and which effects they cannot tell apart.
+"""Two-level fractional designs: which conditions, and which effects they cannot distinguish.
 
 Factors are the letters A, B, C, … (I is the identity and is left out), their levels -1 and +1. A generator D=ABC sets
 the level of D to the product of the others, so the word ABCD is constant. Such words and their products are the
@@ -73,7 +73,7 @@ class Fraction:
         return min(map(len, self.defining_relation()), default=None)
 
     def aliases(self, effect: str) -> tuple[str, ...]:
-        """The effects that this one cannot be told from, each with a minus where their columns are opposite."""
+        """The effects that cannot be distinguished from this one, with a minus where their columns are opposite."""
         wanted = frozenset(effect)
         if not wanted <= set(self.letters):
             raise InputError(f"effect {effect!r} is not made of the factors {self.letters}")
@@ -84,18 +84,18 @@ class Fraction:
         """The design in a line for people, with the factors' names: aliases of main effects and of pairs."""
         letters = dict(zip(self.letters, names, strict=True))
         relation = " = ".join(_signed(frozenset(word), sign) for word, sign in self.defining_relation().items())
-        told = ", ".join(f"{letter} {name}" for letter, name in letters.items())
+        named = ", ".join(f"{letter} {name}" for letter, name in letters.items())
         sets = "; ".join(self._alias_sets(letters))
-        return f"{told}; I = {relation}, resolution {_ROMAN[self.resolution or 0]}; aliases: {sets}"
+        return f"{named}; I = {relation}, resolution {_ROMAN[self.resolution or 0]}; aliases: {sets}"
 
     def _alias_sets(self, letters: Mapping[str, str]) -> Iterable[str]:
-        told: set[str] = set()
+        listed: set[str] = set()
         for size in (1, 2):
             for letter in itertools.combinations(letters, size):
                 effect = "".join(letter)
                 others = self.aliases(effect)
-                if effect not in told and others:
-                    told.update((effect, *(other.lstrip("-") for other in others)))
+                if effect not in listed and others:
+                    listed.update((effect, *(other.lstrip("-") for other in others)))
                     yield " = ".join((effect, *others))
 
     def _parsed(self) -> list[tuple[str, int, Word]]:

@@ -8,7 +8,7 @@ A run is published as a whole: one without a manifest is not there, however much
 manifest is damaged. Neither is trusted; both are done again. Training itself needs a folder of this machine
 (`scratch_folder`), since only there can files be replaced in one step and cells be locked.
 
-What lies at a URL is somebody else's. `PublishedStudy` reads it and has no way to write there; only `study run`, whose
+What lies at a URL belongs to someone else. `PublishedStudy` reads it and cannot write there; only `study run`, whose
 runs are its own, is given a `StudyPublisher`. Names that are read become paths here in two forms only: a `RunName`, and
 the plain name of a file.
 """
@@ -38,7 +38,7 @@ _MANIFEST = "manifest.json"
 _LAST = "provenance.json"
 """A run folder that has it is complete, so it comes last."""
 _STAYS_HERE = ("checkpoint.safetensors",)
-"""What only one who continues the run would need."""
+"""Only needed to continue the run."""
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _BYTES_AT_ONCE = 2**20
@@ -122,10 +122,9 @@ class PublishedStudy:
                 raise DamagedError(f"{place} is damaged: it does not fit the run's manifest")
 
     def _patiently(self, transfer: Callable[[], T]) -> T:
-        """Networks come back: some tries, with longer and longer waits between them.
+        """Retry a few times with longer and longer waits, since network errors may pass.
 
-        What goes wrong at the place becomes an `InputError` that names it. Each kind of place has its own errors, of
-        any type.
+        Errors of the place become an `InputError` that names it; each kind of place has its own types of error.
         """
         problem: Exception | None = None
         for number in range(self.tries):
@@ -133,7 +132,7 @@ class PublishedStudy:
                 return transfer()
             except InputError:
                 raise
-            except FileNotFoundError as error:  # which no waiting brings back
+            except FileNotFoundError as error:  # which waiting does not help
                 raise DamagedError(f"{self.url} is damaged: {error} is missing") from error
             except OSError as error:
                 problem = error
@@ -149,7 +148,7 @@ class PublishedStudy:
         try:
             files, root = fsspec.url_to_fs(self.url)
             return files, str(root).rstrip("/")
-        except Exception as error:  # what a file system says of an address it does not like may be anything
+        except Exception as error:  # a file system may raise anything for a bad address
             raise InputError(f"{self.url} cannot be opened: {_reason(error)}") from error
 
 
@@ -200,7 +199,7 @@ def _bring(files: Any, place: str, temporary: Path, most: int) -> None:
         for part in _read(files, place, most):
             try:
                 file.write(part)
-            except OSError as error:  # of the disk here, which is not the place's fault
+            except OSError as error:  # of the disk here, not of the place
                 raise WriteError(error.errno, error.strerror, str(temporary)) from error
 
 

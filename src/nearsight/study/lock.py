@@ -1,13 +1,13 @@
-"""Who does which cell, where several runners share a study's folder: on one machine, or on several with a common disk.
+"""Locks on cells, for several runners that share a study's folder: on one machine, or on several with a common disk.
 
 A lock is a file `<cell>.<generation>`, made so that it fails where it exists (O_EXCL). It says who holds it, and its
-holder touches it now and then. Whoever finds the last generation free, or its holder gone, makes the next one: of
-several who try only one succeeds, and nobody ever removes or renames what another may have just made. The files of a
-cell go when the cell is done; whoever takes a lock asks then whether there is still something to do.
+holder touches it now and then. A runner that finds the last generation free, or its holder lost, makes the next one: of
+several that try only one succeeds, and no runner removes or renames a file that another may have just made. The files
+of a cell are removed when the cell is done; a runner that takes a lock then checks whether the cell is to be done.
 
-A holder who was silent for too long (stopped, swapped out, cut off) has lost its cell and does not know it yet. So the
-generation fences the cell's folder: before every write there the holder looks whether its own is still the last
-(`Locks.guarding`), and if not, the write does not happen.
+A holder that was silent for too long (stopped, swapped out, cut off) has lost its cell and does not know it yet. So the
+generation fences the cell's folder: before every write there the holder checks that its own is still the last
+(`Locks.guarding`), and if not, nothing is written.
 """
 
 import json
@@ -27,7 +27,7 @@ from nearsight.owner import Owner
 
 SECONDS_BETWEEN_BEATS = 20.0
 SECONDS_UNTIL_STALE = 600.0
-"""Silence after which a holder on another machine counts as gone. One on this machine is gone when its process is."""
+"""Silence after which a holder on another machine counts as lost. One on this machine is lost when its process ends."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,10 +53,10 @@ class Holder:
 class Locks:
     """The locks in a folder, and those of them that this runner holds."""
 
-    def __init__(self, folder: Path, *, token: str | None = None, gone: Collection[str] = ()) -> None:
-        """`token` is this holder's own; `gone` are those of holders of whom somebody knows that they have ended, which
-        on another machine only silence would tell."""
-        self._folder, self._gone = folder, gone
+    def __init__(self, folder: Path, *, token: str | None = None, lost_tokens: Collection[str] = ()) -> None:
+        """`token` is this holder's own; `lost_tokens` are those of holders that are known to have ended, which on
+        another machine would otherwise show only by their silence."""
+        self._folder, self._lost_tokens = folder, lost_tokens
         self._owner = Owner.here(token)
         self._held: dict[str, Path] = {}
         self._lost: set[str] = set()
@@ -82,16 +82,16 @@ class Locks:
                 self.release(cell)
 
     def take(self, cell: str) -> bool:
-        """Whether this runner holds the cell's lock now; False: somebody else does."""
+        """Whether this runner holds the cell's lock now; False: another does."""
         generation = self._next_generation(cell)
         holder = _read(self._path(cell, generation - 1)) if generation > 0 else None
-        if holder is not None and not holder.is_stale and not self.is_known_gone(holder):
+        if holder is not None and not holder.is_stale and not self.is_known_lost(holder):
             return False
         self._folder.mkdir(parents=True, exist_ok=True)
         path = self._path(cell, generation)
         try:
             descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
-        except FileExistsError:  # somebody was faster
+        except FileExistsError:  # another was faster
             return False
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             json.dump({"owner": asdict(self._owner), "since": time.time()}, file)
@@ -115,7 +115,7 @@ class Locks:
             self._path(cell, generation).unlink(missing_ok=True)
 
     def touch(self) -> None:
-        """Show that this runner is there, and see whether somebody thought it was not."""
+        """Show that this runner is alive, and see whether another took over its cells meanwhile."""
         with self._changing:
             for cell, path in self._held.items():
                 try:
@@ -123,12 +123,12 @@ class Locks:
                         os.utime(path)
                     else:
                         self._lost.add(cell)
-                except (InputError, OSError):  # a disk that is away for a while; the next beat tries again
+                except (InputError, OSError):  # the disk may be away for a while; the next beat tries again
                     continue
 
     @property
     def lost(self) -> frozenset[str]:
-        """Cells that another runner took over, since this one did not give a sign for too long; as far as seen."""
+        """Cells that another runner took over, since this one was silent for too long; as far as is known here."""
         return frozenset(self._lost)
 
     @contextmanager
@@ -141,21 +141,21 @@ class Locks:
 
     def _check(self, cell: str) -> None:
         path = self._held.get(cell)
-        if not self._folder.is_dir():  # with which all other signs have gone, too
+        if not self._folder.is_dir():  # and with it all locks
             raise InputError(
-                f"{self._folder} has gone while it was in use; put it back, and give the same command again"
+                f"{self._folder} disappeared while it was in use; put it back, and give the same command again"
             )
         if path is None or not self._is_last(cell, path):
             self._lost.add(cell)
             raise LostError(f"run {cell} was taken over by another runner")
 
     def holder(self, cell: str) -> Holder | None:
-        """Who holds a cell, if anybody does; it may be stale."""
+        """The holder of a cell, if there is one; it may be stale."""
         generation = self._next_generation(cell)
         return _read(self._path(cell, generation - 1)) if generation > 0 else None
 
-    def is_known_gone(self, holder: Holder) -> bool:
-        return holder.owner is not None and holder.owner.token in self._gone
+    def is_known_lost(self, holder: Holder) -> bool:
+        return holder.owner is not None and holder.owner.token in self._lost_tokens
 
     def _is_last(self, cell: str, path: Path) -> bool:
         return self._is_mine(path) and not self._path(cell, _generation_of(path) + 1).exists()
@@ -185,13 +185,13 @@ def _read(path: Path) -> Holder | None:
         return None
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror or error}") from error
-    told = content if isinstance(content, dict) else {}
-    if told.get("released"):
+    stated = content if isinstance(content, dict) else {}
+    if stated.get("released"):
         return None
     owner: Owner | None = None
     with suppress(KeyError, TypeError):
-        owner = Owner(**told["owner"])
-    return Holder(owner=owner, since=told.get("since", touched), age=time.time() - touched)
+        owner = Owner(**stated["owner"])
+    return Holder(owner=owner, since=stated.get("since", touched), age=time.time() - touched)
 
 
 def _generation_of(path: Path) -> int:

@@ -171,12 +171,12 @@ _OF_A_CELL: dict[str, type] = {"run": str, "condition": str, "levels": dict, "se
 
 def missing_parts(value: Any, parts: dict[str, type]) -> str:
     """The parts that a JSON value does not have, or not as what they should be."""
-    told = value if isinstance(value, dict) else {}
-    return ", ".join(sorted(name for name, kind in parts.items() if not isinstance(told.get(name), kind)))
+    fields = value if isinstance(value, dict) else {}
+    return ", ".join(sorted(name for name, kind in parts.items() if not isinstance(fields.get(name), kind)))
 
 
 def read_rows(folder: Path) -> pd.DataFrame:
-    """The `runs` of a study folder without reading all else, for those who ask after every run."""
+    """The `runs` of a study folder without reading the rest, for callers that ask after every run."""
     described, rows = read_description(folder), []
     for cell in described["cells"]:
         run = run_folder(folder, cell["run"])
@@ -222,7 +222,7 @@ def _joined(name: str, runs: list[str], parts: list[Columns]) -> pd.DataFrame:
         return _none(name)
     first, *others = _OF_RUNS[name]
     joined: dict[str, Any] = {first: np.repeat(np.array(runs, dtype=object), sizes)}
-    for column in others:  # a table without rows has no say in what its columns hold
+    for column in others:  # a table without rows does not decide the types of columns
         joined[column] = np.concatenate([part.pop(column) for part, size in zip(parts, sizes, strict=True) if size])
     return pd.DataFrame(joined)
 
@@ -245,7 +245,7 @@ def _from_tables(folder: Path, _: list[dict[str, Any]], factors: tuple[str, ...]
 
 
 def _check_heads(path: Path, runs: pd.DataFrame, heads: pd.DataFrame) -> None:
-    """Whoever has a most local head has heads."""
+    """Every run with a most local head has heads."""
     lacking = runs[runs["min_mad"].notna() & ~runs["run"].isin(heads.loc[heads["mad"].notna(), "run"])]
     if len(lacking):
         few = [f"{row.condition}, seed {row.seed} ({row.run})" for row in lacking.head(_MOST_NAMED).itertuples()]

@@ -1,4 +1,4 @@
-"""Runs that another study has already done: a run is what its config says, whichever study asks for it."""
+"""Runs that another study has already done: a run depends on its config alone, not on the study."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from nearsight.files import LostError, read_object, write_json, write_text
 from nearsight.study.folder import StudyFolder
 from nearsight.study.lock import Locks
 from nearsight.study.results import COURSE, StudyResults, read_description
-from nearsight.study.run_tables import EPOCH_COLUMNS, OF_LATER_VERSIONS, RESULT_COLUMNS, named_as_told
+from nearsight.study.run_tables import EPOCH_COLUMNS, OF_LATER_VERSIONS, RESULT_COLUMNS, as_in_folder
 from nearsight.study.simulation_folder import is_simulation
 from nearsight.train import HEADS_COLUMNS, LAYERS_COLUMNS, RunConfig, RunFolder, RunName
 from nearsight.train.heads import is_due
@@ -30,7 +30,7 @@ class ReusableRun(Protocol):
     """A run that is done elsewhere."""
 
     def put(self, target: RunFolder) -> None:
-        """Make it a complete run folder, in place of what there may be of it; for whoever holds its lock."""
+        """Make it a complete run folder, in place of what there may be of it; the caller holds its lock."""
 
 
 @dataclass(frozen=True)
@@ -67,14 +67,14 @@ def _whole_runs(study: StudyFolder, runs: Iterable[RunName]) -> dict[RunName, Wh
 
 
 def reuse_runs(found: Mapping[RunName, ReusableRun], folder: StudyFolder) -> None:
-    """Put whole runs into a study's folder, except for what somebody is at."""
+    """Put whole runs into a study's folder, except for what other runners have."""
     locks = folder.locks()
     for run, source in found.items():
         put_run(run, folder, locks, source.put)
 
 
 def put_run(run: RunName, folder: StudyFolder, locks: Locks, put: Callable[[RunFolder], None]) -> None:
-    """Make a run that is done elsewhere a whole one here, unless it is, or somebody is at it."""
+    """Make a run that is done elsewhere a whole one here, unless it is, or another runner has it."""
     if folder.is_done(run) or not locks.take(run):
         return
     target = folder.run_folder(run)
@@ -82,7 +82,7 @@ def put_run(run: RunName, folder: StudyFolder, locks: Locks, put: Callable[[RunF
         with locks.guarding({run: target.path}):
             if not folder.is_done(run):  # since the last look
                 put(target)
-    except LostError:  # somebody else does it
+    except LostError:  # another runner does it
         return
     except BaseException:
         locks.release(run)
@@ -147,30 +147,30 @@ def tabled_runs(folder: Path, wanted: Collection[RunName]) -> dict[RunName, Tabl
 def _tabled(
     config: RunConfig, row: Mapping[Any, Any], frames: Mapping[str, pd.DataFrame], origin: Mapping[str, Any]
 ) -> TabledRun:
-    told = named_as_told({name: row[name] for name in RESULT_COLUMNS if name in row})
+    values = as_in_folder({name: row[name] for name in RESULT_COLUMNS if name in row})
     named = {"identity": config.identity}
     # Where heads were followed, those of the model are among those of the course.
     heads = frames["course"] if config.measure_every else frames["heads"].assign(epoch=row["best_epoch"])
     return TabledRun(
         config=config,
-        result={**named, **{name: value for name, value in told.items() if name not in _OF_PROVENANCE}},
+        result={**named, **{name: value for name, value in values.items() if name not in _OF_PROVENANCE}},
         tables={
             "heads.csv": heads[list(HEADS_COLUMNS)],
             "layers.csv": frames["layers"][list(LAYERS_COLUMNS)],
             "history.csv": frames["history"][list(EPOCH_COLUMNS)],
         },
-        provenance={**origin, "seed": config.seed, **named, **{name: told[name] for name in _OF_PROVENANCE}},
+        provenance={**origin, "seed": config.seed, **named, **{name: values[name] for name in _OF_PROVENANCE}},
     )
 
 
 def _origin(folder: Path, study: str) -> dict[str, Any]:
     """Which code and machines a run of the study may be of: results say it of all their runs together."""
     held = read_object(folder / PROVENANCE, missing=f"{folder} does not say how it was made", way_out=f"; {_WAY_OUT}")
-    told: dict[str, Any] = {}
+    origin: dict[str, Any] = {}
     for name in CERTIFIED:
         values = held.get(name)
-        told[name] = values[0] if isinstance(values, list) and len(values) == 1 else values
-    return {**told, TAKEN_FROM: study}
+        origin[name] = values[0] if isinstance(values, list) and len(values) == 1 else values
+    return {**origin, TAKEN_FROM: study}
 
 
 def _config(folder: Path, cell: Mapping[str, Any]) -> RunConfig:
@@ -185,7 +185,7 @@ def _config(folder: Path, cell: Mapping[str, Any]) -> RunConfig:
 
 
 def _check(folder: Path, config: RunConfig, row: Mapping[Any, Any], frames: Mapping[str, pd.DataFrame]) -> None:
-    """Refuse tables that do not tell the whole of a run, or of which one is another study's."""
+    """Refuse tables that do not hold the whole of a run, or of which one is another study's."""
     problem = (
         _problem_of_history(row, frames["history"])
         or _problem_of_heads(frames["heads"], frames["layers"])
@@ -198,9 +198,9 @@ def _check(folder: Path, config: RunConfig, row: Mapping[Any, Any], frames: Mapp
 def _problem_of_history(row: Mapping[Any, Any], history: pd.DataFrame) -> str:
     epochs = list(history["epoch"])
     if len(epochs) != row["epochs"] or epochs != list(range(1, len(epochs) + 1)):
-        return f"history.csv is damaged: it does not have the {row['epochs']} epochs that runs.csv tells"
+        return f"history.csv is damaged: it does not have the {row['epochs']} epochs that runs.csv states"
     if list(history.loc[history["epoch"] == row["best_epoch"], "val_acc"]) != [row["best_val_acc"]]:
-        return "history.csv is damaged: it does not have the best epoch that runs.csv tells"
+        return "history.csv is damaged: it does not have the best epoch that runs.csv states"
     return ""
 
 

@@ -1,7 +1,7 @@
 """What one complete run gave, from its folder; and, where something in one is damaged, how the run can still be done.
 
-A study reads thousands of these, so the small files of a run become plain columns, and data frames only where somebody
-asks for them: making one takes longer than reading the file.
+A study reads thousands of these, so the small files of a run become plain columns, and data frames only where they
+are asked for: making one takes longer than reading the file.
 """
 
 import csv
@@ -99,15 +99,15 @@ def read_run(folder: RunFolder) -> RunTables:
 
 def read_row(folder: RunFolder) -> dict[str, Any]:
     """The `RESULT_COLUMNS` of a complete run. What cannot be read is an `InputError` that names the file."""
-    told = {**folder.read_result(), **folder.read_provenance()}
+    values = {**folder.read_result(), **folder.read_provenance()}
     try:
-        told = dict.fromkeys(OF_LATER_VERSIONS) | told
-        row = {name: told[_NAMED_OTHERWISE.get(name, name)] for name in RESULT_COLUMNS}
+        values = dict.fromkeys(OF_LATER_VERSIONS) | values
+        row = {name: values[_NAMED_OTHERWISE.get(name, name)] for name in RESULT_COLUMNS}
     except KeyError as error:
         raise InputError(f"{folder.path} is damaged: its result does not say {error}") from error
     for name, value in row.items():
         if not _is_result(name, value):
-            raise InputError(f"{folder.path} is damaged: its result says {value!r} for {name}, which is no such number")
+            raise InputError(f"{folder.path} is damaged: its result says {value!r} for {name}, not a valid number")
     # A model without heads has none that is the most local.
     return {name: math.nan if value is None else value for name, value in row.items()}
 
@@ -118,7 +118,7 @@ def _is_result(name: str, value: Any) -> bool:
     return name not in WHOLE and (value is None or (type(value) is float and not math.isinf(value)))
 
 
-def named_as_told(row: Mapping[str, Any]) -> dict[str, Any]:
+def as_in_folder(row: Mapping[str, Any]) -> dict[str, Any]:
     """The reverse of `read_row`: columns under the names that they have in a run folder's JSON."""
     named = {_NAMED_OTHERWISE.get(name, name): value for name, value in row.items()}
     return {name: None if math.isnan(value) else value for name, value in named.items()}
@@ -148,7 +148,7 @@ def reading_table(path: Path, way_out: str = "") -> Iterator[None]:
 
 
 def _lines(file: IO[str]) -> Iterator[str]:
-    """The lines of a file, as long as they and their number stay within reason."""
+    """The lines of a file, if they are not too long and not too many."""
     for line in islice(iter(lambda: file.readline(LONGEST_LINE), ""), MOST_ROWS):
         if len(line) == LONGEST_LINE:
             raise ValueError(f"it has a line of more than {LONGEST_LINE} characters")
@@ -186,11 +186,11 @@ def _columns(rows: Iterator[list[str]], columns: Sequence[str], text: Sequence[s
 
 
 def _check_numbers(name: str, values: NDArray[Any]) -> None:
-    """Refuse what can be no result, layer or head, before somebody counts up to it."""
+    """Refuse what can be no result, layer or head, before memory is taken for it."""
     if name in RESULT_COLUMNS and np.isinf(values).any():
-        raise ValueError(f"its column {name} holds a number without end")
+        raise ValueError(f"its column {name} holds an infinite number")
     if name in (*WHOLE, *MOST_COUNTED) and values.dtype != np.int64:
-        raise ValueError(f"its column {name} holds something that is no whole number")
+        raise ValueError(f"its column {name} holds a value that is not a whole number")
     if name in MOST_COUNTED and len(values) and not 0 <= values.min() <= values.max() < MOST_COUNTED[name]:
         raise ValueError(f"its column {name} holds numbers that are not from 0 to {MOST_COUNTED[name] - 1}")
 
@@ -216,24 +216,24 @@ def result_problem(folder: RunFolder) -> str:
     return ""
 
 
-def make_ready(folder: RunFolder, config: RunConfig, tell: Callable[[Path, str], None]) -> None:
-    """Make a folder one that training starts from or continues; for nobody but the one who trains there.
+def make_ready(folder: RunFolder, config: RunConfig, report: Callable[[Path, str], None]) -> None:
+    """Make a folder one that training starts from or continues; only for the runner that trains there.
 
-    What is damaged is kept beside and done again; `tell` is given it and the reason. What belongs to another run, was
-    written by a newer nearsight or cannot be touched is an `InputError` that names it.
+    What is damaged is kept beside and done again; `report` is called with it and the reason. What belongs to another
+    run, was written by a newer nearsight or cannot be touched is an `InputError` that names it.
     """
     if not folder.path.exists():
         return
     try:
         if problem := _config_problem(folder, config):
-            tell(folder.path, problem)
+            report(folder.path, problem)
             _set_aside(folder.path)
             return
         if folder.is_complete and (problem := result_problem(folder)):
-            tell(folder.path / "provenance.json", problem)
+            report(folder.path / "provenance.json", problem)
             _set_aside(folder.path / "provenance.json")  # without it, the end of the run is done again
         if not folder.is_complete and (problem := _checkpoint_problem(folder, config)):
-            tell(folder.checkpoint, problem)
+            report(folder.checkpoint, problem)
             _set_aside(folder.checkpoint)
     except OSError as error:
         raise InputError(f"{folder.path} cannot be continued: {error.strerror or error}") from error
@@ -270,7 +270,7 @@ def _checkpoint_problem(folder: RunFolder, config: RunConfig) -> str:
 
 
 def _set_aside(path: Path) -> None:
-    """Out of the way, not lost: its content may be worth a look."""
+    """Rename a damaged file, so that its content can still be examined."""
     number = 1
     while (place := path.with_name(f"{path.name}.damaged-{number}")).exists():
         number += 1

@@ -1,4 +1,4 @@
-"""A study from start to finish: what is missing is done, alone or beside other runners on the same folder."""
+"""A study from start to finish: runs what is missing, alone or beside other runners on the same folder."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -37,16 +37,16 @@ def run_study(
     location: StudyPublisher | None = None,
     reuse: Sequence[Path] = (),
 ) -> StudyFolder:
-    """Run what is missing of a study in the folder `path`, except for what other runners are at.
+    """Run what is missing of a study in the folder `path`, except for the cells of other runners.
 
-    A cell that cannot go on does not keep the others from their end; what was wrong with it is raised then.
+    If a cell cannot go on, the others are finished first; then its error is raised.
 
     Args:
         device: of this process, which does the study where no executor is given.
         cells_per_stack: the most cells to take at a time; by default all that `stack_by` says.
         stack_by: seed: one seed after the other, so that whole seeds are finished first and runners share them out;
             all: whatever is missing. Either way, as many train at once as memory takes.
-        executor: who does the cells, if not this process (`nearsight.study.executors`).
+        executor: what trains the cells, if not this process (`nearsight.study.executors`).
         location: where finished runs are published; `path` is then the folder to work in
             (`nearsight.study.location.scratch_folder`), and what is published already is not done again.
         reuse: folders of other studies, whose finished runs are taken where they are of the same config; of folders of
@@ -107,7 +107,7 @@ def _fetch(
     published: Collection[RunName],
     listener: StudyListener,
 ) -> None:
-    """Bring here what is published of these runs and is not here, except for what somebody is at."""
+    """Bring here what is published of these runs and is not here, except for what other runners have."""
     locks = folder.locks()
     for run in runs:
         if run in published:
@@ -159,7 +159,7 @@ def _check_images(
 
 
 def _check_data(configs: Iterable[RunConfig], data_dir: Path | None) -> None:
-    """Say that a data set is not there before anything is written."""
+    """Refuse a missing data set before anything is written."""
     for config in dict.fromkeys(config.data for config in configs):
         spec = dataset_spec(config.name)
         if spec.find is not None:

@@ -29,7 +29,7 @@ class Simulate(Protocol):
         """The table `runs` with a row per seed, and further tidy tables by name, with as many rows of each seed; each
         has a column seed.
 
-        `heard` is told now and then how much is done, from 0 to 1; what it raises ends the run.
+        `heard` is called now and then with the share that is done, from 0 to 1; what it raises ends the run.
         """
 
 

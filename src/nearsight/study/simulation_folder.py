@@ -122,23 +122,23 @@ class SimulationFolder:
             self._write_table(name, whole, results.levels)
 
     def write_provenance(self, certificate: Mapping[str, Any]) -> None:
-        """Add the certificate of who just ran to those of who ran before."""
+        """Add the certificate of this run of the command to those of earlier ones."""
         before = self._read_certificates()
-        told = {
+        certificates = {
             what: [*(each for each in before.get(what, []) if each != value), value]
             for what, value in certificate.items()
         }
         runs = SimulationResults.read(self.path).runs
         counted = {"runs": len(runs), "wall_seconds": round(float(runs["wall_seconds"].sum()), 1)}
-        write_json(self.path / "provenance.json", {**told, **counted})
+        write_json(self.path / "provenance.json", {**certificates, **counted})
 
     def _read_certificates(self) -> dict[str, list[Any]]:
-        """What provenance.json says of who ran before; nothing where there is none yet."""
+        """What provenance.json says of earlier ones; nothing where there is none yet."""
         path, way_out = self.path / "provenance.json", "; remove it, or choose another --out"
         if not path.exists():
             return {}
-        told = read_object(path, missing=str(self.path), way_out=way_out)
-        certificates = {what: value for what, value in told.items() if what not in ("runs", "wall_seconds")}
+        stored = read_object(path, missing=str(self.path), way_out=way_out)
+        certificates = {what: value for what, value in stored.items() if what not in ("runs", "wall_seconds")}
         for what, value in certificates.items():
             if not isinstance(value, list):
                 raise InputError(f"{path} is damaged: its {what} is no list{way_out}")
@@ -195,7 +195,7 @@ def read_simulation(folder: Path) -> dict[str, Any]:
         if missing := missing_parts(cell, _OF_A_CELL):
             raise InputError(f"{path} is damaged: cell {number} does not say its {missing}")
         if cell["condition"] not in described["conditions"]:
-            raise InputError(f"{path} is damaged: cell {number} is of {cell['condition']!r}, which is no condition")
+            raise InputError(f"{path} is damaged: cell {number} is of {cell['condition']!r}, which is not a condition")
     return described
 
 
@@ -210,7 +210,7 @@ def read_tables(
     folder: Path, cells: Iterable[SimulationCell], *, settings: Collection[str], responses: Iterable[str]
 ) -> dict[str, pd.DataFrame]:
     """The rows of all cells that are done, by the table's name. `settings` are the columns of `runs` that may hold
-    words. Nothing damaged is believed: a row that is cut short, or of no cell of the study, is an error that names the
+    words. Damage is refused: a row that is cut short, or of no cell of the study, is an error that names the
     file."""
     run_of = {(cell.condition, cell.seed): cell.run for cell in cells}
     needed = {RUNS: ("run", *_KEY, *responses, "wall_seconds")}
@@ -224,7 +224,7 @@ def read_tables(
     for name, table in tables.items():
         with reading_table(folder / f"{name}.csv", WAY_OUT):
             _check_complete(table, runs)
-    # runs.csv is written last: whoever was killed before that has left rows of cells that are not done.
+    # runs.csv is written last: a command that was killed before that leaves rows of cells that are not done.
     done = set(_cells(runs))
     return {name: table.loc[[cell in done for cell in _cells(table)]] for name, table in tables.items()}
 
@@ -245,7 +245,7 @@ def _read(path: Path, needed: Sequence[str]) -> pd.DataFrame:
 def _check_numbers(table: pd.DataFrame, settings: Collection[str]) -> None:
     """Columns are of numbers or of words."""
     if not table.empty and not pd.api.types.is_integer_dtype(table["seed"]):
-        raise ValueError("it has a seed that is no whole number")
+        raise ValueError("it has a seed that is not a whole number")
     for name in table.columns.difference(["run", *_KEY, *settings]):
         if not pd.api.types.is_numeric_dtype(table[name]):
             is_number = pd.to_numeric(table[name], errors="coerce").notna()
@@ -257,7 +257,7 @@ def _check_numbers(table: pd.DataFrame, settings: Collection[str]) -> None:
 def _check_cells(table: pd.DataFrame, run_of: Mapping[tuple[str, int], str]) -> None:
     for condition, seed in dict.fromkeys(_cells(table)):
         if (condition, seed) not in run_of:
-            raise ValueError(f"it has a row of {condition}, seed {seed}, which is no cell of the study")
+            raise ValueError(f"it has a row of {condition}, seed {seed}, which is not a cell of the study")
     if "run" in table:
         if table.duplicated(_KEY).any():
             raise ValueError("it has two rows of one cell")

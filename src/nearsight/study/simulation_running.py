@@ -20,7 +20,7 @@ _LOCK = "simulation"
 
 
 class SimulationListener:
-    """Told what happens while a simulation runs; the default listens to nothing."""
+    """Its methods are called while a simulation runs; by default they do nothing."""
 
     def planned(self, cells: Sequence[SimulationCell], missing: Sequence[SimulationCell]) -> None:
         """These are the cells, and those of them that are not done yet."""
@@ -36,7 +36,7 @@ class SimulationListener:
 
 
 class SimulationStoppedError(StoppedError):
-    """It ended because that was wished for; the conditions that were done are on disk."""
+    """A stop was requested; the conditions that were done are on disk."""
 
     def __init__(self, by: str) -> None:
         self.by = by
@@ -64,7 +64,7 @@ def run_simulation(
         for condition in dict.fromkeys(cell.condition for cell in missing):
             cells = [cell for cell in missing if cell.condition == condition]
             listener.started(condition, cells)
-            with stop.heeded():
+            with stop.listening():
                 found = _run_condition(simulation, cells, torch.device(device), listener, stop)
             folder.add(condition, cells, found)
             folder.write_provenance(certificate)
@@ -107,7 +107,7 @@ def _check_responses(simulation: Simulation, found: Mapping[str, pd.DataFrame]) 
 
 @contextmanager
 def _alone(path: Path) -> Iterator[None]:
-    """Nobody else writes to the folder meanwhile."""
+    """No other command writes to the folder meanwhile."""
     place = path / "locks"
     with Locks(place).kept_alive() as locks:
         if not locks.take(_LOCK):
@@ -118,5 +118,5 @@ def _alone(path: Path) -> Iterator[None]:
             yield
         finally:
             locks.clear(_LOCK)
-            with suppress(OSError):  # somebody may already wait for it
+            with suppress(OSError):  # another may already wait for it
                 place.rmdir()

@@ -1,4 +1,4 @@
-"""What a worker does with cells of a study, wherever it is: it takes them, trains them, gives them back."""
+"""What a worker does with cells of a study, wherever it is: it takes them, trains them, and releases them."""
 
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -34,15 +34,15 @@ from nearsight.train import (
 from nearsight.work import Attempt, Outcome, Tell
 
 _SECONDS_TO_END = 30.0
-"""A lost worker may need a moment to end where its machine lives on."""
+"""A lost worker may need a moment to end if its machine still runs."""
 _SECONDS_BETWEEN_LOOKS = 0.5
 
 
 class StudyListener(Listener):
-    """Told what happens while a study runs; the default listens to nothing.
+    """Its methods are called while a study runs; by default they do nothing.
 
-    Where workers do the study, all of it is told in the process that started them, except for steps: these are too
-    many to be sent around.
+    If workers do the study, they are called in the process that started the workers, except for steps: these are too
+    many to send.
     """
 
     def planned(self, cells: Sequence[Cell], missing: Sequence[Cell]) -> None:
@@ -51,8 +51,8 @@ class StudyListener(Listener):
     def taken(self, cells: Sequence[Cell]) -> None:
         """A runner does these next, together as far as memory allows."""
 
-    def given_back(self, cells: Sequence[Cell]) -> None:
-        """It is no longer at these: they are done, cannot be done, or wait for somebody else."""
+    def released(self, cells: Sequence[Cell]) -> None:
+        """The runner released these: they are done, cannot be done, or wait for another runner."""
 
     def set_aside(self, path: Path, problem: str) -> None:
         """Something in a run folder is damaged; it is kept beside, and done again."""
@@ -61,7 +61,7 @@ class StudyListener(Listener):
         """Another runner thought that this one had ended, and does this run now."""
 
     def worker_lost(self, cells: Sequence[Cell], problem: str, seconds: float | None) -> None:
-        """The worker at these cells ended unasked. They are tried again after so many seconds; None: not again."""
+        """The worker of these cells was lost. They are tried again after so many seconds; None: not again."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,13 +80,13 @@ class Work:
 
 
 class Train(Protocol):
-    """`nearsight.train.train_runs`, with all settled but what to train and where."""
+    """`nearsight.train.train_runs` with all arguments set but what to train and where."""
 
     def __call__(self, configs: Sequence[RunConfig], folders: Sequence[RunFolder], *, listener: Listener) -> None: ...
 
 
 class Runner(Listener):
-    """Takes cells through their locks, hears how they go, gives them back."""
+    """Takes cells through their locks, trains them, and releases them."""
 
     def __init__(
         self,
@@ -96,16 +96,16 @@ class Runner(Listener):
         train: Train,
         completed: Callable[[RunFolder], None],
     ) -> None:
-        """`completed` is called with the folder of each run that is done, while its lock is still held. What it finds
-        wrong with the run (an `InputError`) is noted, and the others go on."""
+        """`completed` is called with the folder of each run that is done, while its lock is still held. If it
+        raises an `InputError`, that is noted, and the others go on."""
         self._folder, self._locks, self._listener, self._train = folder, locks, listener, train
         self._completed = completed
         self.failed: dict[RunName, Exception] = {}
-        """Run → what was wrong with it."""
+        """Run → its error."""
         self.num_taken = 0
 
     def run(self, groups: Sequence[Sequence[Cell]], most: int) -> None:
-        """Go round the groups until nothing can be taken any more: another runner may leave cells behind."""
+        """Repeat over the groups until nothing can be taken any more: another runner may leave cells behind."""
         found = True
         while found:
             found = False
@@ -113,7 +113,7 @@ class Runner(Listener):
                 found |= self._run_group(group, most)
 
     def _run_group(self, cells: Sequence[Cell], most: int) -> bool:
-        """Whether any of these cells was there to be taken."""
+        """Whether any of these cells could be taken."""
         found = False
         while taken := self._take(cells, most):
             found = True
@@ -123,7 +123,7 @@ class Runner(Listener):
             try:
                 with self._locks.guarding({run: folder.path for run, folder in folders.items()}):
                     self._train([cell.config for cell in taken], list(folders.values()), listener=self)
-                for run, folder in folders.items():  # else they would be done again and again
+                for run, folder in folders.items():  # otherwise they would be done again and again
                     if problem := result_problem(folder):
                         self.failed[run] = InputError(problem)
             except LostError:  # what is left to this runner is taken again
@@ -136,7 +136,7 @@ class Runner(Listener):
             finally:
                 for cell in taken:
                     self._locks.release(cell.run)
-                self._listener.given_back(taken)
+                self._listener.released(taken)
         return found
 
     def _take(self, cells: Iterable[Cell], most: int) -> list[Cell]:
@@ -189,13 +189,13 @@ class CellsDone:
     """What came of the cells of an attempt."""
 
     failed: dict[RunName, Exception]
-    """Run → what was wrong with it; an `InputError` or a `TrainingError`."""
+    """Run → its error, an `InputError` or a `TrainingError`."""
     num_taken: int
-    """Cells that nobody else was at."""
+    """Cells that no other runner had."""
 
 
 class StudyWorker:
-    """For a pool of workers: does the cells of an attempt that nobody else is at."""
+    """For a pool of workers: does the cells of an attempt that no other runner has."""
 
     def __init__(self, work: Work) -> None:
         self._work = replace(work, groups=())  # which are given part by part
@@ -206,8 +206,8 @@ class StudyWorker:
     def _do(self, device: str, attempt: Attempt[Cell], tell: Tell, stop: Stop) -> Outcome[CellsDone]:
         work, cells, stopped_by = self._work, attempt.items, None
         folder = StudyFolder(work.folder)
-        with folder.locks(token=attempt.token, gone=attempt.gone).kept_alive() as locks:
-            # The table of all runs is for the one who hears of all of them.
+        with folder.locks(token=attempt.token, lost_tokens=attempt.lost_tokens).kept_alive() as locks:
+            # The table of all runs is written by the driver, which hears of all of them.
             completed = work.location.publish if work.location is not None else lambda _: None
             runner = Runner(folder, locks, _forwarding(tell), training(work, device, stop), completed)
             try:
@@ -223,9 +223,9 @@ class StudyWorker:
 
 
 def _forwarding(tell: Tell) -> StudyListener:
-    """Sends on what it is told: the method of a `StudyListener`, and its arguments; but no steps."""
+    """Sends each call on: the name of the `StudyListener` method and its arguments; but no steps."""
     listener = StudyListener()
-    for name in ("taken", "given_back", "set_aside", "taken_over", "started", "epoch", "split", "finished"):
+    for name in ("taken", "released", "set_aside", "taken_over", "started", "epoch", "split", "finished"):
         setattr(listener, name, partial(_forward, tell, name))
     return listener
 
@@ -235,7 +235,7 @@ def _forward(tell: Tell, name: str, *arguments: Any) -> None:
 
 
 def prepare_data(configs: Iterable[DataConfig], data_dir: Path | None, stop: Stop) -> None:
-    """See to it that each data set is in this machine's image cache; of several workers that need it at once, the
+    """Make sure that each data set is in this machine's image cache; of several workers that need it at once, the
     first decodes, and the others wait."""
     for config in dict.fromkeys(configs):
         if dataset_spec(config.name).find is None:  # embedded: made, not read
@@ -251,12 +251,12 @@ def prepare_data(configs: Iterable[DataConfig], data_dir: Path | None, stop: Sto
 
 
 def _wait_for_lost_workers(locks: Locks, cells: Sequence[Cell]) -> None:
-    """Wait for the end of those whose processes can be seen to be there still; two at a cell would do it twice."""
+    """Wait for lost workers whose processes still run here: two at one cell would do it twice."""
     deadline = time.monotonic() + _SECONDS_TO_END
     for cell in cells:
         while (
             (holder := locks.holder(cell.run)) is not None
-            and locks.is_known_gone(holder)
+            and locks.is_known_lost(holder)
             and holder.owner is not None
             and holder.owner.is_here
             and not holder.owner.is_gone()
@@ -266,5 +266,5 @@ def _wait_for_lost_workers(locks: Locks, cells: Sequence[Cell]) -> None:
 
 
 def _plain(error: Exception) -> Exception:
-    """What it says, without what it holds: this is to be sent."""
+    """The same error with its message alone, so that it can be sent."""
     return InputError(str(error)) if isinstance(error, InputError) else TrainingError(str(error))

@@ -1,6 +1,6 @@
-"""One run of a stack: what it has to remember, how it comes out of its checkpoint and goes into it, and how it ends.
+"""One run of a stack: its state, how it is saved to a checkpoint and restored from it, and how it is finished.
 
-At its end the best weights become the model, the test set is touched once, and the heads are measured.
+When it is finished, the best weights become the model, the test set is used once, and the heads are measured.
 """
 
 import time
@@ -32,7 +32,7 @@ the nearest edge of the image has a small distance too, and does not look near."
 
 @dataclass
 class Cell:
-    """A run, where it is, and what of that is not on disk yet."""
+    """A run, its progress, and the part of it that is not on disk yet."""
 
     config: RunConfig
     folder: RunFolder
@@ -133,23 +133,23 @@ def _state(stack: Stack, position: int, *, copied: bool = False) -> Tensors:
     return state
 
 
-def finish(cell: Cell, stack: Stack, dataset: Dataset, heed: Callable[[], None]) -> None:
-    """Write all that a complete folder has beside its history.
+def finish(cell: Cell, stack: Stack, dataset: Dataset, check_stop: Callable[[], None]) -> None:
+    """Write all files of a complete folder but its history.
 
-    `heed` is called now and then and may raise: cut short anywhere, all of this is done again.
+    `check_stop` is called now and then and may raise; after an interruption all of this is done again.
     """
-    heed()
+    check_stop()
     config, folder, best = cell.config, cell.folder, cell.progress.best
     assert best is not None
     device = stack.device
     began = time.perf_counter()
-    folder.write_history(cell.progress.history)  # again, in case that it is what was damaged
+    folder.write_history(cell.progress.history)  # again, in case it was damaged
     save_model(folder.model, cell.best_weights, config.model, dataset.image_size, dataset.num_classes)
     best_stack = {name: weight.unsqueeze(0) for name, weight in cell.best_weights.items()}
     every_test_image = torch.arange(len(dataset.test), device=device)
     (test_loss,), (test_acc,) = stack.evaluate(DeviceImages(dataset.test, device), every_test_image, best_stack)
     model = load_model(folder.model)
-    measured = _measure(model, cell, dataset, device, heed)
+    measured = _measure(model, cell, dataset, device, check_stop)
     write_json(
         folder.path / "result.json",
         {
@@ -188,13 +188,13 @@ def _position_association(model: nn.Module) -> float | None:
 
 
 def _measure(
-    model: nn.Module, cell: Cell, dataset: Dataset, device: torch.device, heed: Callable[[], None]
+    model: nn.Module, cell: Cell, dataset: Dataset, device: torch.device, check_stop: Callable[[], None]
 ) -> dict[str, float | None]:
     """Write heads.csv and layers.csv of the model; the extremes, which are None in a model without such heads."""
     folder, best = cell.folder, cell.progress.best
     assert best is not None
     try:
-        table = measure_on_test(model, dataset, cell.config.num_measured, device, heed)
+        table = measure_on_test(model, dataset, cell.config.num_measured, device, check_stop)
     except NoSpatialAttentionError as reason:
         folder.log("heads not measured", reason=str(reason))
         heads, layers = pd.DataFrame(columns=list(HEADS_COLUMNS)), pd.DataFrame(columns=list(LAYERS_COLUMNS))

@@ -124,7 +124,7 @@ class Protocol:
         return dataclasses.replace(self, augment=kept)
 
     def with_(self, augmentation: Augmentation) -> Self:
-        """The protocol with this augmentation: in the place of one of the same name, else where its stage belongs."""
+        """The protocol with this augmentation: in place of one of the same name, otherwise where its stage belongs."""
         if self.augmentation(augmentation.name) is not None:
             changed = (augmentation if old.name == augmentation.name else old for old in self.augment)
             return dataclasses.replace(self, augment=tuple(changed))

@@ -22,7 +22,7 @@ from nearsight.data import Dataset, DeviceImages, epoch_batches, stratified_spli
 from nearsight.errors import InputError
 from nearsight.train.config import RunConfig
 from nearsight.train.optimizer import AdamW, learning_rates
-from nearsight.train.planning import check_alike, check_shareable, check_sizes
+from nearsight.train.planning import check_shareable, check_sizes, check_stackable
 from nearsight.train.processes import Processes, Share
 from nearsight.train.stacked import (
     Weights,
@@ -41,7 +41,7 @@ _LARGEST_BATCH = 512
 class Evaluation:
     """Loss and accuracy of every cell on the same images, without augmentation or smoothing.
 
-    Like a step, a program that finds its place by itself.
+    Like a step, a program without arguments that keeps its own position.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Evaluation:
         reduced: bool,
         processes: Processes | None = None,
     ) -> None:
-        """`weights` are looked at anew in every run. `processes` are those that share the images, if several do."""
+        """`weights` are read again in every run. `processes` are those that share the images, if several do."""
         self.processes, self.num_of_all = processes or Processes(), len(index_N)
         index_N = self.processes.share(index_N)
         self.skeleton, self.weights, self.images, self.reduced = skeleton, weights, images, reduced
@@ -193,7 +193,7 @@ class Stack:
     ) -> "Stack":
         """The cells before their first step."""
         processes = processes or Processes()
-        check_alike(configs, dataset)
+        check_stackable(configs, dataset)
         check_sizes(configs, dataset.image_size)
         models = [initial_model(config, dataset) for config in configs]
         protocols = [config.protocol for config in configs]
@@ -264,7 +264,7 @@ class Stack:
         return len(self.training_N) // self.configs[0].protocol.batch_size
 
     def select(self, keep: Sequence[int]) -> "Stack":
-        """The stack of the cells at these positions; the others' memory is given up."""
+        """The stack of the cells at these positions; the others' memory is freed."""
         index = torch.tensor(keep, device=self.device)
         return replace(
             self,
@@ -301,8 +301,8 @@ class Stack:
 
     @property
     def losses_so_far(self) -> Tensor:
-        """The sum of the losses of the steps done in this epoch, for whoever watches step by step; of several
-        processes, this one's part of it."""
+        """The sum of the losses of the steps done in this epoch, to watch it step by step; of several processes,
+        this one's part of it."""
         assert self._programs is not None, "no epoch has begun"
         return self._programs.step.loss_K
 
@@ -374,7 +374,7 @@ class Stack:
     ) -> tuple[list[float], list[float]]:
         """(mean cross-entropy, accuracy) of every cell on these images, without augmentation or smoothing.
 
-        The process does it alone, whoever else there is.
+        The process does it alone, even if there are others.
         """
         return self._evaluation(images, index_N, self.weights if weights is None else weights)()
 

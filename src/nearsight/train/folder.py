@@ -143,7 +143,7 @@ class RunFolder:
         check_there(self.path, *names)
 
     def check_weights(self) -> None:
-        """Refuse a run that never had weights here; of others, whoever reads them says what is wrong with them."""
+        """Refuse a run that never had weights here; damaged ones are found when they are read."""
         if self.is_complete and not self.model.exists() and (study := self.read_provenance().get(TAKEN_FROM)):
             raise InputError(
                 f"{self.path} has no weights: the run was taken from the tables of study {study!r}, which have none; "
@@ -165,14 +165,14 @@ class RunFolder:
         certify(self.path, _LASTING, provenance)
 
     def write_checkpoint(self, progress: Progress, tensors: dict[str, Tensor], config: RunConfig) -> None:
-        """Put down where the run is, in one file. What people read is made from it."""
+        """Write the state of the run to one file. The files for people are made from it."""
         stored: dict[str, Any] = {"schema": SCHEMA, "identity": config.identity}
         stored["history"] = [asdict(row) for row in progress.history]
         if progress.heads is not None:
             stored["layer_names"] = _layer_names(progress.heads)
             tensors = tensors | _as_tensors(progress.heads)
         check_still_there(self.path)
-        self.write_history(progress.history)  # first: after the last checkpoint nobody would write it again
+        self.write_history(progress.history)  # first: after the last checkpoint it is not written again
         save_tensors(self.checkpoint, tensors, stored)
 
     def read_checkpoint(self, config: RunConfig) -> tuple[Progress, dict[str, Tensor]] | None:
@@ -221,7 +221,7 @@ def write_rows(path: Path, kind: type[Any], rows: Sequence[Any]) -> None:
 def write_heads(path: Path, frame: pd.DataFrame, epoch: int, *, others: pd.DataFrame | None = None) -> None:
     """heads.csv of a model after so many epochs, from a frame as `HeadTable.to_frame` gives it.
 
-    `others` are rows of the file that were measured at other epochs; those of this epoch give way.
+    `others` are rows of the file that were measured at other epochs; those of this epoch are replaced.
     """
     frame = frame.assign(epoch=epoch)[list(HEADS_COLUMNS)]
     if others is not None:

@@ -1,13 +1,13 @@
-"""Whose a folder is, what made it, and whether its files are what they were.
+"""Which run a folder belongs to, what made it, and whether its files are unchanged.
 
-config.json, which comes first, says whose a folder is: whoever finds another identity there keeps away.
+config.json, which comes first, says which run a folder belongs to: a process that finds another identity refuses it.
 provenance.json, which comes last, says which code, libraries and machine made it, and makes it complete.
 
-checksums.json has the size and the sha256 of each file, so that damage is noticed before it is believed. It is put down
+checksums.json has the size and the sha256 of each file, so that damage is noticed before a file is used. It is put down
 before provenance.json, which is one of the files it names: a folder that is complete has all its sums, and a crash
 between the two leaves one that is not complete. Files of tensors have their size there and a digest inside, which is
 looked at whenever they are read: a study of a thousand runs would otherwise read all their weights to show a table. A
-file that has gone is missed by whoever needs it: weights may well be elsewhere. Folders of earlier versions have no
+missing file is an error only where it is needed: weights may well be elsewhere. Folders of earlier versions have no
 sums, and are read as they are.
 """
 
@@ -78,8 +78,8 @@ def check_owner(folder: Path, identity: str, held: Callable[[], str | None], oth
 
 
 def claim(folder: Path, described: dict[str, Any], dataset: Dataset | None = None) -> None:
-    """Make a folder, which was checked, that of whom config.json is to describe, or find that it already is; of a run
-    on one's own images, on these."""
+    """Write what is `described` to config.json of a checked folder, unless it is there already. For a run on the user's
+    own images, also refuse other images than it began with."""
     _check_images(folder, dataset)
     output_folder(folder)
     if not (folder / CONFIG).exists():
@@ -91,8 +91,8 @@ def claim(folder: Path, described: dict[str, Any], dataset: Dataset | None = Non
 def _check_images(folder: Path, dataset: Dataset | None) -> None:
     """Refuse a folder whose run is on other images; None: not known, as in a folder that does not say on which."""
     path = folder / CONFIG
-    told = read_object(path, missing=str(folder)).get(_FINGERPRINT) if path.exists() else None
-    if dataset is not None and told not in (None, dataset.fingerprint):
+    recorded = read_object(path, missing=str(folder)).get(_FINGERPRINT) if path.exists() else None
+    if dataset is not None and recorded not in (None, dataset.fingerprint):
         raise InputError(
             f"{folder} holds a run on other images than those in the data folder now: choose another --out, or give "
             "the run the images it began with (--data-dir)"
@@ -104,7 +104,7 @@ def check_finished(folder: Path, name: str, load: Callable[[], Dataset]) -> None
 
     Args:
         name: of its data set.
-        load: loads the images that are given now. Images that cannot be loaded are no others.
+        load: loads the images that are given now. If they cannot be loaded, nothing is refused.
     """
     if name == OWN_IMAGES:
         dataset = None
@@ -114,15 +114,15 @@ def check_finished(folder: Path, name: str, load: Callable[[], Dataset]) -> None
 
 
 def check_still_there(folder: Path) -> None:
-    """Refuse to go on where a disk was unmounted, or the folder removed: what comes now would be half a run."""
+    """Refuse to go on where a disk was unmounted, or the folder removed: the rest alone would be half a run."""
     if not (folder / CONFIG).is_file():
-        raise InputError(f"{folder} has gone while it was written to; put it back, and give the same command again")
+        raise InputError(f"{folder} disappeared while it was written to; put it back, and give the same command again")
 
 
 def certify(folder: Path, names: Iterable[str], certificate: Mapping[str, Any]) -> None:
     """Write provenance.json, the sign that a folder is complete, and before it the sums of these files and of it.
 
-    Only one can do that: where another process has completed the folder in the meantime, this is a `LostError`.
+    Only one process can do that: if another has completed the folder in the meantime, it is a `LostError`.
     """
     text = as_json(dict(certificate))
     if (folder / PROVENANCE).exists():  # whose sums must not be replaced by ours
@@ -157,19 +157,19 @@ def _files_of(folder: Path) -> tuple[tuple[str, int, int], ...]:
 @lru_cache(maxsize=2**16)
 def _compare(folder: Path, _: tuple[tuple[str, int, int], ...]) -> None:
     """Once for every state that a folder is seen in: a study asks for all its results after each of its runs."""
-    for name, told in _read_sums(folder).items():
+    for name, recorded in _read_sums(folder).items():
         path = folder / name
-        if path.is_file() and _sums_of_file(path) != told:
+        if path.is_file() and _sums_of_file(path) != recorded:
             raise InputError(
                 f"{path} is damaged, or was changed: it is not what it was when the run was finished{way_out(folder)}"
             )
 
 
 def check_there(folder: Path, *names: str) -> None:
-    """Raise an `InputError` if a file has gone that the folder was completed with: one of these names, or any."""
+    """Raise an `InputError` if a file of the completed folder is missing: one of these names, or any."""
     for name in _read_sums(folder):
         if (not names or name in names) and not (folder / name).is_file():
-            raise InputError(f"{folder / name} has gone: it was there when the run was finished{way_out(folder)}")
+            raise InputError(f"{folder / name} is missing: it was there when the run was finished{way_out(folder)}")
 
 
 def way_out(folder: Path) -> str:
@@ -206,15 +206,15 @@ def _read_sums(folder: Path) -> dict[str, dict[str, Any]]:
     path = folder / CHECKSUMS
     if not path.exists() or not (folder / PROVENANCE).exists():
         return {}
-    told = read_object(path, missing=str(folder), way_out=way_out(folder))
-    schema, files = told.get("schema"), told.get("files")
+    content = read_object(path, missing=str(folder), way_out=way_out(folder))
+    schema, files = content.get("schema"), content.get("files")
     if isinstance(schema, int) and schema > _SUMS_SCHEMA:
         raise InputError(f"{path} has schema {schema}, but this nearsight reads up to {_SUMS_SCHEMA}; update nearsight")
     if not isinstance(files, dict) or not all(isinstance(each, dict) for each in files.values()):
         raise InputError(f"{path} is damaged: it does not say the sums of files{way_out(folder)}")
     # Earlier versions wrote no digest. Other keys than these would be damage to that one's name.
-    is_own = "digest" not in told or told["digest"] == _digest(files)
-    if schema != _SUMS_SCHEMA or not told.keys() <= {"schema", "files", "digest"} or not is_own:
+    is_own = "digest" not in content or content["digest"] == _digest(files)
+    if schema != _SUMS_SCHEMA or not content.keys() <= {"schema", "files", "digest"} or not is_own:
         raise InputError(f"{path} is damaged: it is not what was written{way_out(folder)}")
     return files
 
@@ -230,7 +230,7 @@ def provenance(device: torch.device) -> dict[str, Any]:
 
 
 def joined(certificates: Iterable[Mapping[str, Any]], names: Iterable[str]) -> dict[str, list[Any]]:
-    """Name → every value that it has among these certificates, once; None where one does not tell.
+    """Name → every value that it has among these certificates, once; None where one does not say.
 
     A run that was taken from tables may say several, one of which is its own.
     """
@@ -238,8 +238,8 @@ def joined(certificates: Iterable[Mapping[str, Any]], names: Iterable[str]) -> d
     found: dict[str, list[Any]] = {name: [] for name in names}
     for name, values in found.items():
         for certificate in held:
-            told = certificate.get(name)
-            for value in told if isinstance(told, list) else [told]:
+            stored = certificate.get(name)
+            for value in stored if isinstance(stored, list) else [stored]:
                 if value not in values:
                     values.append(value)
     return found
@@ -249,7 +249,7 @@ def _commit() -> str | None:
     """The commit of the checkout this package runs from, "+changes" if edited; else what the environment says."""
     folder = Path(__file__).resolve().parent
     try:
-        # An installed package may lie inside some other project's checkout: only a tracked file speaks for this one.
+        # An installed package may lie inside some other project's checkout, which then does not track this file.
         _git(folder, "ls-files", "--error-unmatch", Path(__file__).name)
         commit = _git(folder, "rev-parse", "HEAD")
         return commit + ("+changes" if _git(folder, "status", "--porcelain", "--", "..") else "")

@@ -27,12 +27,12 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 def plan_stacks(configs: Sequence[RunConfig], device: torch.device) -> list[list[int]]:
     """The positions of the runs of each stack. Stacks of one shape are of equal size, give or take one."""
-    alike: dict[object, list[int]] = {}
+    by_key: dict[object, list[int]] = {}
     for position, config in enumerate(configs):
-        alike.setdefault(config.stack_key, []).append(position)
+        by_key.setdefault(config.stack_key, []).append(position)
     available = SHARE_OF_FREE_MEMORY * free_bytes(device) if configs else 0.0
     stacks = []
-    for members in alike.values():
+    for members in by_key.values():
         most = max(1, min(MOST_CELLS, int(available // cell_bytes(configs[members[0]]))))
         num_stacks = math.ceil(len(members) / most)
         size, larger = divmod(len(members), num_stacks)
@@ -89,7 +89,7 @@ def _kept_values(model: nn.Module, side: int) -> int:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Memory of the device that nobody uses."""
+    """Unused memory of the device."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
@@ -122,7 +122,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(word in str(error) for word in words)
 
 
-def check_alike(configs: Sequence[RunConfig], dataset: Dataset) -> None:
+def check_stackable(configs: Sequence[RunConfig], dataset: Dataset) -> None:
     """Cells of a stack share shapes; what may differ is in the optimiser, the augmentations and the seed."""
     for config in configs:
         if config.stack_key != configs[0].stack_key:

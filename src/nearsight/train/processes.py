@@ -1,7 +1,7 @@
 """Several processes that train one model, each on its share of every batch (torchrun).
 
-What they say to each other is of two kinds. Numbers (gradients, sums) are tensors where the model is; words (who wishes
-for a stop, which epoch a run is in) are on the CPU, so that hearing them never waits for a GPU.
+They exchange two kinds of messages. Numbers (gradients, sums) are tensors where the model is; words (who requested a
+stop, which epoch a run is in) are on the CPU, so that receiving them never waits for a GPU.
 
 Batches and random numbers are functions of the seed, the epoch and a sample's place in the data set, so every process
 knows them all and makes its own samples by itself. CutMix and Mixup pair samples of the whole batch: a process also
@@ -33,12 +33,12 @@ from nearsight.train.stopping import LostProcessError
 T = TypeVar("T")
 
 TIMEOUT = 600.0
-"""Seconds that a process waits for the others before it takes them for lost. One that dies is missed at once."""
+"""Seconds that a process waits for the others before they count as lost. One that dies is noticed at once."""
 
 
 @dataclass(frozen=True)
 class Processes:
-    """Which of how many this one is. One alone by default, which has nobody to talk to."""
+    """Which of how many this one is. By default a single one, which exchanges nothing."""
 
     rank: int = 0
     num: int = 1
@@ -87,7 +87,7 @@ class Processes:
                     torch.distributed.broadcast(tensor, 0)
 
     def heard(self, word: str | None) -> str | None:
-        """What one of them says, if any does; of several, the first one's. All have come here when it returns."""
+        """The word of one of them, if any has one; of several, the first one's. It returns when all have called it."""
         if self.num == 1:
             return word
         said = torch.tensor(int(word is not None))
@@ -99,7 +99,7 @@ class Processes:
         return next(word for word in words if word is not None)
 
     def from_first(self, work: Callable[[], T]) -> T:
-        """What `work` gives in the first process, which alone does it; an error of the user there is one of all."""
+        """The result of `work`, which only the first process does; an `InputError` there is raised in all."""
         if self.num == 1:
             return work()
         outcome: list[Any] = [None, None]
@@ -130,7 +130,7 @@ class Processes:
 
 
 def _reason(error: RuntimeError) -> str:
-    """What torch says has happened, without where in its code and what one might think of it."""
+    """Torch's reason, without the place in its code and its advice."""
     return re.sub(r"^\[\S+:\d+\] ", "", str(error).splitlines()[0]).split(". ")[0]
 
 

@@ -77,8 +77,8 @@ def train_runs(
 ) -> None:
     """Train any runs, each in its folder, or finish what is missing there.
 
-    Those of equal shapes train together, as many at a time as memory takes. A run that cannot go on does not keep the
-    others from their end; what was wrong with it is raised then.
+    Those of equal shapes train together, as many at a time as memory takes. If a run cannot go on,
+    the others are finished first; then its error is raised.
 
     Of several processes (torchrun) each calls this with the same runs, and they train every stack together; the first
     one reads and writes the folders.
@@ -130,13 +130,13 @@ def train_stack(
     stop: Stop | None = None,
     checkpoint_every: int = 1,
 ) -> None:
-    """Train runs of equal shapes as one stack, each until its own end. Nothing is written before the stack stands.
+    """Train runs of equal shapes as one stack, each until its own end. Nothing is written before the stack is built.
 
     A stack that does not fit into memory goes on as two halves, and one with a cell whose loss is not finite without
     that cell, from the last whole epoch: a cell's numbers do not depend on what it was stacked with.
 
     Args:
-        stop: asked after every step. If a stop is wished for, the last whole epoch is put on disk and `StoppedError`
+        stop: checked after every step. If a stop is requested, the last whole epoch is put on disk and `StoppedError`
             raised.
         checkpoint_every: epochs between checkpoints. A kill costs the epochs since the last one; an end that can be
             seen coming (a stop, an error) costs none.
@@ -161,13 +161,13 @@ def train_stack(
             if not is_out_of_memory(error):
                 raise
             left = [run for run in runs if not run[1].is_complete]
-            if processes.num > 1:  # the others may have had enough, and cannot be asked: they wait for a gradient
+            if processes.num > 1:  # the others may have enough memory, and cannot be asked: they wait for a gradient
                 raise _too_large_a_share(left[0][0], device, processes) from error
             if len(left) == 1:
                 failed.append(_too_large(left[0][0], device))
                 continue
             parts = [left[: (len(left) + 1) // 2], left[(len(left) + 1) // 2 :]]
-            _tell_of_split(parts, listener or Listener())
+            _report_split(parts, listener or Listener())
         # After the handler: the error keeps the failed step, and so its memory, alive.
         del trainer
         gc.collect()
@@ -177,11 +177,11 @@ def train_stack(
     _raise_together(failed)
 
 
-def _tell_of_split(parts: Sequence[Sequence[tuple[RunConfig, RunFolder]]], listener: Listener) -> None:
+def _report_split(parts: Sequence[Sequence[tuple[RunConfig, RunFolder]]], listener: Listener) -> None:
     sizes = [len(part) for part in parts]
     for part in parts:
         for _, folder in part:
-            if folder.path.is_dir():  # the stack may not even have stood
+            if folder.path.is_dir():  # the stack may not even have been built
                 folder.log("out of memory", cells=sum(sizes), continuing_with=len(part))
     listener.split(sizes)
 

@@ -65,7 +65,7 @@ def bring_constants(skeleton: nn.Module, device: torch.device) -> None:
 
 
 def runs_as_one_batch(model: nn.Module) -> bool:
-    """Whether this model is not known to need another way."""
+    """Whether this model may run as one batch, as far as is known."""
     return model not in _by_vmap and model not in _cell_after_cell
 
 
@@ -137,7 +137,7 @@ def _as_one_batch(model: nn.Module, weights_K: Weights, images_KBCHW: Tensor) ->
 
 @torch.no_grad()
 def verify_stacking(skeleton: nn.Module, models: Sequence[nn.Module], image_size: tuple[int, int]) -> None:
-    """Choose the way of a model: let those that do not give as one batch what they give alone run by `torch.vmap`.
+    """Choose how a model runs: by `torch.vmap` if as one batch it does not give what it gives alone.
 
     A model that orders its batch otherwise (windows before images, say) would mix up its cells without any error.
     """
@@ -174,7 +174,7 @@ def vmapped_forward(model: nn.Module, weights_K: dict[str, Tensor], images_KBCHW
 
 
 class _StackFriendly(TorchFunctionMode):
-    """Says the same with operations that batch well over a leading axis of weights."""
+    """Replaces operations by equal ones that batch well over a leading axis of weights."""
 
     def __torch_function__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None

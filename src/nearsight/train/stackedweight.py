@@ -20,13 +20,13 @@ from torch import Tensor
 
 Rule = Callable[..., Any]
 
-# Nobody changes the default; of a read-only view of it, torch.compile cannot be sure.
+# The default is never changed; with a read-only view of it, torch.compile could not rely on that.
 _steps_in: ContextVar[Mapping[Any, Rule]] = ContextVar("steps_in", default={})  # noqa: B039
 
 
 @contextmanager
 def rules_replaced(rules: Mapping[Any, Rule]) -> Iterator[None]:
-    """Let other rules step in for some operations on weights; they may call `plainly` for the ordinary one."""
+    """Use other rules for some operations on weights; they may call `plainly` for the ordinary one."""
     token = _steps_in.set(rules)
     try:
         yield
@@ -52,7 +52,7 @@ class StackedWeight(Tensor):
         cls, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         if not all(issubclass(StackedWeight, kind) for kind in types):
-            return NotImplemented  # what waits for its numbers knows what to do
+            return NotImplemented  # a `Pending` tensor handles it
         if (other := _steps_in.get().get(func)) is not None:
             return other(*args, **(kwargs or {}))
         rule = _RULES.get(func)

@@ -67,9 +67,9 @@ def captured(program: Advance, state: Sequence[Tensor], device: torch.device) ->
 class DropPath(nn.Module):
     """Stochastic depth (Huang et al. 2016): scales each sample's branch by its factor, if there are factors.
 
-    It stands where timm has its own, which asks torch's generator, whose numbers depend on what else is trained. These
+    It replaces timm's own, which uses torch's generator, whose numbers depend on what else is trained. These
     factors belong to the samples, as all randomness here does, and the step brings them along with the weights: both
-    have a leading axis K, and that is all a stacked forward wants to know. In evaluation there are none.
+    have a leading axis K, and that is all a stacked forward needs. In evaluation there are none.
     """
 
     factor: Tensor | None
@@ -131,7 +131,7 @@ class PathDropping:
 class Teacher:
     """A trained model whose predictions take the place of labels (S2 trains Jumbo so; Fuller et al. 2026).
 
-    It sees what its pupils see, prepared as it was when it learned itself.
+    It sees the images that its students see, prepared as in its own training.
     """
 
     model: nn.Module
@@ -176,7 +176,7 @@ class Teacher:
 
     @torch.no_grad()
     def __call__(self, images_KBCHW: Tensor, *, reduced: bool = False) -> Tensor:
-        """What it takes normalised images for: class distributions [K, B, C]."""
+        """Its predictions for normalised images: class distributions [K, B, C]."""
         images = images_KBCHW.flatten(0, 1) * self.scale_C[:, None, None] + self.shift_C[:, None, None]
         with torch.autocast(images.device.type, torch.bfloat16, enabled=reduced):
             logits: Tensor = self.model(images)
@@ -243,8 +243,8 @@ class Step:
         self._update(gradient_KP)
 
     def captured(self) -> Advance:
-        """The step as one graph. With a share it is two, and what the processes tell each other between them in none:
-        whether a graph may hold that depends on versions and settings of the library that does it.
+        """The step as one graph. With a share there are two, and the exchange between processes is in neither: whether
+        a graph may hold it depends on versions and settings of the library that does it.
 
         With a share this has not run yet: it needs two GPUs.
         """

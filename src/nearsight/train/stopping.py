@@ -1,4 +1,4 @@
-"""How training ends before its end: since it cannot go on, or because somebody wishes it."""
+"""How training ends early: it cannot go on, or a stop was requested."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -10,17 +10,17 @@ class TrainingError(RuntimeError):
 
 
 class LostProcessError(TrainingError):
-    """One of several processes that train together is gone, or does not answer."""
+    """One of several processes that train together is lost, or does not answer."""
 
     def __init__(self, num_processes: int, reason: str) -> None:
         super().__init__(
-            f"another of {num_processes} processes is gone or does not answer ({reason}); the last checkpoint is kept, "
-            "and the same command continues, on any number of processes"
+            f"another of {num_processes} processes was lost or does not answer ({reason}); the last checkpoint is "
+            "kept, and the same command continues, on any number of processes"
         )
 
 
 class StoppedError(Exception):
-    """Training ended because that was wished for; its folders hold the last whole epoch and can be continued."""
+    """Training ended because a stop was requested; its folders hold the last whole epoch and can be continued."""
 
     def __init__(self, by: str, epochs_done: Sequence[int]) -> None:
         self.by = by
@@ -33,14 +33,14 @@ class StoppedError(Exception):
 
 
 class Stop:
-    """A wish that training end, heeded after the step it is in. Anybody may make it at any time: a signal handler,
-    another thread, a listener."""
+    """A request to stop, which training checks for after every step. It may come at any time, from a signal handler,
+    another thread or a listener."""
 
     def __init__(self) -> None:
         self.by: str | None = None
-        """Who made the wish, in a word for people."""
-        self.is_heeded = False
-        """Whether training is under way and will ask; before and after, a wish would wait for nobody."""
+        """Who requested the stop, in a word for people."""
+        self.is_listening = False
+        """Whether something runs that checks for a stop; otherwise a request has no effect."""
 
     @property
     def requested(self) -> bool:
@@ -50,13 +50,13 @@ class Stop:
         self.by = by
 
     @contextmanager
-    def heeded(self) -> Iterator[None]:
-        """Around whatever asks for the wish at short intervals."""
-        self.is_heeded = True
+    def listening(self) -> Iterator[None]:
+        """Around code that checks for a stop at short intervals."""
+        self.is_listening = True
         try:
             yield
         finally:
-            self.is_heeded = False
+            self.is_listening = False
 
 
 def divergence(folder: Path, loss: float, epoch: int) -> str:

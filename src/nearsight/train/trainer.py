@@ -30,7 +30,7 @@ class DivergedError(TrainingError):
 
 
 class Listener:
-    """Told what happens while runs train; the default listens to nothing."""
+    """Its methods are called while runs train; by default they do nothing."""
 
     def started(self, config: RunConfig, epochs_done: int, steps_per_epoch: int) -> None: ...
 
@@ -47,8 +47,8 @@ class Listener:
 class Trainer:
     """Trains some cells as one stack.
 
-    Several processes each have one and go through the same epochs in step. The first one reads and writes; what it
-    decides and the others have to know, it tells them.
+    Several processes each have one and go through the same epochs in step. The first one reads and writes, and
+    sends its decisions to the others.
     """
 
     def __init__(
@@ -74,8 +74,8 @@ class Trainer:
             cell.folder.log(
                 "started", epochs_done=cell.epochs_done, device=str(self._device), processes=self._processes.num
             )
-        # To the end of the saving: a wish that comes then must not cut it short.
-        with self._stop.heeded():
+        # Until everything is saved: a request that comes meanwhile must not cut that short.
+        with self._stop.listening():
             try:
                 self._run(stack)
             except Exception as error:
@@ -127,17 +127,17 @@ class Trainer:
             stack = stack.select(going) if going else stack
 
     def _finish(self, cell: Cell, stack: Stack) -> None:
-        """By the first process; the others answer its questions for a wish to stop until it says that it is done."""
+        """By the first process; the others check for a stop with it until it says that it is done."""
         if isinstance(cell.folder, FolderElsewhere):
             while (word := self._processes.heard(self._stop.by)) != _FINISHED:
                 self._stop_for(word)
             cell.folder.is_finished = True
         else:
-            finish(cell, stack, self._dataset, self._heed)
+            finish(cell, stack, self._dataset, self._check_stop)
             self._processes.heard(_FINISHED)
 
     def _run_epoch(self, stack: Stack, course: TimeCourse | None) -> None:
-        self._heed()
+        self._check_stop()
         began = time.perf_counter()
         own = stack.run_epoch(self._on_step)
         results, seconds = self._processes.from_first(lambda: (own, time.perf_counter() - began))
@@ -159,9 +159,9 @@ class Trainer:
 
     def _on_step(self, step: int) -> None:
         self._listener.step(step)
-        self._heed()
+        self._check_stop()
 
-    def _heed(self) -> None:
+    def _check_stop(self) -> None:
         self._stop_for(self._processes.heard(self._stop.by))
 
     def _stop_for(self, by: str | None) -> None:

@@ -1,7 +1,7 @@
 """One pool of workers for all work that can be divided: the cells of a study, the shards of a measurement.
 
-Workers are processes of this machine or tasks of a Ray cluster. This process needs no pool: it does one thing after the
-other, and whatever ends it ends all.
+Workers are processes of this machine or tasks of a Ray cluster. Without a pool, this process does all work itself, one
+part after the other.
 """
 
 from nearsight.work.pool import Attempt, Driver, Outcome, Pool, Retries, Tell

@@ -1,9 +1,9 @@
-"""What workers are given, what is heard of them, and how patiently work is tried again that lost its worker.
+"""Attempts that workers make, the events they report, and how work is retried whose worker was lost.
 
-A pool (`nearsight.work.processes`, `nearsight.work.ray_cluster`) has attempts done somewhere and says what happens. A
-`Driver` has parts of some work done by a pool. The rules are the same for all work: what lost its worker waits, each
-time twice as long; what lost it twice without progress goes on as two halves; after the fifth such loss it is given up,
-and the rest goes on.
+A pool (`nearsight.work.processes`, `nearsight.work.ray_cluster`) runs attempts somewhere and reports events. A
+`Driver` gives parts of some work to a pool. The rules are the same for all work: an attempt whose worker was lost waits
+before it is retried, each time twice as long; after two losses without progress it is split into halves; after the
+fifth it is given up, and the rest goes on.
 """
 
 import math
@@ -25,7 +25,7 @@ _SECONDS_BETWEEN_LOOKS = 0.25
 
 @dataclass(frozen=True, kw_only=True)
 class Retries:
-    """How often, and after how long, work is tried again that lost its worker."""
+    """How often, and after how long, work is retried whose worker was lost."""
 
     most: int = 4
     """Losses in a row, without progress between them, after which it is given up."""
@@ -49,12 +49,12 @@ class Attempt(Generic[Item]):
     items: tuple[Item, ...]
     losses: int = 0
     """Workers that were lost at these items since there was progress."""
-    gone: tuple[str, ...] = ()
-    """The tokens of all attempts at them whose workers were lost: the locks of these hold nothing."""
+    lost_tokens: tuple[str, ...] = ()
+    """The tokens of all attempts at them whose workers were lost: their locks are void."""
     not_before: float = 0.0
     """On the clock of `time.monotonic`."""
     token: str = field(default_factory=lambda: secrets.token_hex(8))
-    """Tells this attempt from all others, and owns the locks that are taken for it."""
+    """Identifies this attempt, and owns the locks that are taken for it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +91,7 @@ class Heard:
 
 @dataclass(frozen=True)
 class Ended(Generic[Result]):
-    """A worker is through with its attempt."""
+    """A worker has finished its attempt."""
 
     token: str
     outcome: Outcome[Result]
@@ -99,7 +99,7 @@ class Ended(Generic[Result]):
 
 @dataclass(frozen=True)
 class Lost:
-    """A worker ended unasked."""
+    """A worker ended without being asked to."""
 
     token: str
     problem: str
@@ -124,7 +124,7 @@ class Pool(Protocol[Item, Result]):
     def give(self, attempt: Attempt[Item]) -> None: ...
 
     def listen(self, seconds: float) -> Sequence[Event[Result]]:
-        """What happened, in its order; if nothing has, what happens in the next so many seconds."""
+        """The events so far, in order; if there are none, those of the next so many seconds."""
         ...
 
     def stop(self, by: str) -> None:
@@ -160,9 +160,9 @@ class Backlog(Generic[Item]):
             return None
         seconds = self._retries.wait(losses)
         middle = len(left) if losses < 2 else math.ceil(len(left) / 2)
-        gone = (*attempt.gone, attempt.token)
+        lost_tokens = (*attempt.lost_tokens, attempt.token)
         self._waiting += [
-            Attempt(items=tuple(part), losses=losses, gone=gone, not_before=now + seconds)
+            Attempt(items=tuple(part), losses=losses, lost_tokens=lost_tokens, not_before=now + seconds)
             for part in (left[:middle], left[middle:])
             if part
         ]
@@ -170,7 +170,7 @@ class Backlog(Generic[Item]):
 
 
 class Driver(ABC, Generic[Item, Result]):
-    """Has work done by a pool. What the work is, and what is told of it, is for the one who derives from this."""
+    """Gives work to a pool. Subclasses decide what the work is and how its events are handled."""
 
     def __init__(self, pool: Pool[Item, Result], retries: Retries, stop: Stop) -> None:
         self._pool, self._retries, self._stop = pool, retries, stop
@@ -188,11 +188,11 @@ class Driver(ABC, Generic[Item, Result]):
         return attempt.items
 
     def heard(self, attempt: Attempt[Item], message: Any) -> bool:
-        """A worker says something; whether that is progress, after which losses are counted anew."""
+        """Handle a worker's message; returns whether it is progress, after which losses count from 0 again."""
         raise NotImplementedError
 
     def looked(self) -> None:
-        """All that happened so far was told."""
+        """All events so far were handled."""
 
     def drive(self, parts: Iterable[Sequence[Item]]) -> int:
         """Have all parts done; how many were not begun, because a stop was requested."""
@@ -208,7 +208,7 @@ class Driver(ABC, Generic[Item, Result]):
                 self._pool.give(new)
             for event in self._pool.listen(_SECONDS_BETWEEN_LOOKS):
                 attempt = running.get(event.token)
-                if attempt is None:  # somebody who was given up has one more word
+                if attempt is None:  # a late message of an attempt that was given up
                     continue
                 if isinstance(event, Heard):
                     if self.heard(attempt, event.message):

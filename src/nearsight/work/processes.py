@@ -49,7 +49,7 @@ def process_pool(
 
     Args:
         num_threads: of each; by default as many as torch takes.
-        patience: seconds in which a worker is to end what it is at, if the pool is left before.
+        patience: seconds that a busy worker has to end when the pool is left.
         start_method: a fork would share the state of CUDA, and the locks of threads.
     """
     processes = _Processes(make, places, num_threads, patience, start_method)
@@ -65,11 +65,11 @@ class _Worker:
     connection: Connection
     place: str
     token: str | None = None
-    """Of what it is at."""
+    """Of its attempt, if it has one."""
 
 
 class _Processes(Generic[Item, Result]):
-    """Each has a pipe of its own: one that is killed while it writes blocks nobody."""
+    """Each has a pipe of its own: one that is killed while it writes blocks no other."""
 
     def __init__(
         self,
@@ -110,18 +110,18 @@ class _Processes(Generic[Item, Result]):
         ready = wait([worker.connection for worker in self._workers], seconds)
         for worker in [worker for worker in self._workers if worker.connection in ready]:
             try:
-                told: Event[Result] = worker.connection.recv()
+                event: Event[Result] = worker.connection.recv()
             except (EOFError, OSError):
                 self._remove(worker)
                 if worker.token is not None:
                     how = _ending(worker.process.exitcode)
                     heard.append(Lost(worker.token, f"worker process {worker.process.pid} {how}"))
                 continue
-            heard.append(told)
-            if isinstance(told, Heard):
+            heard.append(event)
+            if isinstance(event, Heard):
                 continue
             worker.token = None
-            if isinstance(told, Lost) or told.outcome.stopped_by is not None:  # it ends now
+            if isinstance(event, Lost) or event.outcome.stopped_by is not None:  # it ends now
                 self._remove(worker)
         return heard
 
@@ -140,7 +140,7 @@ class _Processes(Generic[Item, Result]):
                 worker.connection.send(by)
 
     def close(self) -> None:
-        """End all of them: those that are at something, after their step."""
+        """End all of them; busy ones after their step."""
         self.stop(_STARTER_ENDED)
         for worker in list(self._workers):
             self._remove(worker, self._patience)
@@ -151,7 +151,7 @@ def _ending(code: int | None) -> str:
 
 
 def work_through(connection: Connection, make: Make[Any, Any], place: str, num_threads: int | None) -> None:
-    """The life of a worker: attempts come through the pipe, and what happens goes back, until the other end closes.
+    """The loop of a worker: attempts come through the pipe, and events go back, until the other end closes.
 
     A string through the pipe is who requests a stop. SIGINT goes to all processes of a terminal, so it is left to the
     one who started this; SIGTERM may be meant for this one alone.
@@ -167,16 +167,16 @@ def work_through(connection: Connection, make: Make[Any, Any], place: str, num_t
 
     def read() -> None:
         with contextlib.suppress(EOFError, OSError):
-            while isinstance(told := connection.recv(), Attempt):
-                attempts.put(told)
-            end(told)
+            while isinstance(received := connection.recv(), Attempt):
+                attempts.put(received)
+            end(received)
             return
         end(_STARTER_ENDED)
 
     def send(event: Event[Any]) -> None:
         try:
             connection.send(event)
-        except OSError:  # nobody is there any more; the reader knows too
+        except OSError:  # the other end is closed; the reader notices, too
             end(_STARTER_ENDED)
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -1,7 +1,7 @@
 """A pool of tasks of a Ray cluster, whose nodes may come and go. Ray is imported when it is asked for.
 
-Ray places the tasks; trying again is ours: Ray would do so at once, on and on or not at all, and could not tell a new
-worker whose locks hold nothing any more. So its tasks have no retries of their own.
+Ray places the tasks, but retries are ours: Ray would retry at once, without end or not at all, and could not let a new
+worker know which locks are void. So its tasks have no retries of their own.
 """
 
 import contextlib
@@ -63,7 +63,7 @@ def connected(address: str) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def _own_signals() -> Iterator[None]:
-    """Ray sets handlers that end the process at once, but whoever runs a study has better ones."""
+    """Ray sets handlers that end the process at once, but a study has better ones."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -109,7 +109,7 @@ class _Board:
         self._stopped_by: str | None = None
 
     def put(self, token: str, messages: Sequence[Any]) -> str | None:
-        """Who requests a stop, if somebody does."""
+        """Who requested a stop, if there was a request."""
         self._begun.add(token)
         self._heard += [Heard(token, message) for message in messages]
         return self._stopped_by
@@ -119,7 +119,7 @@ class _Board:
         return heard
 
     def stop(self, by: str) -> set[str]:
-        """The tokens of those that have begun; all others will read the request first."""
+        """The tokens of those that have begun; all others will see the request first."""
         self._stopped_by = by
         return self._begun
 

@@ -141,7 +141,7 @@ class _Probe:
             training.load(self._folder.checkpoint, self._record["identity"])
         first = training.steps_done
         listener.started(first, config)
-        with self._features() as features, stop.heeded():
+        with self._features() as features, stop.listening():
             try:
                 self._train(training, features, listener, stop, checkpoint_every)
                 self._keep(training)

@@ -62,8 +62,8 @@ class LivePage(StudyListener):
     def taken(self, cells: Sequence[Cell]) -> None:
         self._listener.taken(cells)
 
-    def given_back(self, cells: Sequence[Cell]) -> None:
-        self._listener.given_back(cells)
+    def released(self, cells: Sequence[Cell]) -> None:
+        self._listener.released(cells)
         for cell in cells:
             self._epochs.pop(cell.run, None)
 

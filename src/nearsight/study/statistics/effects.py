@@ -43,7 +43,7 @@ class Effects:
 def factorial_effects(
     runs: pd.DataFrame, factors: Mapping[str, Sequence[str]], response: str, level: float = LEVEL
 ) -> Effects:
-    """Fit all main effects and interactions that the runs can tell apart, with seeds as replicates.
+    """Fit all main effects and interactions that the runs can distinguish, with seeds as replicates.
 
     Where there are too few runs for all terms and an estimate of the noise, or where terms are aliased (a fraction of
     the design, or missing runs), the highest orders are left out until the rest can be estimated; `notes` says so.
@@ -79,7 +79,7 @@ def _problem(design: Array, *, main_effects_only: bool) -> str | None:
     if num_runs < num_parameters:
         return f"{num_runs} runs cannot estimate {num_parameters} parameters"
     if np.linalg.matrix_rank(design) < num_parameters:
-        return "with the conditions that were run they cannot be told from other terms"
+        return "with the conditions that were run they cannot be distinguished from other terms"
     # Without main effects nothing is left to say, so they stay even where their noise cannot be estimated.
     if num_runs == num_parameters and not main_effects_only:
         return f"{num_runs} runs for {num_parameters} parameters leave none to estimate the noise"
@@ -89,8 +89,8 @@ def _problem(design: Array, *, main_effects_only: bool) -> str | None:
 def _fit_without_rounding(design: Array, values: Array) -> tuple[Array, Array]:
     """Coefficients and residuals of least squares; what rounding leaves of either counts as nothing.
 
-    Runs that agree to the last digit, as those of a factor that never acted, would else have an effect of 1e-17 with a
-    noise of 1e-18, and a p-value of their own.
+    Runs that agree to the last digit, as those of a factor that never acted, would otherwise have an effect of 1e-17
+    with a noise of 1e-18, and a p-value of their own.
     """
     coefficients = np.asarray(np.linalg.lstsq(design, values)[0], dtype=np.float64)
     residuals: Array = values - design @ coefficients

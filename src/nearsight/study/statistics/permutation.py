@@ -1,7 +1,7 @@
 """Do the runs with a factor and those without it fall into two groups, and could chance do that?
 
 A permutation test: were the factor without any effect, the labels "with" and "without" could be dealt to the runs anew
-and nothing would change. The p-value is the share of all dealings that part the runs as far as the real one does.
+and nothing would change. The p-value is the share of all dealings that separate the runs as far as the real one does.
 All of them are counted, though not one by one: a dealing's sum is the sum of its part in one half of the runs and its
 part in the other, so sorted lists of the halves' sums are enough.
 """
@@ -43,14 +43,14 @@ class Separation:
     difference: float
     """Mean with the factor minus mean without it."""
     margin: float
-    """The smallest of the upper group minus the largest of the lower: positive for a clean gap, else the overlap."""
+    """The smallest of the upper group minus the largest of the lower: positive for a gap, negative for an overlap."""
     p: float
     """Two-sided: twice the smaller share of dealings whose difference of means is as low, or as high, as the real."""
     p_complete: float
-    """The share of dealings that part the runs completely, on either side."""
+    """The share of dealings that separate the runs completely, on either side."""
     num_dealings: int
     exact: bool
-    """All dealings were counted; else so many were drawn at random."""
+    """Whether all dealings were counted; otherwise so many were drawn at random."""
     blocks: tuple[str, ...]
     """Labels were dealt only among runs that agree in these columns."""
 
@@ -166,7 +166,7 @@ def _sums_by_size(values: Array) -> list[Array]:
 
 
 def _count_complete(values: Array, has: NDArray[np.bool_], members: Sequence[NDArray[np.intp]]) -> int:
-    """How many dealings part the runs completely: at most the one with all lowest values, and the one with all highest.
+    """How many dealings separate the runs completely: at most that with all lowest values and that with all highest.
 
     Dealing within blocks, such a dealing exists only if it takes as many runs of each block as the real one.
     """
@@ -196,7 +196,7 @@ def _count_drawn(
 
 @lru_cache(maxsize=4)
 def _dealings(shares: tuple[tuple[int, int], ...], num_drawn: int) -> NDArray[np.uint8]:
-    """Who is "with" in random dealings to blocks of so many runs, of which so many are; a row of bits per dealing.
+    """Which runs are "with" in random dealings, a row of bits per dealing; `shares`: per block, (runs, runs "with").
 
     They are the same for every factor and response that has such blocks, so they are drawn once.
     """

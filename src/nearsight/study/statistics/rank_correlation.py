@@ -22,7 +22,7 @@ METHOD = (
 
 @dataclass(frozen=True, kw_only=True)
 class RankCorrelation:
-    """NaN where it is not defined: of too few runs, of values that are all alike, or where one is no number."""
+    """NaN where it is not defined: of too few runs, of values that are all equal, or where one is no number."""
 
     value: float
     low: float

@@ -1,4 +1,4 @@
-"""DINO (Caron et al. 2021): a student learns, without labels, to say of crops what its own running mean says."""
+"""DINO (Caron et al. 2021): without labels, a student learns to predict the output of its own running mean."""
 
 from nearsight.train.dino.config import CropsConfig, DinoConfig, DinoProtocol, ImagesConfig
 from nearsight.train.dino.running import COLLAPSED_BELOW, DinoFolder, DinoListener, DinoRow, pretrain

@@ -245,7 +245,7 @@ class Pair:
 
     @torch.no_grad()
     def follow(self, share: Tensor) -> None:
-        """Let the teacher go this share of the way to the student."""
+        """Move the teacher this share of the way to the student."""
         self.teacher_KP.lerp_(self.optimizer.weights_KP, share)
 
     def named(self) -> dict[str, Tensor]:

@@ -62,7 +62,7 @@ def dino_tiny_imagenet() -> DinoConfig:
         crops=CropsConfig(
             min_global_area=0.5,
             local_size=32,
-            # 29 to 40 pixels wide, so that a local crop shows things at the size they have in a global one. From the
+            # 29 to 40 pixels wide, so that a local crop shows objects as large as a global one does. From the
             # original's 0.05 on, some would be 14 pixels wide, of which 32 are made.
             min_local_area=0.2,
             # As wide as the original's relative to the image.

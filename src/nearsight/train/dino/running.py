@@ -37,8 +37,8 @@ from nearsight.train.processes import Processes
 from nearsight.train.stopping import Stop, StoppedError, TrainingError, divergence, way_out_of_divergence
 
 COLLAPSED_BELOW = 0.01
-"""Nats that the teacher's output tells about the image, below which it says the same of all: whether it names one
-prototype for each of them or all prototypes alike."""
+"""Mutual information of the teacher's output and the image, in nats, below which the teacher gives all images the same
+output: one prototype, or all prototypes equally."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,10 +91,10 @@ class DinoFolder:
         return DinoConfig.from_json(settings, str(path))
 
     def write_checkpoint(self, rows: Sequence[DinoRow], state: dict[str, Tensor], config: DinoConfig) -> None:
-        """Put down where the run is, in one file. What people read is made from it."""
+        """Write the state of the run to one file. The files for people are made from it."""
         stored = {"schema": SCHEMA, "identity": config.identity, "history": [asdict(row) for row in rows]}
         check_still_there(self.path)
-        self.write_history(rows)  # first: after the last checkpoint nobody would write it again
+        self.write_history(rows)  # first: after the last checkpoint it is not written again
         save_tensors(self.run.checkpoint, state, stored)
 
     def read_checkpoint(self, config: DinoConfig) -> tuple[tuple[DinoRow, ...], dict[str, Tensor]] | None:
@@ -112,7 +112,7 @@ class DinoFolder:
 
 
 class DinoListener:
-    """Told what happens while a run trains; the default listens to nothing."""
+    """Its methods are called while a run trains; by default they do nothing."""
 
     def started(self, config: DinoConfig, epochs_done: int, steps_per_epoch: int) -> None: ...
 
@@ -121,7 +121,7 @@ class DinoListener:
     def epoch(self, config: DinoConfig, row: DinoRow) -> None: ...
 
     def collapsed(self, row: DinoRow) -> None:
-        """The teacher says the same of all images."""
+        """The teacher gives all images the same output."""
 
 
 def pretrain(
@@ -139,7 +139,7 @@ def pretrain(
     Of several processes (torchrun) each calls this; the first one reads and writes the folder.
 
     Args:
-        stop: asked after every step. If a stop is wished for, the last whole epoch is put on disk and `StoppedError`
+        stop: checked after every step. If a stop is requested, the last whole epoch is put on disk and `StoppedError`
             raised.
         checkpoint_every: epochs between checkpoints. A kill costs the epochs since the last one.
     """
@@ -184,8 +184,8 @@ class _Run:
         self._resume()
         self._listener.started(self._config, len(self._rows), self._training.steps_per_epoch)
         self._log("started", epochs_done=len(self._rows), device=str(self._device))
-        # To the end of the saving: a wish that comes then must not cut it short.
-        with self._stop.heeded():
+        # Until everything is saved: a request that comes meanwhile must not cut that short.
+        with self._stop.listening():
             try:
                 while len(self._rows) < self._config.protocol.epochs:
                     self._run_epoch()
@@ -218,7 +218,7 @@ class _Run:
             raise InputError(f"{self._folder.run.checkpoint} does not fit the run's model: {error}") from error
 
     def _run_epoch(self) -> None:
-        self._heed()
+        self._check_stop()
         began = time.perf_counter()
         result = self._training.run_epoch(len(self._rows), self._on_step)
         row = DinoRow(epoch=len(self._rows) + 1, **asdict(result), seconds=time.perf_counter() - began)
@@ -235,9 +235,9 @@ class _Run:
 
     def _on_step(self, step: int) -> None:
         self._listener.step(step)
-        self._heed()
+        self._check_stop()
 
-    def _heed(self) -> None:
+    def _check_stop(self) -> None:
         if (by := self._processes.heard(self._stop.by)) is not None:
             raise StoppedError(by, [len(self._rows)])
 
@@ -253,7 +253,7 @@ class _Run:
     def _finish(self) -> None:
         """Write all that a complete folder has beside its history; cut short anywhere, all of this is done again."""
         config, folder, last = self._config, self._folder, self._rows[-1]
-        folder.write_history(self._rows)  # again, in case that it is what was damaged
+        folder.write_history(self._rows)  # again, in case it was damaged
         weights = self._training.network("teacher").backbone.state_dict()
         save_model(folder.run.model, weights, config.model, self._dataset.image_size, num_classes=0)
         numbers = asdict(last)

@@ -222,7 +222,7 @@ class EpochResult:
     prototypes_used: float
     """Effective number in the epoch: e to the entropy of its mean distribution."""
     information: float
-    """Nats that the prototypes tell about the images of a batch: entropy of the mean less mean of the entropies."""
+    """Nats of information about the images of a batch: entropy of the mean less mean of the entropies."""
     centre_norm: float
 
 
@@ -295,7 +295,7 @@ class DinoTraining:
             for images_BCHW, _ in self._images.stream(self._images.positions(index_SB)):
                 yield partial(self._step, images_BCHW)
             return
-        # What processes tell each other within a step is in no graph.
+        # The exchange between processes within a step is in no graph.
         advance = self._graph() if self.device.type == "cuda" and self._processes.num == 1 else self._step
         yield from itertools.repeat(advance, self.steps_per_epoch)
 

@@ -97,7 +97,7 @@ class Branch(ABC):
     def backward(
         self, gradient: Gradient, normal: Normal, kept: Kept, weights: Weights
     ) -> tuple[Tensor, Callable[[], WeightGradients]]:
-        """The gradient of the normalised stream, and what makes those of the weights, for which nobody waits."""
+        """The gradient of the normalised stream, and what makes those of the weights, which are not needed yet."""
         projected_KRo, middle_KRi, folded_Koi, shifted_Ko, rounded_Koi = kept
         middle_gradient = torch.bmm(gradient.rounded_KRC, rounded_Koi)
         back = self.middle_back(middle_gradient, projected_KRo, shifted_Ko, weights)
@@ -181,7 +181,7 @@ class AttentionBranch(Branch):
         return Back(gradient.view(projected_KRo.shape))
 
     def sum_of(self, back: Back, outer_sum_KC: Tensor, second_KCi: Tensor) -> Tensor:
-        # A bias of all keys moves every logit of a query alike, which softmax does not see; and since its weights sum
+        # A bias of all keys moves every logit of a query equally, which softmax does not see; and since its weights sum
         # to 1, a bias of all values moves every result by itself.
         of_values_Ki = torch.bmm(outer_sum_KC.unsqueeze(1), second_KCi).squeeze(1)
         of_queries_Ki = sum_rows(back.gradient_KRo[..., : of_values_Ki.shape[1]])

@@ -34,7 +34,7 @@ from nearsight.train.fused.local_bias import (
     add_bump,
     add_bump_sums,
     bumps_of,
-    given_back,
+    gradients_from_sums,
     load_given,
     store_given,
 )
@@ -237,7 +237,7 @@ def _attend_back(
     if ROOM > 0:
         given_grads = ()
         if KERNEL != "none":
-            given_grads = given_back(bumps, sums, AXES, LEARNED)
+            given_grads = gradients_from_sums(bumps, sums, AXES, LEARNED)
         store_given(given_grad, given_grads, start, QUERIES, PACKED, TOKENS, FIRST, ROOM)
     return new_key_grads, new_value_grads
 

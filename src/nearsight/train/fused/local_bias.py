@@ -25,7 +25,7 @@ class LocalBias:
     num_axes: int
     """Widths that a query gives: by row and by column, or one for both, or none, if the width is fixed."""
     learns_strength: bool
-    """Whether a query gives its strength, which else is 1."""
+    """Whether a query gives its strength, which is 1 otherwise."""
     most: float
     """The largest variance, or the fixed one."""
     shift: float
@@ -250,7 +250,7 @@ def _kernel(bumps, position_N, first, SIZE, numbers, PATCHES, COLS, KERNEL, CLAM
 
 
 @kernel
-def given_back(bumps, sums, AXES, LEARNED):
+def gradients_from_sums(bumps, sums, AXES, LEARNED):
     """Gradients of the numbers that queries give, from the sums over all keys of `add_bump_sums`."""
     _, _, strength_N, slope_y_N, slope_x_N, slope_N = bumps
     by_y_N, by_x_N, by_kernel_N = sums

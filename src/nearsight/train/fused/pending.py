@@ -113,8 +113,8 @@ def _attention(func: Any, query: Any, key: Any, value: Any, *others: Any, **opti
     masked = others or options.get("attn_mask") is not None or options.get("is_causal")
     scale = options.get("scale")
     ordinary = not masked and not options.get("dropout_p") and (scale is None or scale > 0)
-    alike = all(isinstance(tensor, Pending) and tensor.shape == query.shape for tensor in (query, key, value))
-    if not (ordinary and alike and query.dim() == 4):
+    same_shape = all(isinstance(tensor, Pending) and tensor.shape == query.shape for tensor in (query, key, value))
+    if not (ordinary and same_shape and query.dim() == 4):
         return NotImplemented
     batch, heads, tokens, size = query.shape
     root = torch.empty((batch, tokens, heads, size), dtype=query.dtype, device="meta")
@@ -143,7 +143,7 @@ def _dropout(func: Any, input: Tensor, p: float = 0.5, training: bool = True, in
 
 
 def _select(func: Any, input: Pending, index: Any) -> Any:
-    """Rows are selected before they are normalised: a classifier that looks at one token needs no others' norms."""
+    """Rows are selected before they are normalised: a classifier that reads one token needs only that one's norm."""
     norm = input.operation
     index = index if isinstance(index, tuple) else (index,)
     if norm.func is not F.layer_norm or len(index) >= input.dim() or not all(isinstance(i, slice | int) for i in index):

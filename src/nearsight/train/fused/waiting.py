@@ -49,7 +49,7 @@ class Operation:
     done: Any = None
 
     def evaluate(self) -> Any:
-        """The result; made once, whoever asks."""
+        """The result, made once."""
         # Inside an autograd function, say: autograd has already taken the pending result for one without gradients.
         if self.with_gradients and not torch.is_grad_enabled():
             raise UnstackableError("results without their gradients")

@@ -61,7 +61,7 @@ class Tracker:
 
     def record(self, step: int, weights: Weights, train_risk_S: Tensor, test: Performance) -> None:
         alpha_S, across_Sd = along_and_across(weights.v_Sd, self._feature_Sd)
-        # Of what has overflown nothing is associated: entries that are all alike are a tie.
+        # After an overflow nothing is associated: entries that are all equal are a tie.
         finite_SDD = weights.attention_SDD.nan_to_num(0.0, 0.0, 0.0) * weights.attention_SDD.isfinite().all(-1, True)
         found = patch_association(finite_SDD, self._sets_D)
         values = {
@@ -88,7 +88,7 @@ class Tracker:
 
 
 Heard = Callable[[float], None]
-"""Told after each step how much of the descent is done, from 0 to 1; what it raises ends it."""
+"""Called after each step with the share of the descent that is done, from 0 to 1; what it raises ends the descent."""
 
 
 class Descended(NamedTuple):

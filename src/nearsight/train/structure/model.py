@@ -44,7 +44,7 @@ class PositionalModel:
         settle_numbers(self)
         check_numbers(self)
         if self.power < 1 or self.power % 2 == 0:
-            raise InputError(f"power is {self.power}, but must be odd, so that both labels are treated alike")
+            raise InputError(f"power is {self.power}, but must be odd, so that both labels are treated the same")
         check_at_least("slope", self.slope, 0)
         check_at_least("init_attention", self.init_attention, 0)
         check_at_least("init_feature", self.init_feature, 0)
@@ -85,7 +85,7 @@ class Descent:
 
 @dataclass(frozen=True, kw_only=True)
 class StructureRun:
-    """One run; the seed is none of it, since all seeds of a run are computed together."""
+    """One run without its seed, since all seeds of a run are computed together."""
 
     data: PatchData = field(default_factory=StructuredPatches)
     model: PositionalModel = field(default_factory=PositionalModel)
