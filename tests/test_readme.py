@@ -108,7 +108,7 @@ def test_the_protocol_study_is_what_its_results_say() -> None:
     assert f"below {parted.highest_with:.3f}, all without at or above {parted.lowest_without:.3f}" in TOLD
     assert f"in {others['runs_with_own_patch'].sum()} of {parted.num_with} runs" in TOLD
     verdicts = pd.read_csv(results / "verdict.csv").set_index("claim")
-    (still,) = verdicts[verdicts.index.str.contains("does Modern's most local one still")].itertuples()
+    (still,) = verdicts[verdicts.index.str.contains("is Modern's most local head still")].itertuples()
     assert f"by {-still.value:.3f} ± {(still.high - still.low) / 2:.3f}" in TOLD
     runs = pd.read_csv(results.parent / "runs.csv")
     assert f"spend {100 * runs.loc[runs['min_mad'] < 0.05, 'max_share_self'].min():.0f} % of their attention" in TOLD
@@ -120,9 +120,9 @@ def test_what_is_told_of_other_studies_is_what_their_results_say() -> None:
         (row,) = (row for _, row in verdicts.iterrows() if row["claim"].startswith(claim))
         return row
 
-    margin = judged("ablation-tiny-imagenet", "CutMix parts the conditions")
-    assert f"CutMix parts the runs by {margin['value']:.3f}" in TOLD
-    assert judged("ablation-cifar10", "CutMix parts the conditions")["value"] < 0
+    margin = judged("ablation-tiny-imagenet", "CutMix separates the conditions")
+    assert f"CutMix separates the runs by {margin['value']:.3f}" in TOLD
+    assert judged("ablation-cifar10", "CutMix separates the conditions")["value"] < 0
     fitted = "emergence-fitted-cifar100"
     assert judged(fitted, "Do local heads appear")["ours"] == "4 of 4 runs with CutMix, 0 of 4 without"
     epochs = judged(fitted, "When does the first local head")["verdict"].removeprefix("epoch ").split(",")[0]

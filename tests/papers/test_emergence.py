@@ -200,7 +200,7 @@ def test_runs_of_another_depth_are_not_judged(results: StudyResults) -> None:
     course = results.course
     shallow = (course["run"] == course["run"].iloc[0]) & (course["layer"] == course["layer"].max())
     mixed = dataclasses.replace(results, course=course[~shallow])
-    with pytest.raises(InputError, match=r"as many layers each, but not these: Baseline, seed 0, 7 and .*, 8"):
+    with pytest.raises(InputError, match=r"same number of layers, but these differ: Baseline, seed 0, 7 and .*, 8"):
         layers_by_epoch(mixed)
     for judgement in judgements(mixed):
         assert judgement.finding.verdict == "not tested"

@@ -50,7 +50,7 @@ def test_the_page_has_what_the_results_say(results: Path) -> None:
     assert "The Modern protocol raises test accuracy | 78.46 to 84.84 %: +6.38 points |" in text
     assert "26 runs, 2 seeds per condition, 78 M images in 10 minutes on A GPU" in text
     assert f"(../{results.name}/mixing-cifar100/figures/mixing-contrasts.png)" in text
-    assert "What moves the smallest distance" in text
+    assert "What changes the smallest distance" in text
 
 
 def test_the_page_says_which_runs_are_of_other_studies(tmp_path: Path) -> None:

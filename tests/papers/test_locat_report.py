@@ -14,7 +14,7 @@ from nearsight.papers.locat.measured import differences_to, layers_table, locali
 from nearsight.papers.locat.plane import FAMILIES, accuracy_and_locality
 from nearsight.papers.locat.variants import locat_cifar100, locat_tiny_imagenet
 from nearsight.report.claims import judge
-from nearsight.report.figures import svg_text
+from nearsight.report.figures.style import svg_text
 from nearsight.report.fits import Estimate
 from nearsight.report.responses import run_measures
 from nearsight.report.rules import Verdict, judge_comparable, judge_not_worse
@@ -364,7 +364,7 @@ def cutmix(distances, noise=0.004, **options):
 )
 def test_the_question_no_paper_asked(distances, answer):
     for other in ("LocAt", "GAug"):
-        finding = finding_on(cutmix(distances), f"Does CutMix still bring the most local head nearer where {other}")
+        finding = finding_on(cutmix(distances), f"Does CutMix still make the most local head more local where {other}")
         assert finding.verdict == answer
         assert finding.n == 3
         expected = (distances[6] - distances[2]) - (distances[4] - distances[0])
@@ -374,12 +374,12 @@ def test_the_question_no_paper_asked(distances, answer):
 def test_locat_is_both_of_its_parts():
     """CutMix still does it beside GAug, with PRR or without; only where there are both, nothing is left to do."""
     results = cutmix((0.30, 0.30, 0.20, 0.10, 0.25, 0.25, 0.10, 0.10), noise=0.002)
-    start = "Does CutMix still bring the most local head nearer where"
+    start = "Does CutMix still make the most local head more local where"
     assert finding_on(results, f"{start} GAug").verdict == Answer.STILL
     finding = finding_on(results, f"{start} LocAt")
     assert finding.verdict == Answer.NOT
     assert finding.value == pytest.approx(0.05)
-    other_way = finding_on(results, "Does LocAt still bring the most local head nearer where CutMix")
+    other_way = finding_on(results, "Does LocAt still make the most local head more local where CutMix")
     assert other_way.verdict == Answer.LESS
     assert "without CutMix −0.200" in other_way.ours
     assert "with it −0.150" in other_way.ours
@@ -407,8 +407,12 @@ def test_effects_beside_locat_are_differences_of_cells_with_the_noise_within_all
 def test_half_the_distance_left_is_less_in_distance_but_the_same_share():
     results = cutmix((0.30, 0.30, 0.10, 0.10, 0.15, 0.15, 0.05, 0.05), noise=0.001)
     answers = found(results)
-    assert answers["Does CutMix still bring the most local head nearer where GAug already does?"].verdict == Answer.LESS
-    share = answers["Does CutMix still bring the most local head nearer, relative to what GAug leaves of its distance?"]
+    assert (
+        answers["Does CutMix still make the most local head more local where GAug already does?"].verdict == Answer.LESS
+    )
+    share = answers[
+        "Does CutMix still make the most local head more local, relative to what GAug leaves of its distance?"
+    ]
     assert share.verdict == Answer.STILL
     assert "−50 %" in share.ours
 

@@ -88,12 +88,12 @@ def test_a_line_is_scipys() -> None:
 
 
 def test_what_cannot_be_told_apart_is_said() -> None:
-    with pytest.raises(InputError, match="cannot tell its effects apart"):
+    with pytest.raises(InputError, match="its effects cannot be separated"):
         least_squares(pd.DataFrame({"a": [1.0, 2.0, 3.0], "b": [2.0, 4.0, 6.0]}), [1.0, 2.0, 3.0])
     one_seed = pd.DataFrame({"condition": ["a", "b"], "seed": [0, 0], "min_mad": [0.3, 0.2]})
     fit = condition_means(one_seed, "min_mad")
     assert not fit.estimate({"a": 1.0}).has_interval
-    with pytest.raises(InputError, match="no run tells of c"):
+    with pytest.raises(InputError, match="no run has c"):
         fit.estimate({"c": 1.0})
 
 
@@ -326,8 +326,8 @@ def test_size_says_what_it_can_of_some_runs() -> None:
     part = only(size.size_cifar100(), "Baseline", "+CutMix p=0.5", "+width 384", "width 384+CutMix p=0.5")
     results = made_up(part, of_size)
     given = answers(results)
-    assert given["Does CutMix do less in a wider model, so that it needs more of it?"] == "yes"
-    assert given["Does CutMix do less in a deeper model?"] == "not tested"
+    assert given["Does CutMix have less effect in a wider model, so that it needs more of it?"] == "yes"
+    assert given["Does CutMix have less effect in a deeper model?"] == "not tested"
 
 
 # ablation-cifar10 and ablation-tiny-imagenet
@@ -341,7 +341,7 @@ def test_ablations_elsewhere_have_no_numbers_of_the_paper_to_meet(study: Study) 
 
     results = made_up(study, respond)
     judged = {judgement.claim.text: judgement for judgement in judgements(results)}
-    gap = next(judgement for text, judgement in judged.items() if text.startswith("CutMix parts"))
+    gap = next(judgement for text, judgement in judged.items() if text.startswith("CutMix separates"))
     assert gap.finding.verdict == "reproduced in direction"
     assert gap.claim.paper == "not known"
     assert gap.claim.source.endswith("there on CIFAR-100")

@@ -86,7 +86,7 @@ def _own(results: StudyResults, condition: str) -> "pd.Series[bool]":
 def test_what_is_asked_is_answered_by_the_others() -> None:
     # Six pairs of twelve differ, all one way: p = 2 / 2⁶.
     assert answers(planted(others_with_cutmix=0.2)) == ["yes", "yes", "not tested"]
-    # The smallest distances part the runs, those of the other heads do not.
+    # The smallest distances separate the runs, those of the other heads do not.
     assert answers(planted(others_with_cutmix=0.3)) == ["yes", "no", "not tested"]
     assert answers(planted(others_with_cutmix=0.2, own_patch=False)) == ["not shown", "not tested", "not tested"]
 
@@ -105,7 +105,7 @@ def test_the_page_says_it_below_its_headline() -> None:
     off, on = results.factors["cutmix"]
     means = with_own_patch(results).groupby("cutmix")[OTHERS].mean()
     (told,) = [words for words in locality_in_words(results).sentences if "own patch" in words]
-    assert told.startswith("In 6 of 24 runs that head looks at its own patch")
+    assert told.startswith("In 6 of 24 runs that head attends to its own patch")
     assert re.search(rf"the most local has {means[on]:.3f} ± \S+ with CutMix and {means[off]:.3f} ± \S+ w", told)
     none = planted(others_with_cutmix=0.2, own_patch=False)
     assert not any("own patch" in words for words in locality_in_words(none).sentences)
@@ -155,7 +155,7 @@ def test_runs_whose_heads_all_look_at_their_own_patch_and_runs_of_several() -> N
     assert not any("own patch" in words for words in locality_in_words(results).sentences)
     assert own_patch_table(results).shown.set_index("condition").loc["+CutMix", "min MAD of the others"] == "–"
     results.heads["mad"] = 0.001
-    assert "next nearest" not in what_they_look_at(results)
+    assert "next most local" not in what_they_look_at(results)
     assert answers(results)[2] == "not tested"
 
 

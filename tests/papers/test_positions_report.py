@@ -127,7 +127,7 @@ def test_the_papers_claims_and_our_questions_are_counted_apart() -> None:
     assert summary.startswith("Of 6 claims of S3 (arXiv 2210.09221): 5 reproduced, 1 not reproduced.")
     assert "Of 2 questions of our own: 2 yes. 27 runs, 3 seeds per condition." in summary
     assert "| claim or question | paper | ours |" in text
-    assert "learned from all runs" in text
+    assert "estimated from all runs" in text
     positional = of_positional()
     summary = study_verdicts(positional).markdown().splitlines()[2]
     assert "Of 1 claim of S3 (arXiv 2210.09221): 1 reproduced. Of 3 questions of our own: 3 answered" in summary

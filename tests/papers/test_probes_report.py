@@ -292,5 +292,5 @@ def test_a_score_of_nothing_known_is_refused(tmp_path, name):
     made_up().write(tmp_path)
     text = (tmp_path / "probes.csv").read_text()
     (tmp_path / "probes.csv").write_text(text.replace("knn_20", name))
-    with pytest.raises(InputError, match=r"are damaged: '.*' is no measure"):
+    with pytest.raises(InputError, match=r"are damaged: '.*' is not a measure"):
         ProbeResults.read(tmp_path)

@@ -341,5 +341,5 @@ def test_one_seed_has_no_interval_and_reproduces_nothing_that_needs_one() -> Non
     assert judge_generalises(below, mean_interval([0.05])).verdict == Verdict.IN_DIRECTION
     assert samples_needed(results, KEPT, 0.9).in_words() == "10 or fewer in 1 seed"
     assert samples_needed(results, SCRATCH, 0.9).in_words() == "more than 100 in 1 of 1 seed"
-    with pytest.raises(InputError, match="no number of samples has a seed that is done both ways"):
+    with pytest.raises(InputError, match="no number of samples has a seed with both runs"):
         advantage(transferred({10: [0.8]}, {100: [0.9]}), KEPT)

@@ -224,7 +224,7 @@ def test_a_study_without_its_ends_says_what_it_needs(make_study):
 
 @pytest.mark.parametrize("draw", ALL)
 def test_heads_that_are_all_alike_are_drawn_whole(make_study, draw):
-    """An untrained model looks everywhere alike: one point, which must not lie on the edge."""
+    """An untrained model has uniform attention: one point, which must not lie on the edge."""
     results = make_study(seeds=2, shape=(4, 3))
     alike = dataclasses.replace(
         results,

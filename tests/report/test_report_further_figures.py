@@ -82,7 +82,7 @@ def test_both_are_saved_alike_each_time(tmp_path: Path):
 
 
 def table_of_steps():
-    """A layer of 20 × 3 patches with two heads, and one of 4 × 4 with a single one that looks everywhere alike."""
+    """A layer of 20 × 3 patches with two heads, and one of 4 × 4 with a single one of uniform attention."""
     numbers = np.random.default_rng(2)
     maps = np.full((2, 2, 39, 7), np.nan)
     maps[0, :, :, :5] = numbers.uniform(0, 0.1, (2, 39, 5))
@@ -145,7 +145,7 @@ def test_matrix_threshold_and_maps_are_those_of_the_positions():
     ticks = artist(figure, "gram").axes.get_yticks()
     assert ticks.tolist() == [0, 4, 8]  # where rows of the image begin
     share = float(given.neighbours.fraction)
-    assert figure.get_suptitle() == f"a_$b$: {share:.0%} of neighbours are among the most alike (44% by chance)"
+    assert figure.get_suptitle() == f"a_$b$: {share:.0%} of neighbours are among the most similar (44% by chance)"
 
 
 def test_a_large_grid_has_maps_of_some_patches():

@@ -114,7 +114,7 @@ def test_a_matrix_has_measured_layers_only_and_nan_for_heads_without_a_row(heads
 
 @pytest.mark.parametrize("told", [{"epoch": []}, {"epoch": "x"}, {"test_accuracy": []}, {"test_accuracy": "0.5"}])
 def test_what_is_no_number_is_not_taken_for_one(heads_frame, told):
-    with pytest.raises(InputError, match=r"of 'model' is .*, which is no number"):
+    with pytest.raises(InputError, match=r"of 'model' is .*, which is not a number"):
         ModelHeads(label="model", heads=heads_frame(), **told)
 
 

@@ -215,9 +215,9 @@ def test_a_head_that_looks_at_its_own_patch_is_not_passed_off_as_local():
     mads = [[0.004, 0.20], [0.12, 0.03]]
     near = replace(tiny_model("near", mads, [[0.001] * 2] * 2), grids={0: (8, 8), 1: (8, 8)})
     (told,) = (words for words in describe(near) if "own patch" in words)
-    assert told.startswith("Layer 1, head 1 of “near” looks at its own patch")
+    assert told.startswith("Layer 1, head 1 of “near” attends to its own patch")
     assert "the next patch at 0.101, at least 96 % of its attention on patches stays there" in told
-    assert "It is the nearest of 2 such heads. The most local of the others is layer 2, head 1, at 0.120." in told
+    assert "It is the most local of 2 such heads. The most local of the others is layer 2, head 1, at 0.120." in told
     # On a finer grid neither is below half a patch; without a grid nobody knows.
     fine = {0: (200, 200), 1: (2, 2)}
     (told,) = (words for words in describe(replace(near, grids=fine)) if "own patch" in words)
@@ -298,7 +298,7 @@ class TestDifferentGrids:
         reading = compare(replace(fine, grids=FINE), replace(coarse, grids=COARSE))
         assert not reading.clear
         assert reading.headline == "No clear difference in locality between “fine” and “coarse”."
-        assert "relative to heads that look everywhere alike they do: no clear difference." in reading.sentences[1]
+        assert "relative to uniform attention they do: no clear difference." in reading.sentences[1]
         assert "has a distance of 0.418 in “fine” and 0.473 in “coarse”" in reading.sentences[-3]
 
     def test_what_they_do_not_explain_is_one(self):
@@ -307,12 +307,12 @@ class TestDifferentGrids:
         assert reading.headline == compare(LOCAL, GLOBAL).headline
 
     def test_a_difference_that_turns_round_is_none(self):
-        """Lower in diagonals, but higher beside uniform attention."""
+        """Lower in diagonals, but higher relative to uniform attention."""
         a = tiny_model("a", [[0.38, 0.38]], [[0.001, 0.001]])
         b = tiny_model("b", [[0.40, 0.40]], [[0.001, 0.001]])
         reading = compare(replace(a, grids=FINE), replace(b, grids=COARSE))
         assert not reading.first_layer.clear
-        assert "do not overlap, but relative to heads" in reading.sentences[2]
+        assert "do not overlap, but relative to uniform" in reading.sentences[2]
 
     def test_equal_grids_change_nothing(self):
         reading = compare(replace(LOCAL, grids=FINE), replace(GLOBAL, grids=FINE))

@@ -12,7 +12,7 @@ from nearsight.report.rules import SHORT, Finding, Verdict
 from nearsight.report.tables import MISSING, Row, Table
 
 OURS = "our question"
-"""The source of what is asked beside a paper's claims, and is none of them."""
+"""The source of a question that is none of a paper's claims."""
 IN_WORDS = "answered in words"
 
 
@@ -21,7 +21,7 @@ class Claim:
     """A claim of a paper or, where the study's report names no paper or the source is `OURS`, a question."""
 
     id: str
-    """By which others find it among the claims of its study, whatever its words are."""
+    """Finds it among the claims of its study, whatever its words are."""
     text: str
     source: str
     """Where the paper makes it, or leaves it open; of a question that was asked after the runs, that it was."""
@@ -34,15 +34,15 @@ class Claim:
     needs: tuple[str, ...] = ()
     """Conditions without which it cannot be judged."""
     across_seeds: bool = False
-    """One fit to all runs judges it, which takes out what each seed does: a seed that lacks a condition tells too."""
+    """One fit to all runs judges it, which takes out what each seed does: a seed that lacks a condition counts too."""
     judge: Callable[[Any], Finding]
-    """Of the study's results. An `InputError` says why the runs there are cannot tell."""
+    """Of the study's results. An `InputError` says why these runs cannot judge it."""
 
 
 def asked(
     id: str, text: str, *, source: str, paper: str = MISSING, rule: str, needs: tuple[str, ...] = ()
 ) -> Callable[[Callable[[Any], Finding]], Claim]:
-    """Makes the function that judges a claim or question, which stands below, the claim itself."""
+    """A decorator: turns the function that judges a claim or question into the claim."""
     return lambda judge: Claim(id=id, text=text, source=source, paper=paper, rule=rule, needs=needs, judge=judge)
 
 
@@ -59,8 +59,8 @@ def not_tested(reason: str) -> Finding:
 def judge(claim: Claim, results: Any) -> Judgement:
     """What the runs say about a claim; not tested where they lack a condition or a seed that it needs.
 
-    Seeds that lack one of the conditions it needs have no say, so that all its numbers are of the same ones; but where
-    one fit judges it they have, as in the table of that fit.
+    Seeds that lack one of the conditions it needs do not count, so that all its numbers are of the same seeds; where
+    one fit judges it they count, as in the table of that fit.
     """
     return Judgement(claim=claim, finding=_finding(claim, results))
 
@@ -82,7 +82,7 @@ def _finding(claim: Claim, results: Any) -> Finding:
 
 
 def shared_seeds(runs: pd.DataFrame, *conditions: str) -> list[int]:
-    """The seeds of which every one of the conditions has a run."""
+    """The seeds that have a run of every one of the conditions."""
     seeds = [set(runs.loc[runs["condition"] == condition, "seed"]) for condition in conditions]
     return sorted(int(seed) for seed in set.intersection(*seeds))
 
@@ -113,7 +113,7 @@ class Verdicts:
     runs: str
     """What they rest on, in a sentence."""
     warning: str = ""
-    """Why the runs are no result: then none is counted."""
+    """Why the runs are not a result: then none is counted."""
     notes: tuple[str, ...]
 
     def table(self) -> Table:
@@ -143,7 +143,7 @@ class Verdicts:
         return "\n".join([title, self.warning, self.summary(), table, *self._rules()])
 
     def summary(self) -> str:
-        """In a line: how many came out how, the paper's claims and our questions each for themselves."""
+        """In a line: how many came out how, the paper's claims and our questions separately."""
         if self.warning:
             return self.runs
         if self.paper is None:
@@ -155,7 +155,8 @@ class Verdicts:
         return " ".join([*sentences, self.runs])
 
     def _rules(self) -> list[str]:
-        lines = ["## The rules", "", "Every verdict is computed by one of these; what it judges is in brackets.", ""]
+        about = "Every verdict is computed by one of these rules; the numbers of the rows it judges are in brackets."
+        lines = ["## The rules", "", about, ""]
         numbered = list(enumerate((judgement.claim for judgement in self.judgements), start=1))
         for rule in dict.fromkeys(claim.rule for _, claim in numbered):
             claims = [(number, claim) for number, claim in numbered if claim.rule == rule]

@@ -137,7 +137,7 @@ def noted(figure: Figure, results: StudyResults, caption: str, words: str, *, mi
 
 
 def beside_the_paper(results: StudyResults, figure: str) -> str:
-    """How the paper's figure differs from ours of this name, where it has such a study; else nothing."""
+    """How the paper's figure differs from ours of this name, where it has such a study; otherwise nothing."""
     published = report_of(results.name).published
     return f" {published.beside_figures[figure]}" if published and figure in published.beside_figures else ""
 

@@ -72,8 +72,8 @@ def contrast_figure(
         raise InputError(NO_RUNS)
     figure = forest(rows, "change of the smallest mean attention distance (left: more local)")
     seeds = seeds_in_words(results.runs.groupby("condition")["seed"].nunique())
-    told = f"{seeds[0].upper()}{seeds[1:]} per condition; bars: 95 % intervals, one noise for all conditions."
-    return noted(figure, results, caption, told)
+    words = f"{seeds[0].upper()}{seeds[1:]} per condition; bars: 95 % intervals, one noise for all conditions."
+    return noted(figure, results, caption, words)
 
 
 def sign_questions(

@@ -44,14 +44,14 @@ class Section:
 
 @dataclass(frozen=True, kw_only=True)
 class Findings:
-    """A page of sections, each of which tells what some studies say about one question."""
+    """A page of sections, each of which says what some studies found about one question."""
 
     title: str
     about: str
     sections: Sequence[Section]
 
     def write(self, results: Path, page: Path) -> tuple[Path, ...]:
-        """Write the page, and beside it, in images/, the figures that no study has alone; the files written."""
+        """Write the page and, next to it in images/, the figures that no study has alone; the files written."""
         studies = self.read_studies(results)
         written: list[Path] = []
         for section in self._answered(studies):
@@ -72,7 +72,7 @@ class Findings:
         for number, section in enumerate(sections, start=1):
             lines += [f"## {_heading(number, section)}", "", f"**The claim.** {section.claim}", ""]
             lines += _answers(answered[section.title])
-            words = (tell(studies[name]) for name, tell in section.words.items() if name in studies)
+            words = (describe(studies[name]) for name, describe in section.words.items() if name in studies)
             lines += [line for sentence in words for line in (sentence, "")]
             lines += _figures(section, studies, results, page)
             lines += [f"**What would change our mind.** {section.change_our_mind}", ""]
@@ -102,7 +102,7 @@ def _anchor(heading: str) -> str:
 
 
 def _in_short(sections: Iterable[Section], answered: Mapping[str, list[Row]]) -> list[str]:
-    """What decides each question, in a table: the question stands once, beside the first of its answers."""
+    """What decides each question, in a table: the question stands once, with the first of its answers."""
     rows = []
     for number, section in enumerate(sections, start=1):
         question = f"[{section.title}](#{_anchor(_heading(number, section))})"
@@ -153,7 +153,7 @@ def _fewer_seeds(judgement: Judgement, study: StudyResults) -> str:
 
 
 def _chosen(study: str, judgements: Sequence[Judgement], ids: tuple[str, ...]) -> list[Judgement]:
-    """Those of these ids, or all, in the study's order. An id that it does not have is a mistake of ours."""
+    """Those of these ids, or all, in the study's order. An id that it does not have is an error in the code."""
     known = [judgement.claim.id for judgement in judgements]
     if unknown := set(ids) - set(known):
         raise KeyError(f"study {study!r} has no claims {sorted(unknown)}; it has {known}")
@@ -175,27 +175,27 @@ def _figures(section: Section, studies: Mapping[str, StudyResults], results: Pat
 
 def _runs(section: Section, studies: Mapping[str, StudyResults], results: Path, page: Path) -> list[str]:
     """What the section rests on: runs, seeds, images, and minutes where they are known."""
-    told = []
+    words = []
     for name in section.answers:
         if name not in studies:
             continue
         runs = studies[name].runs
         seeds = seeds_in_words(runs.groupby("condition")["seed"].nunique())
         link = f"[{name}]({_link(results / name / 'verdict.md', page)})"
-        told.append(f"{link}: {len(runs)} runs, {seeds} per condition{_cost(results / name / 'provenance.json')}")
-    return [f"*{'; '.join(told)}.*"]
+        words.append(f"{link}: {len(runs)} runs, {seeds} per condition{_cost(results / name / 'provenance.json')}")
+    return [f"*{'; '.join(words)}.*"]
 
 
 def _cost(path: Path) -> str:
     try:
-        told = json.loads(path.read_text(encoding="utf-8"))
-        machines = ", ".join(dict.fromkeys(each.get("gpu", each["device"]) for each in told["hardware"]))
+        record = json.loads(path.read_text(encoding="utf-8"))
+        machines = ", ".join(dict.fromkeys(each.get("gpu", each["device"]) for each in record["hardware"]))
         # Results of earlier versions say the seconds of their epochs, of a stack's once.
-        seconds = told["elapsed_seconds"] if "elapsed_seconds" in told else told["device_seconds"]
-        # Which runs came from the tables of other studies, whose time is told there.
-        taken = "".join(f", {number} of them from {study}" for study, number in told.get("taken_from", {}).items())
-        cost = f", {told['images'] / 1e6:.0f} M images in {seconds / 60:.0f} minutes on {machines}"
-        return taken + (cost if told["images"] else "")
+        seconds = record["elapsed_seconds"] if "elapsed_seconds" in record else record["device_seconds"]
+        # Which runs came from the tables of other studies, whose time is reported there.
+        taken = "".join(f", {number} of them from {study}" for study, number in record.get("taken_from", {}).items())
+        cost = f", {record['images'] / 1e6:.0f} M images in {seconds / 60:.0f} minutes on {machines}"
+        return taken + (cost if record["images"] else "")
     except FileNotFoundError:
         return ""
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:

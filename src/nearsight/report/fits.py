@@ -25,9 +25,9 @@ class Estimate:
     value: float
     low: float
     high: float
-    """The ends of Student's t interval; NaN where no run is left over to learn the noise from."""
+    """The ends of Student's t interval; NaN where no run is left over to estimate the noise from."""
     p: float = float("nan")
-    """Of its being 0, in a two-sided t test, where the fit told."""
+    """Of its being 0, in a two-sided t test, where the fit gives it."""
 
     @classmethod
     def of(cls, interval: MeanInterval) -> Self:
@@ -37,10 +37,10 @@ class Estimate:
     def has_interval(self) -> bool:
         return bool(np.isfinite(self.low))
 
-    def is_sure(self, sign: int) -> bool:
+    def has_sign(self, sign: int) -> bool:
         """Whether it has this sign: by its whole interval or, where there is none, by itself."""
-        nearest = min(sign * self.low, sign * self.high) if self.has_interval else sign * self.value
-        return nearest > 0
+        end = min(sign * self.low, sign * self.high) if self.has_interval else sign * self.value
+        return end > 0
 
     def in_words(self, *, scale: float = 1.0, digits: int = 3) -> str:
         return mean_and_ends(self.value, self.low, self.high, scale=scale, digits=digits)
@@ -53,9 +53,9 @@ class LeastSquares:
     names: tuple[str, ...]
     coefficients: NDArray[np.float64]
     covariance: NDArray[np.float64]
-    """Of the coefficients; NaN where no run is left over to learn the noise from."""
+    """Of the coefficients; NaN where no run is left over to estimate the noise from."""
     noise: float
-    """Variance of a run about the fit; NaN likewise."""
+    """Variance of a run about the fit; NaN in the same case."""
     residual_df: int
 
     def estimate(self, weights: Mapping[str, float]) -> Estimate:
@@ -64,7 +64,7 @@ class LeastSquares:
 
         for name in weights:
             if name not in self.names:
-                raise InputError(f"no run tells of {name}")
+                raise InputError(f"no run has {name}")
         weight = np.array([weights.get(name, 0.0) for name in self.names])
         value = float(weight @ self.coefficients)
         if self.residual_df == 0:
@@ -76,11 +76,11 @@ class LeastSquares:
 
 
 def least_squares(columns: pd.DataFrame, values: Sequence[float] | pd.Series) -> LeastSquares:
-    """Fit the values (a row per run) by the columns. Columns that cannot be told apart are an `InputError`."""
+    """Fit the values (a row per run) by the columns. Columns whose effects cannot be separated are an `InputError`."""
     design, response = columns.to_numpy(dtype=np.float64), np.asarray(values, dtype=np.float64)
     num_runs, num_columns = design.shape
     if np.linalg.matrix_rank(design) < num_columns:
-        raise InputError("the runs there are cannot tell its effects apart")
+        raise InputError("its effects cannot be separated by these runs")
     inverse = np.linalg.inv(design.T @ design)
     coefficients = inverse @ design.T @ response
     residual_df = num_runs - num_columns
@@ -136,7 +136,7 @@ def between(
 def pooled_interval(values: "pd.Series[float]", fit: LeastSquares, *, num_runs: int) -> MeanInterval:
     """Of the mean of values, one per seed, that are each a sum or difference of so many runs.
 
-    The noise of a run is the fit's, which learned it from all conditions: two seeds of one tell too little.
+    The noise of a run is the fit's, estimated from all conditions: two seeds of one condition are too few.
     """
     from scipy import stats  # here, because it takes most of a second
 

@@ -1,7 +1,7 @@
 """What a report is made of: one model's heads and, where known, how the model came to be.
 
 Plain data frames with the columns of a run folder's files, so that figures and readings can be made from any run, any
-measured model, or a file somebody sent.
+measured model, or a file from elsewhere.
 """
 
 import json
@@ -55,10 +55,10 @@ class ModelHeads:
         check_heads(self.heads, f"the heads of {self.label!r}")
         if self.history is not None:
             check_history(self.history, f"the history of {self.label!r}")
-        told: dict[str, Any] = {"epoch": self.epoch, "test accuracy": self.test_accuracy}
-        for name, number in told.items():
+        given: dict[str, Any] = {"epoch": self.epoch, "test accuracy": self.test_accuracy}
+        for name, number in given.items():
             if number is not None and not isinstance(number, numbers.Real):
-                raise InputError(f"the {name} of {self.label!r} is {number!r}, which is no number")
+                raise InputError(f"the {name} of {self.label!r} is {number!r}, which is not a number")
         if self.epoch is not None and self.epoch not in set(self.heads["epoch"]):
             raise InputError(f"the heads of {self.label!r} were not measured at epoch {self.epoch}")
 
@@ -68,7 +68,7 @@ class ModelHeads:
         return self.heads[self.heads["epoch"] == epoch].sort_values(["layer", "head"])
 
     def uniform_distance(self, layer: int) -> float | None:
-        """The distance of a head of this layer that looks everywhere alike, which depends on its grid."""
+        """The distance of uniform attention in this layer, which depends on its grid."""
         grid = self.grid(layer)
         return None if grid is None else uniform_attention_distance(grid)
 
@@ -90,7 +90,7 @@ class ModelHeads:
 
 
 def check_labels(models: Sequence[ModelHeads]) -> None:
-    """Figures and tables tell models apart by their label."""
+    """Figures and tables distinguish models by their label."""
     if not models:
         raise InputError("a report needs at least one measured model")
     labels = [model.label for model in models]
@@ -181,7 +181,7 @@ def model_heads(folder: RunFolder, label: str, *, heads: pd.DataFrame | None = N
 
 
 DESCRIPTION = "measured.json"
-"""What `nearsight measure` leaves beside its tables, so that a page can be made of them again."""
+"""What `nearsight measure` writes next to its tables, so that a page can be made of them again."""
 _SCHEMA = 1
 """Its version; raised whenever an older reader would go wrong."""
 
@@ -226,16 +226,16 @@ def _grids(path: Path, grids: Any) -> dict[int, tuple[int, int]] | None:
     if grids is None:
         return None
     try:
-        told = {int(layer): decode(tuple[int, int], grid, "a grid") for layer, grid in grids.items()}
-        for side in chain(*told.values()):
+        found = {int(layer): decode(tuple[int, int], grid, "a grid") for layer, grid in grids.items()}
+        for side in chain(*found.values()):
             check_side("the side of a grid", side)  # there are no more patches than pixels
     except (AttributeError, ValueError) as error:  # an InputError is a ValueError
         raise InputError(f"{path} is damaged: {error}") from error
-    return told
+    return found
 
 
 def _read_record(path: Path) -> dict[str, Any]:
-    if not path.exists():  # of an older nearsight, or sent by somebody
+    if not path.exists():  # of an older nearsight, or from elsewhere
         return {}
     record = read_object(path, missing=str(path.parent))
     if not isinstance(record.get("schema"), int) or not all(
@@ -252,7 +252,7 @@ def _read_record(path: Path) -> dict[str, Any]:
 def shorten(label: str, limit: int) -> str:
     """A label as one printable line of at most `limit` characters.
 
-    The middle goes: what tells generated names apart often stands at their end. Control characters would make an SVG
+    The middle goes: generated names often differ at their end. Control characters would make an SVG
     file invalid, and direction overrides would turn the text that follows.
     """
     characters = (

@@ -64,14 +64,14 @@ ROW, AROUND = 0.34, 1.0
 
 @dataclass(frozen=True, kw_only=True)
 class ForestRow:
-    """A row per estimate: its value, its interval, and the number beside it."""
+    """A row per estimate: its value, its interval, and the number next to it."""
 
     label: str
     estimate: Estimate
     is_reference: bool = False
     """Drawn apart from the others, which are held against it."""
     words: str | None = None
-    """Beside it; by default the value ± half the width of its interval."""
+    """Next to it; by default the value ± half the width of its interval."""
 
 
 def forest(rows: Sequence[ForestRow], axis_label: str, *, digits: int = 3) -> Figure:

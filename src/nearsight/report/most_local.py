@@ -35,7 +35,7 @@ _HOLLOW: dict[str, Any] = {"markerfacecolor": "none", "markeredgecolor": INK, "m
 
 
 def minimum(results: StudyResults) -> Drawing:
-    """The smallest mean attention distance of each condition, sorted, marked by the key factor; the paper's beside."""
+    """The smallest mean attention distance of each condition, sorted, marked by the key factor; with the paper's."""
     values = {str(label): group["min_mad"].tolist() for label, group in results.runs.groupby("condition", sort=False)}
     means = {label: mean_interval(numbers) for label, numbers in values.items()}
     labels = sorted(means, key=lambda label: means[label].mean)
@@ -56,19 +56,19 @@ def minimum(results: StudyResults) -> Drawing:
         ends = [interval.high if interval.has_interval else interval.mean for interval in means.values()]
         distances_from_zero(axes, max(*ends, *paper.values(), 0.0))
         _write_column(axes, 40, "ours", {place: means[label].mean for place, label in enumerate(labels)}, INK)
-        beside = {place: paper[label] for place, label in enumerate(labels) if label in paper}
-        if beside:
-            _write_column(axes, 80, "paper", beside, MUTED)
+        of_paper = {place: paper[label] for place, label in enumerate(labels) if label in paper}
+        if of_paper:
+            _write_column(axes, 80, "paper", of_paper, MUTED)
         light_grid(axes, "x")
         axes.tick_params(axis="y", length=0)
         axes.set_xlabel(f"{DISTANCE_LABEL_ONE_LINE} of the most local head")
-        _add_legend(figure, words, with_paper=bool(beside))
+        _add_legend(figure, words, with_paper=bool(of_paper))
     counts = [interval.n for interval in means.values()]
     ours = "Filled: 1 seed, so no interval."
     if max(counts) > 1:
         ours = f"Filled: mean over {seeds_in_words(counts)}; bars: 95 % interval; ticks: single seeds."
     add_footnote(figure, [ours, *missing_notes(results), *scale_notes(results)])
-    hollow = f" Hollow: the paper ({source}, one seed)." if beside else ""
+    hollow = f" Hollow: the paper ({source}, one seed)." if of_paper else ""
     return Drawing(
         figure=figure,
         caption=f"The smallest mean attention distance of each condition, sorted. {ours}{hollow} "

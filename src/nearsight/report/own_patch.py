@@ -1,4 +1,4 @@
-"""Heads that look at their own patch, told by their distance alone, and how near the others of a run look.
+"""Own-patch heads, found by their distance alone, and the distances of a run's other heads.
 
 What a head does not spend on the query's own patch it spends at the distance of the next patch or farther. So its mean
 distance says, without the maps, what its own patch gets at least: 1 − distance / distance of the next patch. Below half
@@ -30,19 +30,19 @@ def grid_of(results: StudyResults) -> tuple[int, int]:
 
 
 def own_patch_bound(results: StudyResults) -> float:
-    """The distance below which a head looks at its own patch."""
+    """The distance below which a head is an own-patch head."""
     return OWN_PATCH * next_patch_distance(grid_of(results))
 
 
 def own_patch_heads(results: StudyResults) -> pd.DataFrame:
-    """The heads of all runs that look at their own patch."""
+    """The own-patch heads of all runs."""
     heads = results.heads
     here = heads["run"].isin(results.runs["run"])
     return heads[here & (heads["mad"] < own_patch_bound(results))]
 
 
 def with_own_patch(results: StudyResults) -> pd.DataFrame:
-    """The runs whose heads were measured: how many of these look at their own patch, and the nearest of the others."""
+    """The runs whose heads were measured: how many of these are own-patch heads, and the most local of the others."""
     bound = own_patch_bound(results)
     heads = results.heads.dropna(subset=["mad"])
     runs = results.runs[results.runs["run"].isin(heads["run"])]

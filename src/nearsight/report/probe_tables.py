@@ -56,7 +56,7 @@ class Difference(MeanInterval):
 
 
 def differences(results: ProbeResults, measure: str) -> dict[str, Difference]:
-    """Condition → by how much it is above the first, within seeds; those of which no seed has both are left out."""
+    """Condition → by how much it is above the first, within seeds; conditions without a common seed are left out."""
     reference, *conditions = results.as_study().factors["model"]
     found = {condition: difference(results, condition, reference, measure) for condition in conditions}
     return {condition: one for condition, one in found.items() if one.n}
@@ -75,7 +75,7 @@ def difference(results: ProbeResults, condition: str, reference: str, measure: s
 def difference_over_images(results: ProbeResults, condition: str, reference: str, measure: str) -> Estimate:
     """The same with an interval over test images, of the seeds that both have.
 
-    The difference may be off by what both scores may be off, as of independent numbers (Newcombe 1998, method 10).
+    The difference may be off by what both scores may be off, for independent numbers (Newcombe 1998, method 10).
     Scores on the same images mostly err together, so it is rather too wide than too narrow. For the same reason more
     seeds do not make it narrower: its ends are the means of theirs.
     """
@@ -208,15 +208,15 @@ def differences_of_conditions(results: ProbeResults, measure: str) -> Drawing:
     counts, over = [interval.n for interval in found.values()], {interval.interval_over for interval in found.values()}
     words = "The difference within a seed"
     words += f", mean over {seeds_in_words(counts)}" if max(counts) > 1 else ""
-    told = {_SEEDS: "over seeds", _IMAGES: "(in brackets) over test images, since there is one seed"}
-    bars = ", ".join(kind_words for kind, kind_words in told.items() if kind in over)
+    kinds = {_SEEDS: "over seeds", _IMAGES: "(in brackets) over test images, since there is one seed"}
+    bars = ", ".join(kind_words for kind, kind_words in kinds.items() if kind in over)
     words += f"; bars: 95 % intervals {bars}." if bars else "; one seed has no interval."
     add_footnote(figure, [words, *missing_notes(study), *results.scale_notes])
     return Drawing(figure=figure, caption=f"{title_of(measure)}: how far conditions are above {reference}. {words}")
 
 
 def probe_verdicts(results: ProbeResults) -> Verdicts | None:
-    """Every claim that these models can tell of, judged; None where they are of fewer than two conditions."""
+    """Every claim that these models can test, judged; None where they have fewer than two conditions."""
     own = report_of(PROBES)
     claims = own.claims_of(results) if results.num_conditions > 1 else ()
     if not claims:
@@ -264,7 +264,7 @@ def probe_report(results: ProbeResults) -> Report:
 
 def write_probe_report(results: ProbeResults, folder: Path) -> tuple[Path, ...]:
     """Write probes.csv, probes.md and figures/ and, of several conditions, tables/ of them; where a paper claims
-    something about them, verdict.md, too. The files written.
+    something about them, also verdict.md. The files written.
 
     What an earlier report on other models left there and this one does not have goes: a verdict must not outlive its
     numbers.

@@ -127,7 +127,7 @@ class ProbeResults:
             rows = pd.read_csv(folder / "probes.csv", dtype=str, keep_default_na=False)[list(COLUMNS)]
             rows = rows.assign(**{name: rows[name].replace("", None) for name in _NUMBERS}).astype(_NUMBERS)
             if unknown := [name for name in rows["measure"] if not is_measure(name)]:
-                raise ValueError(f"{unknown[0]!r} is no measure")
+                raise ValueError(f"{unknown[0]!r} is not a measure")
             return cls(name=about["name"], scale=about["scale"], planned=tuple(about["planned"]), rows=rows)
         except FileNotFoundError as error:
             raise InputError(f"{folder} holds no probes: probes.csv is missing") from error

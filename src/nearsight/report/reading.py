@@ -44,7 +44,7 @@ class Estimate:
     """Over images. For an average over heads: the mean of the heads' deviations, which the true one cannot exceed."""
     num_images: int
     uniform: float | None = None
-    """The distance of a head that looks everywhere alike on the layer's grid, where that is known."""
+    """The distance of uniform attention on the layer's grid, where that is known."""
 
     @property
     def has_interval(self) -> bool:
@@ -105,10 +105,7 @@ class Contrast:
         if self.lower is not None:
             return f"The intervals do not overlap: {clear_words.format(quoted(self.lower.label))}."
         if self._lower_by(1.0, 1.0) is not None:
-            return (
-                "The intervals do not overlap, but relative to heads that look everywhere alike they do: "
-                "no clear difference."
-            )
+            return "The intervals do not overlap, but relative to uniform attention they do: no clear difference."
         if self.a.has_interval and self.b.has_interval:
             return "The intervals overlap: no clear difference."
         return "An interval needs at least two images: no clear difference can be stated."
@@ -141,7 +138,7 @@ def most_local_head(model: ModelHeads) -> Estimate:
 
 
 def _nearest(model: ModelHeads, rows: pd.DataFrame) -> Estimate:
-    """Likewise, of some of its heads."""
+    """The same, for some of its heads."""
     row = rows.iloc[int(rows["mad"].argmin())]
     return Estimate(
         label=model.label,
@@ -155,7 +152,7 @@ def _nearest(model: ModelHeads, rows: pd.DataFrame) -> Estimate:
 
 
 def own_patch_heads(model: ModelHeads) -> pd.DataFrame:
-    """The heads that look at their own patch though there are others; none of layers whose grid is not known."""
+    """The own-patch heads of layers with several patches; none where the grid is not known."""
     rows = _existing_heads(model)
     grids = [model.grid(layer) or (1, 1) for layer in rows["layer"]]
     bounds = [OWN_PATCH * next_patch_distance(grid) if math.prod(grid) > 1 else 0.0 for grid in grids]
@@ -194,8 +191,8 @@ def compare(a: ModelHeads, b: ModelHeads) -> Reading:
     """Which of two models attends more locally, if either clearly does.
 
     The interval of a number is its mean ± 1.96 standard deviations over images: the range that holds about 95 % of the
-    images. It is far wider than the error of the mean, so a difference called clear is large beside the images' own
-    variation.
+    images. It is far wider than the error of the mean, so a difference called clear is large compared with the
+    images' own variation.
     """
     heads = Contrast(a=most_local_head(a), b=most_local_head(b))
     layers = Contrast(a=first_layer_mean(a), b=first_layer_mean(b))
@@ -244,27 +241,27 @@ def _about_grids(contrast: Contrast) -> tuple[str, ...]:
         return ()
     a, b = contrast.a, contrast.b
     return (
-        f"Their grids differ: a head of the {first_layer_name((a, b))} that looks everywhere alike has a distance of "
+        f"Their grids differ: uniform attention in the {first_layer_name((a, b))} has a distance of "
         f"{a.uniform:.3f} in {_with_layer(a)} and {b.uniform:.3f} in {_with_layer(b)}.",
     )
 
 
 def _about_own_patches(model: ModelHeads) -> tuple[str, ...]:
-    """A small distance is taken for a look at the neighbours, which these heads do not give them."""
+    """A small distance suggests attention to the neighbours, which these heads do not have."""
     near = own_patch_heads(model)
     if near.empty:
         return ()
     others = _existing_heads(model).drop(near.index)
     first = _nearest(model, near)
     grid = model.grid(first.layer)
-    assert grid is not None  # else it could not be told
+    assert grid is not None  # otherwise it would not be known
     share, step = least_share_on_itself(first.mean, grid), next_patch_distance(grid)
     words = (
-        f"{_place(first).capitalize()} of {quoted(model.label)} looks at its own patch rather than around it: "
+        f"{_place(first).capitalize()} of {quoted(model.label)} attends to its own patch rather than its neighbours: "
         f"with the next patch at {step:.3f}, at least {100 * share:.0f} % of its attention on patches stays there."
     )
     if len(near) > 1:
-        words += f" It is the nearest of {len(near)} such heads."
+        words += f" It is the most local of {len(near)} such heads."
     if len(others):
         second = _nearest(model, others)
         words += f" The most local of the others is {_place(second)}, at {second.mean:.3f}."
@@ -335,7 +332,7 @@ def layer_table(models: Sequence[ModelHeads]) -> pd.DataFrame:
                 "mean_entropy": by_layer["entropy"].mean(),
             }
         )
-    # The numbers' names speak for themselves; pandas would print a name of theirs as if it headed a column.
+    # The numbers have their own names; pandas would print a name of theirs as if it headed a column.
     table = pd.concat(tables, axis=1, names=["model", None]).sort_index()
     table.index = (table.index + 1).rename("layer")
     return table

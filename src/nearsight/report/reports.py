@@ -1,4 +1,4 @@
-"""All that is told of some results, whatever gave them: put together first, then written into a folder or on a page."""
+"""The report on some results, whatever gave them: put together first, then written into a folder or on a page."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
 """What tables ask of a run and of its layers: accuracy, how far and how evenly heads look, and what tokens are like.
 
-A head that looks at the nearest edge of the image has a small distance too, and does not look near: the largest shares
-of attention near a patch tell the two apart.
+A head that attends to the nearest edge of the image has a small distance too, and is not local: the largest shares of
+attention near a patch separate the two.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -28,14 +28,14 @@ def patches_per_side(settings: Mapping[str, object]) -> int | None:
     return size // patch
 
 
-Told = TypeVar("Told")
+Shown = TypeVar("Shown")
 
 SHARES: Mapping[str, str] = {"max_share_self": "max share on itself", "max_share_near": "max share on 3×3"}
 """Column of a run → what it is called. Fractions, shown in per cent."""
 
 
 def known_shares(results: StudyResults) -> Mapping[str, str]:
-    """`SHARES` where every run with heads has them, else none: runs of earlier versions have not."""
+    """`SHARES` where every run with heads has them, otherwise none: runs of earlier versions lack them."""
     runs = results.runs
     if not set(SHARES) <= set(runs.columns):
         return {}
@@ -43,16 +43,18 @@ def known_shares(results: StudyResults) -> Mapping[str, str]:
     return SHARES if len(measured) and measured.notna().all(axis=None) else {}
 
 
-def with_shares(results: StudyResults, told: Mapping[str, Told], tell: Callable[[str], Told]) -> dict[str, Told]:
-    """What is told of a run, by column, with the shares that are known after the smallest distance.
+def with_shares(
+    results: StudyResults, shown: Mapping[str, Shown], of_share: Callable[[str], Shown]
+) -> dict[str, Shown]:
+    """What is shown of a run, by column, with the shares that are known after the smallest distance.
 
-    `tell`: from what a share is called to how it is told.
+    `of_share`: from a share's title to how it is shown.
     """
-    found: dict[str, Told] = {}
-    for column, words in told.items():
+    found: dict[str, Shown] = {}
+    for column, words in shown.items():
         found[column] = words
         if column == "min_mad":
-            found |= {share: tell(title) for share, title in known_shares(results).items()}
+            found |= {share: of_share(title) for share, title in known_shares(results).items()}
     return found
 
 
@@ -60,18 +62,18 @@ def share_notes(results: StudyResults) -> list[str]:
     """What the shares are, under a table that has them."""
     if not known_shares(results):
         return []
-    told = (
+    text = (
         "Max share: the part of its attention that a patch spends on itself, and on itself and the up to 8 patches "
-        "around it (3×3), mean over patches and images, in the head that spends most there. More is nearer. Where it "
-        "is small though min MAD is small too, the head of that MAD looks elsewhere, as at the nearest edge of the "
-        "image."
+        "around it (3×3), mean over patches and images, in the head that spends most there. More is more local. "
+        "Where it is small although min MAD is small too, the head of that MAD attends elsewhere, for example to the "
+        "nearest edge of the image."
     )
     side = patches_per_side(results.settings)
     if side:
         near = (3 * side - 2) ** 2 / side**2  # patches, on average: those at the edge have fewer neighbours
         even = (percent(count / side**2) for count in (1, near))
-        told += f" Spread evenly over all patches it would be {' and '.join(even)} %, less what CLS takes."
-    return [told]
+        text += f" Spread evenly over all patches it would be {' and '.join(even)} %, less what CLS takes."
+    return [text]
 
 
 EARLY_LAYERS = 2
@@ -109,14 +111,14 @@ class Measure:
     is_share: bool = False
     """Kept as a fraction, shown in per cent; a difference in points."""
 
-    def told(self, interval: MeanInterval, *, signed: bool = False) -> str:
+    def in_words(self, interval: MeanInterval, *, signed: bool = False) -> str:
         scale, digits = (100, 2) if self.is_share else (1, 3)
         return with_interval(interval, scale=scale, digits=digits, signed=signed)
 
     def put(self, row: Row, column: str, interval: MeanInterval, *, unit: str = "%", signed: bool = False) -> None:
         """Into a row of a table, with the unit of a share in its title."""
         row.keep(**columns_of(column, interval))
-        row.show(f"{self.title}, {unit}" if self.is_share else self.title, self.told(interval, signed=signed))
+        row.show(f"{self.title}, {unit}" if self.is_share else self.title, self.in_words(interval, signed=signed))
 
 
 OF_LAYERS = {
@@ -167,5 +169,5 @@ def of_shared_seeds(runs: pd.DataFrame, column: str, conditions: Sequence[str], 
     """A column per condition, a row per seed that has them all. None such is an `InputError`; `title`: the measure."""
     shared = by_seed(runs, column).reindex(columns=list(conditions)).dropna()
     if shared.empty:
-        raise InputError(f"no seed of which all have a {title}: {', '.join(conditions)}")
+        raise InputError(f"no seed has runs with a {title} of all of these: {', '.join(conditions)}")
     return shared

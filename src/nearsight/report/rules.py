@@ -1,7 +1,7 @@
 """From numbers to a verdict: each rule is a function and the words that say what it does.
 
-A claim is judged by what the paper says happened, in sign and in size. The paper trained every condition once, so its
-numbers have a spread that nobody knows; ours have an interval over seeds.
+A claim is judged by what the paper says happened, in sign and in size. The paper trained every condition once, so the
+spread of its numbers is unknown; ours have an interval over seeds.
 """
 
 from collections.abc import Iterable, Sequence
@@ -17,8 +17,8 @@ from nearsight.study.statistics.intervals import ACCURACY_MARGIN
 
 # How far a size may be from the paper's and still agree, as a share of the paper's.
 SIZE_TOLERANCE = 0.10
-# Shares of the key factor's effect: what does not matter even where it is sure, what counts as none where it is not,
-# and what is clearly less than it.
+# Shares of the key factor's effect: what does not matter even where its interval excludes 0, what counts as none where
+# it contains 0, and what is clearly less than it.
 NEGLIGIBLE, NO_EFFECT, CLEARLY_LESS = 0.10, 0.25, 0.50
 # By how much two gains may differ and still be comparable, as a share of the larger.
 COMPARABLE = 0.25
@@ -61,7 +61,7 @@ SIZE = (
 def judge_size(ours: MeanInterval, paper: float | None, *, sign: int, words: str) -> Finding:
     """A difference with a known sign and, where the paper gives it, a known size."""
     verdict = Verdict.NOT_REPRODUCED
-    if _is_sure(ours, sign):
+    if _has_sign(ours, sign):
         verdict = Verdict.IN_DIRECTION
         if paper is not None and (
             ours.contains(paper) or abs(ours.mean - paper) <= SIZE_TOLERANCE * abs(paper) + ROUNDING
@@ -70,30 +70,31 @@ def judge_size(ours: MeanInterval, paper: float | None, *, sign: int, words: str
     return Finding(verdict=verdict, ours=words, value=ours.mean, low=ours.low, high=ours.high, n=ours.n)
 
 
-def _is_sure(ours: MeanInterval, sign: int) -> bool:
+def _has_sign(ours: MeanInterval, sign: int) -> bool:
     return ours.mean * sign > 0 and (ours.n == 1 or ours.excludes_zero)
 
 
 NO_EFFECT_RULE = (
-    "*No effect.* The change in min MAD is held against the one that CutMix makes in the same place. Reproduced: the "
+    "*No effect.* The change in min MAD is compared with the one that CutMix makes in the same place. Reproduced: the "
     f"whole 95 % interval is within {share(NEGLIGIBLE)} of CutMix's change; or the mean is within {share(NO_EFFECT)} "
-    f"of it, and the interval holds 0 and is within {share(CLEARLY_LESS)}. In direction: the mean is within "
+    f"of it, and the interval contains 0 and is within {share(CLEARLY_LESS)}. In direction: the mean is within "
     f"{share(CLEARLY_LESS)}, clearly less than CutMix's, but not shown to be none. Not reproduced: it is more, or "
-    "CutMix itself makes no sure change, or the other way. With one seed only the means are compared."
+    "the interval of CutMix's own change contains 0, or that change has the opposite sign. With one seed only the "
+    "means are compared."
 )
 
 
 def judge_no_effect(ours: MeanInterval, key: MeanInterval, *, key_sign: int) -> Finding:
-    """A change that should be nothing beside the one that the key factor makes."""
-    unit = abs(key.mean) if _is_sure(key, key_sign) else None
-    beside = INFINITE if unit is None else abs(ours.mean) / unit
+    """A change that should be nothing compared with the one that the key factor makes."""
+    unit = abs(key.mean) if _has_sign(key, key_sign) else None
+    ratio = INFINITE if unit is None else abs(ours.mean) / unit
     reach = INFINITE if unit is None or not ours.has_interval else max(abs(ours.low), abs(ours.high)) / unit
     none = ours.n == 1 or (ours.contains(0.0) and reach <= CLEARLY_LESS)
-    verdict = Verdict.IN_DIRECTION if beside <= CLEARLY_LESS else Verdict.NOT_REPRODUCED
-    if reach <= NEGLIGIBLE or (beside <= NO_EFFECT and none):
+    verdict = Verdict.IN_DIRECTION if ratio <= CLEARLY_LESS else Verdict.NOT_REPRODUCED
+    if reach <= NEGLIGIBLE or (ratio <= NO_EFFECT and none):
         verdict = Verdict.REPRODUCED
     words = f"{with_interval(ours, signed=True)}, CutMix's {with_interval(key, signed=True)}"
-    words += "" if unit is None else f" ({share(beside)})"
+    words += "" if unit is None else f" ({share(ratio)})"
     return Finding(verdict=verdict, ours=words, value=ours.mean, low=ours.low, high=ours.high, n=ours.n)
 
 
@@ -139,8 +140,8 @@ def judge_every_seed(strict: Sequence[bool], weak: Sequence[bool], words: str) -
     verdict = Verdict.IN_DIRECTION if all(weak) else Verdict.NOT_REPRODUCED
     if all(strict):
         verdict = Verdict.REPRODUCED
-    told = f"{words}; strict reading in {sum(strict)}, weak in {sum(weak)} of {n} {'seed' if n == 1 else 'seeds'}"
-    return Finding(verdict=verdict, ours=told, value=sum(strict) / n, n=n)
+    text = f"{words}; strict reading in {sum(strict)}, weak in {sum(weak)} of {n} {'seed' if n == 1 else 'seeds'}"
+    return Finding(verdict=verdict, ours=text, value=sum(strict) / n, n=n)
 
 
 DISSOCIATION = (
@@ -155,29 +156,29 @@ DISSOCIATION = (
 def judge_dissociation(
     key_gain: MeanInterval, other_gain: MeanInterval, key_change: MeanInterval, other_change: MeanInterval
 ) -> Finding:
-    """Two factors with like gains in accuracy, of which only the key factor makes heads local."""
-    beside = abs(other_change.mean) / abs(key_change.mean) if key_change.mean < 0 else INFINITE
+    """Two factors with similar gains in accuracy, of which only the key factor makes heads local."""
+    ratio = abs(other_change.mean) / abs(key_change.mean) if key_change.mean < 0 else INFINITE
     larger = max(key_gain.mean, other_gain.mean)
     apart = abs(key_gain.mean - other_gain.mean) / larger if larger > 0 else INFINITE
-    sure = _is_sure(key_gain, 1) and _is_sure(other_gain, 1) and _is_sure(key_change, -1)
+    all_shown = _has_sign(key_gain, 1) and _has_sign(other_gain, 1) and _has_sign(key_change, -1)
     verdict = Verdict.NOT_REPRODUCED
-    if sure and apart <= COMPARABLE and beside <= NO_EFFECT:
+    if all_shown and apart <= COMPARABLE and ratio <= NO_EFFECT:
         verdict = Verdict.REPRODUCED
-    elif min(key_gain.mean, other_gain.mean) > 0 and _is_sure(key_change, -1) and beside <= CLEARLY_LESS:
+    elif min(key_gain.mean, other_gain.mean) > 0 and _has_sign(key_change, -1) and ratio <= CLEARLY_LESS:
         verdict = Verdict.IN_DIRECTION
     words = (
         f"accuracy {with_interval(key_gain, scale=100, digits=2, signed=True)} and "
         f"{with_interval(other_gain, scale=100, digits=2, signed=True)} points; min MAD "
         f"{with_interval(key_change, signed=True)} and {with_interval(other_change, signed=True)}"
     )
-    return Finding(verdict=verdict, ours=words, value=beside, n=key_gain.n)
+    return Finding(verdict=verdict, ours=words, value=ratio, n=key_gain.n)
 
 
 def change_in_words(before: MeanInterval, after: MeanInterval, change: MeanInterval, *, accuracy: bool) -> str:
     """ "0.316 to 0.008: −0.308 ± 0.010"."""
     if accuracy:
-        told = with_interval(change, scale=100, digits=2, signed=True)
-        return f"{percent(before.mean)} to {percent(after.mean)} %: {told} points"
+        words = with_interval(change, scale=100, digits=2, signed=True)
+        return f"{percent(before.mean)} to {percent(after.mean)} %: {words} points"
     return f"{rounded(before.mean)} to {rounded(after.mean)}: {with_interval(change, signed=True)}"
 
 
@@ -188,7 +189,7 @@ def paired_change(runs: pd.DataFrame, condition: str, reference: str, response: 
     return ours, change_in_words(before, after, ours, accuracy=response == "test_acc")
 
 
-# How questions of our own are answered: the rules, said before the runs were made.
+# How questions of our own are answered: the rules, stated before the runs were made.
 
 
 YES, IN_PART, NO, OTHER_WAY = "yes", "in part", "no", "the other way round"
@@ -197,54 +198,54 @@ SHORT = (YES, IN_PART, NO, OTHER_WAY, UNDECIDED, NOT_SHOWN)
 """Answers that can be counted; others are words of their own."""
 
 PART_OF_WHOLE = (
-    "*Part of the whole.* A contrast between conditions is held against what CutMix does in all (CutMix minus None, "
-    f"taken as it is). No: its 95 % interval lies within {share(NO_EFFECT)} of CutMix's either way; or the contrast "
-    f"does, and the interval holds 0 and lies within {share(CLEARLY_LESS)}. Yes: it has CutMix's sign, its interval "
-    f"excludes 0, and it is at least {share(CLEARLY_LESS)} of CutMix's. In part: the same, but less of it. The other "
-    "way round: its interval lies on the other side of 0. Undecided: otherwise, or if CutMix itself makes no sure "
-    "change. Without an interval the contrast alone is held against these shares."
+    "*Part of the whole.* A contrast between conditions is compared with the whole effect of CutMix (CutMix minus "
+    f"None, taken as it is). No: its 95 % interval lies within {share(NO_EFFECT)} of CutMix's either way; or the "
+    f"contrast does, and the interval contains 0 and lies within {share(CLEARLY_LESS)}. Yes: it has CutMix's sign, "
+    f"its interval excludes 0, and it is at least {share(CLEARLY_LESS)} of CutMix's. In part: the same, but less of "
+    "it. The other way round: its interval lies on the other side of 0. Undecided: otherwise, or if the interval of "
+    "CutMix's own effect contains 0. Without an interval the contrast alone is compared with these shares."
 )
 
 
 def judge_part(part: Estimate, whole: Estimate, *, n: int) -> Finding:
-    """How much of what the whole does a part does by itself."""
+    """How much of the whole effect a part has by itself."""
     sign = -1 if whole.value < 0 else 1
     ratio = part.value / whole.value if whole.value else float("nan")
     unit = abs(whole.value)
     reach = max(abs(part.low), abs(part.high)) if part.has_interval else abs(part.value)
     is_none = reach <= NO_EFFECT * unit
-    holds_zero = not part.is_sure(1) and not part.is_sure(-1)
-    told = f"{part.in_words()}, CutMix's {whole.in_words()} ({rounded(100 * ratio, 0)} %)"
+    holds_zero = not part.has_sign(1) and not part.has_sign(-1)
+    words = f"{part.in_words()}, CutMix's {whole.in_words()} ({rounded(100 * ratio, 0)} %)"
     answer = UNDECIDED
-    if not whole.is_sure(sign):
-        told = f"{part.in_words()}; CutMix itself {whole.in_words()}"
+    if not whole.has_sign(sign):
+        words = f"{part.in_words()}; CutMix itself {whole.in_words()}"
     elif is_none or (holds_zero and abs(part.value) <= NO_EFFECT * unit and reach <= CLEARLY_LESS * unit):
         answer = NO
-    elif part.is_sure(sign):
+    elif part.has_sign(sign):
         answer = YES if ratio >= CLEARLY_LESS else IN_PART
-    elif part.is_sure(-sign):
+    elif part.has_sign(-sign):
         answer = OTHER_WAY
-    return Finding(verdict=answer, ours=told, value=part.value, low=part.low, high=part.high, n=n)
+    return Finding(verdict=answer, ours=words, value=part.value, low=part.low, high=part.high, n=n)
 
 
 SIGN = (
     "*Sign.* Yes: the estimate has the sign that the question asks for, and its 95 % interval excludes 0. The other "
-    "way round: the interval lies on the other side of 0. Not shown: it holds 0. Without an interval the sign alone "
+    "way round: the interval lies on the other side of 0. Not shown: it contains 0. Without an interval the sign alone "
     "decides."
 )
 
 
 def judge_sign(estimate: Estimate, *, sign: int, words: str, n: int) -> Finding:
-    """Whether a number is surely on one side of 0."""
+    """Whether a number and its interval lie on one side of 0."""
     answer = NOT_SHOWN
-    if estimate.is_sure(sign):
+    if estimate.has_sign(sign):
         answer = YES
-    elif estimate.is_sure(-sign):
+    elif estimate.has_sign(-sign):
         answer = OTHER_WAY
     return Finding(verdict=answer, ours=words, value=estimate.value, low=estimate.low, high=estimate.high, n=n)
 
 
-# Where the direction alone can be compared, or a margin was said before.
+# Where only the direction can be compared, or a margin was stated before.
 
 
 def finding_of(verdict: str, ours: MeanInterval, words: str) -> Finding:
@@ -256,7 +257,7 @@ def order_rule(reason: str) -> str:
     return (
         f"*Order.* {reason}, so the direction of a difference is compared, not its size. Reproduced: it has the "
         "paper's sign, and its 95 % interval excludes 0. In direction: it has that sign in every seed, but the "
-        "interval holds 0 or, with one seed, there is none. Not reproduced: otherwise."
+        "interval contains 0 or, with one seed, there is none. Not reproduced: otherwise."
     )
 
 
@@ -298,13 +299,13 @@ def judge_within(ours: MeanInterval, lowest: float, highest: float, *, words: st
 
 
 WHICH = (
-    "*Which of the two.* The one that the difference speaks for, if its 95 % interval excludes 0. Not shown: it holds "
-    "0 or, with one seed, there is none."
+    "*Which of the two.* The one that the sign of the difference points to, if its 95 % interval excludes 0. Not "
+    "shown: it contains 0 or, with one seed, there is none."
 )
 
 
 def judge_which(ours: MeanInterval, *, larger: str, smaller: str, words: str) -> Finding:
-    """`larger`: whom a positive difference speaks for; `smaller`: whom a negative one does."""
+    """`larger`: the answer if the difference is positive; `smaller`: if it is negative."""
     answer = NOT_SHOWN
     if ours.excludes_zero:
         answer = larger if ours.mean > 0 else smaller

@@ -93,7 +93,7 @@ def conditions_of(results: SimulationResults) -> list[str]:
 
 
 def notes_of(results: SimulationResults) -> tuple[str, ...]:
-    """What has to be said beside every table: the scale, what is missing, what was assumed."""
+    """What has to be said with every table: the scale, what is missing, what was assumed."""
     notes = [] if results.scale == "full" else [SMALL]
     done = set(results.runs["run"])
     missing = [cell for cell in results.cells if cell.run not in done]
@@ -215,5 +215,5 @@ def simulation_report(results: SimulationResults) -> Report:
 
 
 def write_simulation_report(results: SimulationResults, folder: Path) -> tuple[Path, ...]:
-    """Write all that is told of a simulation's results; the files written."""
+    """Write the report on a simulation's results; the files written."""
     return simulation_report(results).write(folder)

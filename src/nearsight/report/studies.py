@@ -1,7 +1,7 @@
-"""What a study tells beside what all studies tell: declared once, under its name.
+"""What the report on a study has in addition to what all have: declared once, under its name.
 
 A study is one file: its recipe (`nearsight.study.recipes`), what a paper has for it, its claims, its own tables and
-figures, and one call of `report_on` that puts them together. Everything that tells of results asks `report_of`.
+figures, and one call of `report_on` that puts them together. Everything that reports results asks `report_of`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -31,7 +31,7 @@ class Published:
     source: str
     """Where in the paper."""
     source_of_gain: str
-    """Likewise, of what all factors together do to the accuracy."""
+    """The same, for the effect of all factors together on the accuracy."""
     dataset: str
     conditions: Mapping[str, PublishedCondition]
     key_factor: str | None = None
@@ -52,16 +52,16 @@ class StudyReport:
     """Whose claims they are, as in S1 (arXiv 2605.16390); None: they are questions of our own."""
     published: Published | None = None
     claims: Sequence[Claim] | Callable[[Any], Sequence[Claim]] = ()
-    """Of the paper, and questions of our own beside them; a function of the results where they depend on these."""
+    """Of the paper, and questions of our own; a function of the results where they depend on these."""
     intervals: str = ""
     """How the intervals in the verdict were estimated; by default seed by seed, and in studies of our own by fits."""
     without: frozenset[str] = frozenset()
-    """Names of tables and figures that all studies have, and that say nothing in this one."""
+    """Names of tables and figures that all studies have and that do not apply to this one."""
     tables: Sequence[Callable[[Any], Table]] = ()
     figures: Mapping[str, Callable[[Any], Drawing]] = field(default_factory=dict)
     """By the name of their files."""
     animations: Mapping[str, Callable[[Any], Animation]] = field(default_factory=dict)
-    """Likewise."""
+    """In the same way."""
     is_about_locality: bool = False
     """Its page begins with what the most local heads do, not with the first claim and the first figure of its own."""
 

@@ -1,4 +1,4 @@
-"""The tables that every study has: conditions beside a paper's, effects, separation, accuracy against locality."""
+"""The tables that every study has: conditions next to a paper's, effects, separation, accuracy against locality."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -83,14 +83,14 @@ def conditions_table(results: StudyResults) -> Table:
     notes = [
         INTERVALS,
         "MAD: smallest and largest mean attention distance over all heads of a run, then the mean over seeds; entropy "
-        "likewise. Epochs: the mean number trained.",
+        "in the same way. Epochs: the mean number trained.",
         *share_notes(results),
     ]
     if published is not None:
         notes.append(f"The paper's numbers ({published.source}) are of one seed.")
     return Table.of(
         "conditions",
-        f"{results.name}: the conditions" + (f", beside {published.source}" if published else ""),
+        f"{results.name}: the conditions" + (f", next to {published.source}" if published else ""),
         [_condition_row(results, label, papers.get(label), with_paper=bool(papers)) for label in labels],
         notes=(*notes, *missing_notes(results)),
     )
@@ -144,8 +144,8 @@ def _gain_table(results: StudyResults) -> Table | None:
         title = f"{label}, {'points' if signed else '%'}"
         row.interval(label, interval, title, scale=100, digits=2, signed=signed)
         if label in paper:
-            told = rounded(100 * paper[label], 2, signed=signed)
-            row.both(f"paper_{label}", paper[label], f"paper's {label}", told)
+            text = rounded(100 * paper[label], 2, signed=signed)
+            row.both(f"paper_{label}", paper[label], f"paper's {label}", text)
     notes = [INTERVALS, _whose_gain(ours["gain"], ours[found.base], ours[found.full])]
     if paper:
         assert published is not None
@@ -154,7 +154,7 @@ def _gain_table(results: StudyResults) -> Table | None:
 
 
 def _whose_gain(gain: MeanInterval, *means: MeanInterval) -> str:
-    """Where the two lack each other's seeds, the gain is not the difference of the means beside it."""
+    """Where the two lack each other's seeds, the gain is not the difference of the means next to it."""
     if all(mean.n == gain.n for mean in means):
         return "The gain is taken within seeds."
     if gain.n == 0:
@@ -210,7 +210,7 @@ def _layer_table(results: StudyResults) -> Table:
             if effect["order"] == 1:
                 words.show(spelt(effect["term"]), _effect(effect))
         shown.append(words)
-    of_csv = "Mean and min are over the layer's heads. Interactions and p-values are in the CSV file beside this one."
+    of_csv = "Mean and min are over the layer's heads. Interactions and p-values are in the CSV file next to this one."
     notes = (_METHOD, *_aliases(results), of_csv, *_what_is_left_out(effects))
     table = Table.of("effects-by-layer", f"{results.name}: main effects per layer", rows, shown=shown, notes=notes)
     return dataclasses.replace(table, shown=table.shown.fillna(MISSING))
@@ -236,14 +236,14 @@ def _aliases(results: StudyResults) -> tuple[str, ...]:
     """Of a fraction: whose doing an effect may be as well."""
     if not results.design.startswith(FRACTION):
         return ()
-    told = results.design.removeprefix(FRACTION)
-    return (f"A fraction of the design: {told}. An effect may be that of its aliases: these runs cannot tell.",)
+    text = results.design.removeprefix(FRACTION)
+    return (f"A fraction of the design: {text}. These runs cannot separate an effect from its aliases.",)
 
 
 def _what_is_left_out(effects: Effects) -> tuple[str, ...]:
     """The same for every response: it depends on the runs alone."""
-    told = f"{effects.num_runs} runs, {effects.residual_df} of them left over to estimate the noise."
-    return (told, *(f"{note[0].upper()}{note[1:]}." for note in effects.notes))
+    text = f"{effects.num_runs} runs, {effects.residual_df} of them left over to estimate the noise."
+    return (text, *(f"{note[0].upper()}{note[1:]}." for note in effects.notes))
 
 
 _SEPARATED = {"min_mad": "min MAD", "min_entropy": "min entropy"}
@@ -265,21 +265,21 @@ def _separation_table(results: StudyResults) -> Table | None:
             Row().keep(**{**asdict(found), "blocks": " ".join(found.blocks)}, scale=results.scale)
             for found in (free, seeds, pairs)
         ]
-        told = partial(_told, response)
+        in_words = partial(_in_words, response)
         words = Row(factor=FACTOR_NAMES.get(factor, factor), response=title)
-        words.show("with it", span(told(free.lowest_with), told(free.highest_with)))
-        words.show("without it", span(told(free.lowest_without), told(free.highest_without)))
-        words.show("margin", told(free.margin, signed=True))
-        words.show("difference of means", told(free.difference, signed=True))
+        words.show("with it", span(in_words(free.lowest_with), in_words(free.highest_with)))
+        words.show("without it", span(in_words(free.lowest_without), in_words(free.highest_without)))
+        words.show("margin", in_words(free.margin, signed=True))
+        words.show("difference of means", in_words(free.difference, signed=True))
         words.show("p", probability(free.p)).show("p, within seeds", probability(seeds.p))
         # A fraction has no pairs that differ in one factor alone.
         words.show("p, within pairs", probability(pairs.p) if pairs.num_dealings > 1 else MISSING)
         shown.append(words.show("chance of complete separation", probability(free.p_complete)))
     if not rows:
         return None
-    counting = "Where there are too many dealings to count (exact = False in the CSV), random ones stand in."
+    counting = "Where there are too many permutations to count (exact = False in the CSV), random ones are drawn."
     if all(row.numbers["exact"] for row in rows):
-        counting = "All dealings are counted (exact)."
+        counting = "All permutations are counted (exact)."
     return Table.of(
         "separation",
         f"{results.name}: runs with and without each factor",
@@ -288,16 +288,16 @@ def _separation_table(results: StudyResults) -> Table | None:
         notes=(
             "With it: all runs at the factor's last level; without it: at its first. Margin: the smallest of the upper "
             "group minus the largest of the lower; positive is a clean gap, negative an overlap.",
-            "p: two-sided permutation test of the difference of means: the labels dealt anew to all runs, to the runs "
-            "of a seed, and to pairs of runs that differ in this factor alone. The last holds even where the other "
-            f"factors have effects. {counting}",
-            "Chance of complete separation: the share of dealings to all runs that part them completely.",
+            "p: two-sided permutation test of the difference of means: the labels are permuted over all runs, over the "
+            "runs of a seed, and within pairs of runs that differ in this factor alone. The last holds even where "
+            f"the other factors have effects. {counting}",
+            "Chance of complete separation: the share of permutations over all runs that separate them completely.",
             *share_notes(results),
         ),
     )
 
 
-def _told(response: str, value: float, *, signed: bool = False) -> str:
+def _in_words(response: str, value: float, *, signed: bool = False) -> str:
     return rounded(100 * value, 2, signed=signed) if response in SHARES else rounded(value, signed=signed)
 
 
@@ -331,9 +331,9 @@ def _pairs_table(results: StudyResults, pairs: pd.DataFrame) -> Table:
         notes=(
             "Differences are second minus first, taken within seeds, with half the 95 % interval. Close: a mean "
             f"difference of at most {ACCURACY_MARGIN:g} in test accuracy (a fraction), of at most {LOCALITY_MARGIN:g} "
-            "in min MAD. With few seeds that is no proof of equality: the intervals say how far they may be apart. "
+            "in min MAD. With few seeds that does not prove equality: the intervals say how far they may be apart. "
             "Different: more than that, and the interval excludes 0; with one seed there is none, and more is enough.",
-            f"Pairs compared: {len(pairs)}; all of them are in the CSV file beside this one."
+            f"Pairs compared: {len(pairs)}; all of them are in the CSV file next to this one."
             + (f" Shown: the first {_MOST_ROWS} of {len(shown)}." if len(shown) > _MOST_ROWS else ""),
         ),
     )
@@ -362,7 +362,7 @@ def _correlation_table(results: StudyResults, key: str) -> Table:
         shown=shown,
         notes=(
             "Over all runs a factor that moves both makes them correlate; within a level of "
-            f"{FACTOR_NAMES.get(key, key)} what is left is not its doing. Runs of one seed are not quite independent, "
+            f"{FACTOR_NAMES.get(key, key)} what is left is not due to it. Runs of one seed are not quite independent, "
             "so the p-values are rough.",
         ),
     )

@@ -88,7 +88,7 @@ class Row:
 
 
 def columns_of(name: str, found: MeanInterval) -> dict[str, float]:
-    """A mean over seeds as columns whose names begin alike."""
+    """A mean over seeds as columns whose names have the same beginning."""
     return {f"{name}_{part}": value for part, value in asdict(found).items()}
 
 
@@ -130,8 +130,8 @@ def mean_and_ends(
     mean: float, low: float, high: float, *, scale: float = 1.0, digits: int = 3, signed: bool = True
 ) -> str:
     """As `with_interval`, from the numbers."""
-    told = rounded(scale * mean, digits, signed=signed)
-    return told if np.isnan(low) else f"{told} ± {rounded(scale * (high - low) / 2, digits)}"
+    text = rounded(scale * mean, digits, signed=signed)
+    return text if np.isnan(low) else f"{text} ± {rounded(scale * (high - low) / 2, digits)}"
 
 
 def probability(p: float) -> str:

@@ -1,4 +1,4 @@
-"""The report of a study: what every study has, but for what it does without, and what is declared for it."""
+"""The report of a study: what every study has, except what does not apply to it, and what is declared for it."""
 
 import dataclasses
 import shutil
@@ -93,7 +93,7 @@ def of_heads(draw: Callable[[StudyResults], Drawing], results: StudyResults) -> 
 
 
 def write_study_report(results: StudyResults, folder: Path) -> tuple[Path, ...]:
-    """Write all that is told of a study's results; the files written."""
+    """Write the report on a study's results; the files written."""
     return study_report(results).write(folder)
 
 

@@ -66,18 +66,18 @@ class Answer(StrEnum):
 
 
 _ANSWERS = (
-    "*Beside the other.* The factor's effect without the other, its effect with it, and their difference (the "
+    "*With the other.* The factor's effect without the other, its effect with it, and their difference (the "
     "interaction), each with its 95 % interval: ordinary least squares over all runs of the factorial, seeds as "
-    "replicates. Where one factor is asked after beside one, effects are means over the third; LocAt is GAug and PRR, "
-    "which come and go together. The noise is that of all runs, so an effect that seeds agree on can be less than sure "
-    "here; its differences within seeds are in the table. An effect is sure where its interval excludes 0; it "
-    f"shrinks where the difference is sure and goes against the effect without. *{Answer.NOT_EVEN_ALONE}*: the "
-    "effect without the other is not sure, or goes the other way, so that there is nothing to keep. "
-    f"*{Answer.REVERSED}*: with the other it is "
-    f"sure and goes the other way. *{Answer.NOT}*: it shrinks, and with the other its interval holds 0 and is within "
-    f"{share(CLEARLY_LESS)} of the effect without. *{Answer.LESS}*: it shrinks, but is not shown to be gone. "
-    f"*{Answer.STILL}*: with the other it is sure, and it does not surely shrink. *{Answer.UNDECIDED}*: neither that "
-    "it is left nor that it shrinks is sure."
+    "replicates. Where the question is about two of the three factors, effects are means over the third; LocAt is GAug "
+    "and PRR, switched together. The noise is that of all runs, so the interval of an effect that all seeds agree on "
+    "can contain 0 here; its differences within seeds are in the table. An effect is shown where its interval excludes "
+    "0; it shrinks where the interval of the difference excludes 0 and its sign is opposite to the effect without. "
+    f"*{Answer.NOT_EVEN_ALONE}*: the effect without the other is not shown, or has the opposite sign, so that there is "
+    f"nothing to keep. *{Answer.REVERSED}*: with the other it is shown with the opposite sign. *{Answer.NOT}*: it "
+    "shrinks, and with the other its interval contains 0 and is within "
+    f"{share(CLEARLY_LESS)} of the effect without. *{Answer.LESS}*: it shrinks, but is not shown to vanish. "
+    f"*{Answer.STILL}*: with the other it is shown, and it is not shown to shrink. *{Answer.UNDECIDED}*: neither that "
+    "it remains nor that it shrinks is shown."
 )
 
 
@@ -91,21 +91,21 @@ class Beside(NamedTuple):
 
     def answer(self, sign: int) -> Answer:
         """`sign`: which way the factor is expected to move the response."""
-        if not _is_sure(self.without, sign):
+        if not _is_shown(self.without, sign):
             return Answer.NOT_EVEN_ALONE
-        if _is_sure(self.with_other, -sign):
+        if _is_shown(self.with_other, -sign):
             return Answer.REVERSED
-        if _is_sure(self.change, -sign):
+        if _is_shown(self.change, -sign):
             is_small = max(abs(self.with_other.low), abs(self.with_other.high)) <= CLEARLY_LESS * abs(
                 self.without.value
             )
-            return Answer.NOT if is_small and not _is_sure(self.with_other, sign) else Answer.LESS
-        return Answer.STILL if _is_sure(self.with_other, sign) else Answer.UNDECIDED
+            return Answer.NOT if is_small and not _is_shown(self.with_other, sign) else Answer.LESS
+        return Answer.STILL if _is_shown(self.with_other, sign) else Answer.UNDECIDED
 
 
-def _is_sure(effect: Estimate, sign: int) -> bool:
-    """By its interval; nothing is sure without one."""
-    return effect.has_interval and effect.is_sure(sign)
+def _is_shown(effect: Estimate, sign: int) -> bool:
+    """By its interval; nothing is shown without one."""
+    return effect.has_interval and effect.has_sign(sign)
 
 
 _Factors = Mapping[str, tuple[str, ...]]
@@ -117,8 +117,8 @@ def beside(
 ) -> Beside:
     """Differences of means of the factorial's cells, with the noise within all of them.
 
-    Several factors come and go together; over those that are in neither, means are taken. An `InputError` says what
-    the runs there are cannot tell.
+    Several factors are switched together; over those that are in neither, means are taken. An `InputError` says what
+    these runs cannot show.
     """
     if not np.isfinite(runs[response]).all():
         raise InputError(f"{response} is not known of every run")
@@ -155,7 +155,7 @@ class _Response(NamedTuple):
     title: str
     sign: int
     """Which way CutMix and LocAt are expected to move it."""
-    tell: Callable[[Estimate], str]
+    describe: Callable[[Estimate], str]
 
 
 def _in_per_cent(effect: Estimate) -> str:
@@ -184,7 +184,7 @@ def _measured_runs(results: StudyResults) -> pd.DataFrame:
 
 
 class _Way(NamedTuple):
-    """Whose effect is asked after, and beside which other. Those of several factors come and go together."""
+    """Whose effect is asked for, and with which other factor. Several factors are switched together."""
 
     factor: tuple[str, ...]
     other: tuple[str, ...]
@@ -202,9 +202,9 @@ _WAYS = (
     _Way((_GAUG,), (_CUTMIX,)),
 )
 _QUESTIONS = {
-    "min_mad": "Does {} still bring the most local head nearer where {} already does?",
-    "mean_mad": "Does {} still make heads look nearer on average where {} already does?",
-    "log_min_mad": "Does {} still bring the most local head nearer, relative to what {} leaves of its distance?",
+    "min_mad": "Does {} still make the most local head more local where {} already does?",
+    "mean_mad": "Does {} still make heads more local on average where {} already does?",
+    "log_min_mad": "Does {} still make the most local head more local, relative to what {} leaves of its distance?",
     "test_acc": "Does {} still raise accuracy where {} already does?",
 }
 
@@ -225,7 +225,7 @@ def _question(way: _Way, response: _Response) -> Claim:
 
 def _judge(way: _Way, response: _Response, results: StudyResults) -> Finding:
     found = beside(_measured_runs(results), results.factors, response.column, factor=way.factor, other=way.other)
-    without, with_other, change = map(response.tell, found)
+    without, with_other, change = map(response.describe, found)
     return Finding(
         verdict=found.answer(response.sign),
         ours=f"without {_spelt(way.other)} {without}, with it {with_other}; "
@@ -248,8 +248,7 @@ class _Effect(NamedTuple):
 
 
 def cutmix_table(results: StudyResults) -> Table:
-    """What CutMix and GAug do in each model, and what each does beside the other: a row per factor and place, a column
-    per response."""
+    """What CutMix and GAug do in each model, alone and together: a row per factor and place, a column per response."""
     # The shares of attention near a patch, where all runs have them, after the smallest distance.
     shares = (_Response(name, f"{title}, points", 1, _in_points) for name, title in known_shares(results).items())
     responses = (_RESPONSES[0], *shares, *_RESPONSES[1:])
@@ -267,7 +266,7 @@ def cutmix_table(results: StudyResults) -> Table:
             words = Row().show("effect of", _spelt(one.factor)).show("where", one.where).show("n", str(one.n))
             words.words |= dict.fromkeys((response.title for response in responses), MISSING)
             shown[one.factor, one.where] = words
-        shown[one.factor, one.where].show(one.response.title, one.response.tell(one.effect))
+        shown[one.factor, one.where].show(one.response.title, one.response.describe(one.effect))
     notes = (
         "± is half the 95 % interval. Of one model: differences within seeds, n of them (Student's t; with one "
         "seed there is no interval). Over models, and with or without LocAt (GAug and PRR): ordinary least squares "
@@ -279,7 +278,7 @@ def cutmix_table(results: StudyResults) -> Table:
         *share_notes(results),
         *missing_notes(results),
     )
-    title = f"{results.name}: CutMix beside LocAt"
+    title = f"{results.name}: CutMix together with LocAt"
     return Table.of("cutmix-beside-locat", title, rows, shown=shown.values(), notes=notes)
 
 
@@ -304,7 +303,7 @@ def _at(runs: pd.DataFrame, levels: Mapping[str, str]) -> pd.DataFrame:
 
 
 def _beside(runs: pd.DataFrame, factors: _Factors, way: _Way, response: _Response) -> Iterator[_Effect]:
-    """The effect without the other and with it, and the change; nothing where the runs cannot tell."""
+    """The effect without the other and with it, and the change; nothing where the runs cannot show it."""
     try:
         found = beside(runs, factors, response.column, factor=way.factor, other=way.other)
     except InputError:

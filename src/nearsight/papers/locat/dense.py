@@ -1,4 +1,4 @@
-"""What S2 claims about frozen features: its numbers, and each comparison applied to them and to ours alike.
+"""What S2 claims about frozen features: its numbers, and each comparison applied to them and to ours.
 
 S2's numbers of other backbones than ViT are left out, since what is probed here is a ViT. One number each, without a
 spread. Scores are fractions.
@@ -108,12 +108,12 @@ def _claim(
     contrast: s2.Contrast,
 ) -> tuple[str, Claim]:
     """That one condition scores higher than another, or than the best of some."""
-    told = "; ".join(f"{table.told(contrast)} ({table.dataset})" for table in published.tables)
+    words = "; ".join(f"{table.in_words(contrast)} ({table.dataset})" for table in published.tables)
     return measure, Claim(
         id=id,
         text=text,
         source=source,
-        paper=f"{told} points: {published.scale}",
+        paper=f"{words} points: {published.scale}",
         rule=_ORDER,
         needs=contrast.needs,
         judge=partial(_judge, probed, measure, contrast),
@@ -135,7 +135,7 @@ def _judge(probed: ProbeResults, measure: str, contrast: s2.Contrast, results: S
     words = f"{before} to {after} %: {between.in_words()} points: {scale}"
     finding = judge_order(found, ours, sign=1, words=words)
     over_images = difference_over_images(probed, condition, reference, measure)
-    if finding.verdict == Verdict.IN_DIRECTION and over_images.has_interval and not over_images.is_sure(1):
+    if finding.verdict == Verdict.IN_DIRECTION and over_images.has_interval and not over_images.has_sign(1):
         finding = replace(finding, verdict=Verdict.NOT_REPRODUCED)
     return replace(finding, low=between.low, high=between.high)
 
@@ -146,8 +146,8 @@ def _scale_of(probed: ProbeResults, measure: str, conditions: tuple[str, ...]) -
     sizes = "/".join(f"{number / 1e6:.2g}" for number in sorted(set(rows["num_parameters"].round(-5))))
     pixels = "/".join(str(side) for side in sorted(set(rows["image_size"])))
     trained = " and ".join(dict.fromkeys(filter(None, rows["trained_on"])))
-    told = zip(rows["data"], rows["num_images"], strict=True)
-    sets = " and ".join(dict.fromkeys(f"{number:,} images of {data}" for data, number in told))
+    words = zip(rows["data"], rows["num_images"], strict=True)
+    sets = " and ".join(dict.fromkeys(f"{number:,} images of {data}" for data, number in words))
     trained_words = f", trained on {trained}" if trained else ""
     return f"{sizes} M parameters, {pixels} pixels{trained_words}; probed on {sets}"
 
@@ -221,7 +221,7 @@ def claims_about(probed: ProbeResults) -> list[Claim]:
 
 
 _SCALES = (
-    "Beside each number stands what it is of: the paper's models are larger, see larger images and were trained on "
+    "Each number says what it was measured on: the paper's models are larger, see larger images and were trained on "
     "more of them, and it probes them on larger data sets."
 )
 report_on(PROBES, paper=s2.PAPER, claims=claims_about, intervals=_SCALES)

@@ -52,13 +52,13 @@ def layers_table(results: StudyResults) -> Table:
                 named = {"measure": column, "condition": label, "scale": results.scale, "layer": layer}
                 rows.append(Row().keep(**named, **asdict(ours)))
                 if layer in picked:
-                    words.show(f"L{layer + 1}", measure.told(ours))
+                    words.show(f"L{layer + 1}", measure.in_words(ours))
             shown.append(words)
     notes = (
         INTERVALS,
         "MAD and entropy: over the layer's heads. Locality score and patch–CLS similarity: of the tokens that the "
         "layer's block gives (S2 App. F).",
-        "All layers are in the CSV file beside this one.",
+        "All layers are in the CSV file next to this one.",
     )
     return Table.of("layers", f"{results.name}: layer by layer", rows, shown=shown, notes=notes)
 
@@ -104,7 +104,7 @@ def _published_difference(condition: str, reference: str) -> tuple[str, Mapping[
         # Of the fixed widths it is lost which is which.
         if table.has(condition, reference) and condition not in s2.FIXED:
             found = {str(size): float(value) for size, value in contrast.of(table.frame()).items()}
-            return f"{table.told(contrast)} ({table.dataset})", found
+            return f"{table.in_words(contrast)} ({table.dataset})", found
     return MISSING, {}
 
 

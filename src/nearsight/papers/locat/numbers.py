@@ -1,4 +1,4 @@
-"""The accuracies S2 published, as data, to stand beside ours.
+"""The accuracies S2 published, as data, to compare with ours.
 
 S2 is "Locality-Attending Vision Transformer" (ICLR 2026, arXiv 2603.04892). Its models are ViTs of patch 16 at 224
 pixels, Tiny to Base, with one number each and no spread; ours is S1's compact ViT at 32 or 64 pixels. So what can be
@@ -26,12 +26,12 @@ KERNELS = (LAPLACE, INVERSE)
 WIDTHS = (FROM_INPUT, ISOTROPIC, *FIXED)
 SCALES = (NO_SCALE, AUTO_SCALE)
 OTHER_LOCATS = (LOCAT_WITHOUT_POSITIONS, *KERNELS, *WIDTHS, *SCALES)
-"""LocAt made in another way: their differences are to LocAt, too."""
+"""LocAt made in another way: their differences are also to LocAt."""
 
 
 @dataclass(frozen=True)
 class Contrast:
-    """What is judged, of the paper's tables and of our runs alike."""
+    """What is judged, both of the paper's tables and of our runs."""
 
     needs: tuple[str, ...]
     """The conditions that it compares."""
@@ -62,7 +62,7 @@ class PublishedTable:
         """A row per size, a column per condition: as our runs, which have a row per seed."""
         return pd.DataFrame.from_dict({size: dict(row) for size, row in self.accuracy.items()}, orient="index")
 
-    def told(self, contrast: Contrast) -> str:
+    def in_words(self, contrast: Contrast) -> str:
         """In points: "Tiny +1.55, Base +1.32"."""
         values = contrast.of(self.frame())
         return ", ".join(f"{size} {rounded(100 * value, 2, signed=True)}" for size, value in values.items())
@@ -129,4 +129,4 @@ TABLE_8 = PublishedTable(
     },
 )
 ABLATIONS = (TABLE_5, TABLE_8, TABLE_7)
-"""The tables that have the conditions of the studies, each at most in one beside ViT and LocAt."""
+"""The tables that have the conditions of the studies, each in at most one, together with ViT and LocAt."""

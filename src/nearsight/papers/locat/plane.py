@@ -25,7 +25,7 @@ FAMILIES = (
     s2.WIDTHS,
     s2.SCALES,
 )
-"""Conditions that belong together: they share a colour and a marker, and a space parts their rows from the others'."""
+"""Conditions that belong together: they share a colour and a marker, and a space separates their rows from others."""
 _COLUMNS = {"mean_mad": "mean MAD, all heads", "min_mad": "MAD, most local head", "accuracy": "test accuracy, %"}
 # In rows: the space between families; in inches: what the plane needs, however few rows there are.
 _SPACE, _LEAST_HEIGHT = 0.6, 3.2
@@ -68,16 +68,16 @@ def accuracy_and_locality(results: StudyResults) -> Drawing:
         panels[0].set_yticks(list(places.values()), list(places), parse_math=False)
         _draw_plane(panels[-1], means["mean_mad"], means["accuracy"], points)
     counts = [num_seeds(results, label) for label in places]
-    told = "Points: 1 seed, so no interval."
+    words = "Points: 1 seed, so no interval."
     if max(counts) > 1:
-        told = f"Points: mean over {seeds_in_words(counts)}; bars: 95 % intervals, cut off at the frame."
-    told = f"{told} {_rank_correlation(means['mean_mad'], means['accuracy'])}".strip()
-    add_footnote(figure, [told, *missing_notes(results), *scale_notes(results)])
+        words = f"Points: mean over {seeds_in_words(counts)}; bars: 95 % intervals, cut off at the frame."
+    words = f"{words} {_rank_correlation(means['mean_mad'], means['accuracy'])}".strip()
+    add_footnote(figure, [words, *missing_notes(results), *scale_notes(results)])
     return Drawing(
         figure=figure,
-        caption="How far the heads of every condition look, on average and at the nearest (fractions of the grid's "
+        caption="Mean and smallest attention distance of every condition's heads (fractions of the grid's "
         "diagonal), and its test accuracy; at the right accuracy against the mean distance, in the same colours and "
-        f"markers. Further left is more local. {told}",
+        f"markers. Further left is more local. {words}",
     )
 
 

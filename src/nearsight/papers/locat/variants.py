@@ -118,7 +118,7 @@ def _of_accuracy(
     published: Sequence[s2.PublishedTable],
     rule: _Rule = "higher",
 ) -> Claim:
-    """One comparison, of the paper's tables and of our runs alike."""
+    """One comparison, of the paper's tables and of our runs."""
 
     def judge(results: StudyResults) -> Finding:
         values = of_shared_seeds(results.runs, "test_acc", contrast.needs, OF_RUNS["test_acc"].title)
@@ -134,7 +134,7 @@ def _of_accuracy(
             return judge_not_worse(ours, words=words)
         return judge_order(differences, ours, sign=1 if rule == "higher" else -1, words=words)
 
-    paper = "; ".join(f"{table.told(contrast)} points ({table.dataset}, {table.source})" for table in published)
+    paper = "; ".join(f"{table.in_words(contrast)} points ({table.dataset}, {table.source})" for table in published)
     return Claim(id=id, text=text, source=source, paper=paper, rule=_RULES[rule], needs=contrast.needs, judge=judge)
 
 
@@ -144,7 +144,7 @@ _of_widths = partial(_of_accuracy, source="S2 App. D, Table 7", published=[s2.TA
 
 
 def _core_claims(small_set: s2.PublishedTable) -> tuple[Claim, ...]:
-    """Of ViT, GAug, PRR and LocAt; `small_set`: the part of Table 3 that is nearest to our data."""
+    """Of ViT, GAug, PRR and LocAt; `small_set`: the part of Table 3 that is closest to our data."""
     return (
         _of_accuracy(
             "locat",
@@ -234,7 +234,7 @@ _ORDERED = 0.5
 _FINAL = 0.25
 
 
-def _nearer(what: str, column: str) -> Claim:
+def _more_local(what: str, column: str) -> Claim:
     contrast = above(s2.GAUG, s2.VIT)
 
     def judge(results: StudyResults) -> Finding:
@@ -242,7 +242,7 @@ def _nearer(what: str, column: str) -> Claim:
         differences = contrast.of(values)
         ours = mean_interval(differences)
         before, after = (rounded(float(values[label].mean())) for label in contrast.needs)
-        words = f"{before} to {after}: {OF_RUNS[column].told(ours, signed=True)}"
+        words = f"{before} to {after}: {OF_RUNS[column].in_words(ours, signed=True)}"
         return judge_order(differences, ours, sign=-1, words=words)
 
     return Claim(
@@ -282,7 +282,7 @@ def _judge_shifted(
     right = (shift * sign > 0).groupby("seed")
     before, afterwards = (rounded(float(values[label].mean())) for label in (reference, condition))
     words = (
-        f"mean over layers {before} to {afterwards}: {OF_LAYERS[column].told(mean_interval(means), signed=True)}; "
+        f"mean over layers {before} to {afterwards}: {OF_LAYERS[column].in_words(mean_interval(means), signed=True)}; "
         f"{'higher' if sign > 0 else 'lower'} in {_range(right.sum().tolist(), digits=0)} of "
         f"{values.index.get_level_values('layer').nunique()} layers"
     )
@@ -312,8 +312,8 @@ def _range(values: Sequence[float], digits: int = 2) -> str:
 
 
 _LAYER_CLAIMS = (
-    _nearer("the most local head looks nearer", "min_mad"),
-    _nearer("heads look nearer on average", "mean_mad"),
+    _more_local("the most local head is more local", "min_mad"),
+    _more_local("heads are more local on average", "mean_mad"),
     Claim(
         id="gaug-every-layer",
         text="GAug makes attention local in every layer",

@@ -1,4 +1,4 @@
-"""S1's two protocols on each of its data sets (Table 1), and which part of the modern one does it (Table 2).
+"""S1's two protocols on each of its data sets (Table 1), and which part of Modern makes attention local (Table 2).
 
 The paper takes its Modern protocol apart on CIFAR-100 alone; the other two data sets are the replication it asks for.
 
@@ -46,18 +46,18 @@ def ablation_cifar10(*, seeds: int = 1) -> Study:
 
     Run     nearsight study run ablation-cifar10
     Cost    8 cells of at most 600 epochs of 40,000 images (192 M; early stopping made it 42 M); needs a GPU
-    Result  one seed: CutMix does not part the conditions by the smallest distance, see results/ablation-cifar10
+    Result  one seed: CutMix does not separate the conditions by min MAD, see results/ablation-cifar10
     """
     return ablation(_in_bf16(compact_cifar10("baseline")), colour=AutoAugment(), seeds=seeds)
 
 
 @recipe("ablation-tiny-imagenet")
 def ablation_tiny_imagenet(*, seeds: int = 1) -> Study:
-    """Is it CutMix on Tiny-ImageNet too? ColorJitter in the place of AutoAugment (S1 §7, future work ii)
+    """Is it CutMix on Tiny-ImageNet too? ColorJitter instead of AutoAugment (S1 §7, future work ii)
 
     Run     nearsight study run ablation-tiny-imagenet
     Cost    8 cells of at most 400 epochs of 80,000 images (256 M; early stopping made it 44 M); needs a GPU
-    Result  one seed: CutMix parts the conditions, by a hair, see results/ablation-tiny-imagenet
+    Result  one seed: CutMix separates the conditions, barely: see results/ablation-tiny-imagenet
     """
     return ablation(_in_bf16(compact_tiny_imagenet("baseline")), colour=ColorJitter(), seeds=seeds)
 
@@ -68,7 +68,7 @@ def protocol_cifar10(*, seeds: int = 3) -> Study:
 
     Run     nearsight study run protocol-cifar10
     Cost    6 cells of at most 600 epochs of 40,000 images (144 M); needs a GPU
-    Result  two seeds: Modern raises accuracy and looks nearer, see results/protocol-cifar10
+    Result  two seeds: Modern raises accuracy and is more local, see results/protocol-cifar10
     """
     return _both_protocols(compact_cifar10, seeds)
 
@@ -90,7 +90,7 @@ def protocol_tiny_imagenet(*, seeds: int = 3) -> Study:
 
     Run     nearsight study run protocol-tiny-imagenet
     Cost    6 cells of at most 400 epochs of 80,000 images (192 M); needs a GPU
-    Result  two seeds: Modern raises accuracy; it looks nearer in both, see results/protocol-tiny-imagenet
+    Result  two seeds: Modern raises accuracy and is more local in both, see results/protocol-tiny-imagenet
     """
     return _both_protocols(compact_tiny_imagenet, seeds)
 
@@ -202,7 +202,7 @@ def _dissociation(study: str, colour: str) -> Claim:
             f"{' and '.join(rounded(change, signed=True) for change in changes)}"
         )
 
-    text = f"CutMix and {colour} alone raise accuracy alike, yet only CutMix makes heads local"
+    text = f"CutMix and {colour} alone raise accuracy by similar amounts, but only CutMix makes heads local"
     needs = (s1.BASELINE, *labels)
 
     @asked("dissociation", text, source="S1 §6.2, §7", paper=published, rule=rules.DISSOCIATION, needs=needs)
@@ -218,7 +218,7 @@ def _dissociation(study: str, colour: str) -> Claim:
 def _of_protocols(study: str) -> list[Claim]:
     """Baseline against Modern, on any data set."""
     accuracy = "The Modern protocol raises test accuracy"
-    locality = "Under the Modern protocol the most local head looks nearer"
+    locality = "Under the Modern protocol the most local head is more local (lower MAD)"
     return [
         _size(study, "accuracy", accuracy, "S1 §4.4, Table 1", s1.MODERN, s1.BASELINE, "test_acc", sign=1),
         _size(study, "most-local-head", locality, "S1 abstract, §5.1", s1.MODERN, s1.BASELINE, "min_mad", sign=-1),
@@ -226,9 +226,9 @@ def _of_protocols(study: str) -> list[Claim]:
 
 
 def _of_ablation(study: str, colour: str) -> list[Claim]:
-    """Which component does it."""
-    gap = "CutMix parts the conditions: the most local head of all with it looks nearer than that of any without"
-    focus = "The effect is not limited to one metric: the smallest entropy parts them too"
+    """Which component makes attention local."""
+    gap = "CutMix separates the conditions: with it, every most local head has a lower MAD than any without"
+    focus = "The effect is not limited to one metric: the smallest entropy separates them too"
     removed, added = (
         "Removing CutMix from Modern undoes the locality",
         "Adding CutMix alone to Baseline makes heads local",
@@ -256,7 +256,7 @@ def _report_on(name: str) -> None:
         of_parts = _of_ablation(name, ABLATIONS[name])
         if not is_seen:  # the paper's ablation is on CIFAR-100
             of_parts = [dataclasses.replace(claim, source=f"{claim.source}, there on CIFAR-100") for claim in of_parts]
-        # Here are runs enough to ask beside what the paper says.
+        # These have enough runs for questions of our own.
         claims += [*of_parts, *LENGTH_QUESTIONS, *own_patch_questions(ABLATIONS[name])]
         tables = [length_table, own_patch_table, *tables]
         figures = {"training-length": length_and_distance, "own-patch": every_head, **figures}
@@ -284,13 +284,13 @@ FINDING = Section(
     answers={"ablation-cifar100": ("cutmix-separates", *_OF_PARTS)},
     in_short=("cutmix-separates", "adding-cutmix"),
     figures=(("ablation-cifar100", "figure-4-minimum-mad.png"),),
-    change_our_mind="More seeds that part those with CutMix from those without as cleanly as in the paper, or in which "
-    "the two cannot be told apart at all. What other settings do, and equally long training, is asked below.",
+    change_our_mind="More seeds that separate the runs with CutMix from those without as cleanly as in the paper, or "
+    "in which the two groups do not differ at all. Other settings and equally long training follow below.",
 )
 FITTED_FINDING = Section(
     title="And with CutMix in every batch?",
     claim="S1 does not say how often it mixes, and we took half of the batches. Of the settings above, CutMix in every "
-    "batch comes nearest to the paper's numbers, so Table 2 is run again with it.",
+    "batch comes closest to the paper's numbers, so Table 2 is run again with it.",
     answers={
         "ablation-fitted-cifar100": ("cutmix-separates", "accuracy", "most-local-head", "own-region", *_OF_PARTS),
     },

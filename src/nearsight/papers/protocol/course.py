@@ -147,8 +147,8 @@ def courses(results: StudyResults) -> list[Course]:
         raise InputError("no run was measured while it trained")
     depths = {course.mad_ELH.shape[1]: course for course in found}
     if len(depths) > 1:
-        told = " and ".join(f"{each.condition}, seed {each.seed}, {depth}" for depth, each in sorted(depths.items()))
-        raise InputError(f"runs that are compared while they train have as many layers each, but not these: {told}")
+        words = " and ".join(f"{each.condition}, seed {each.seed}, {depth}" for depth, each in sorted(depths.items()))
+        raise InputError(f"runs compared while they train need the same number of layers, but these differ: {words}")
     return found
 
 

@@ -60,8 +60,8 @@ def emergence_cifar100(*, seeds: int = 2) -> Study:
 def emergence_fitted_cifar100(*, seeds: int = 2) -> Study:
     """Is it CutMix, or that runs with it train longer? 300 epochs for all, CutMix in every batch (S1 §7, limitations)
 
-    Early stopping lets runs with CutMix train several times as long as those without, so that ablations cannot tell the
-    two apart; here all train equally long, with and without the rest of Modern, under the settings of
+    Early stopping lets runs with CutMix train several times as long as those without, so that ablations cannot separate
+    the two; here all train equally long, with and without the rest of Modern, under the settings of
     ablation-fitted-cifar100. Every head is measured on 512 test images at the start and after every third epoch.
 
     Run     nearsight study run emergence-fitted-cifar100
@@ -115,8 +115,8 @@ def _only_with(results: StudyResults) -> Finding:
 
 @asked(
     "equally-many-epochs",
-    "After equally many epochs, does the most local head look nearer with CutMix?",
-    source="S1 §7, limitations; asked of these runs afterwards",
+    "After equally many epochs, is the most local head more local with CutMix?",
+    source="S1 §7, limitations; asked after the runs",
     rule=SIGN,
 )
 def _equally_long(results: StudyResults) -> Finding:
@@ -154,8 +154,8 @@ def _first(results: StudyResults) -> Finding:
     source="after ablation-fitted-cifar100",
     rule="*To its own patch.* The answer is the range, over all runs with CutMix, of the epoch at which a first head "
     f"is below {share(OWN_PATCH)} of the distance to the next patch, {LASTING} measurements in a row, and its layers, "
-    "with the number of these runs, where not all have one; never, where none has. Beside it: for how many epochs it "
-    "had then been nearer than the next patch.",
+    "with the number of these runs, where not all have one; never, where none has. With it: for how many epochs its "
+    "distance had by then been below that of the next patch.",
 )
 def _own_patch(results: StudyResults) -> Finding:
     step = next_patch_distance(grid_of(results))
@@ -165,10 +165,10 @@ def _own_patch(results: StudyResults) -> Finding:
 
 def _first_of_each(turns: Mapping[Course, Turn | None], *, how_fast: bool = False) -> Finding:
     """From the epoch and layer at which something first is so, run by run."""
-    told = []
+    words = []
     for course, turn in turns.items():
         within = f", within {_several(turn.lasted, 'epoch')}" if turn and how_fast and turn.lasted > 0 else ""
-        told.append(f"{course.condition} {course.seed}: {turn or _NEVER}{within}")
+        words.append(f"{course.condition} {course.seed}: {turn or _NEVER}{within}")
     known = [turn for turn in turns.values() if turn is not None]
     answer, value = _NEVER, float("nan")
     if known:
@@ -179,7 +179,7 @@ def _first_of_each(turns: Mapping[Course, Turn | None], *, how_fast: bool = Fals
         if len(known) < len(turns):
             answer += f", in {len(known)} of {len(turns)} runs"
         value = float(np.mean(epochs))
-    return Finding(verdict=answer, ours="; ".join(told), value=value, n=_num_seeds(turns))
+    return Finding(verdict=answer, ours="; ".join(words), value=value, n=_num_seeds(turns))
 
 
 @asked(
@@ -276,7 +276,7 @@ report_on(
 
 FINDING = Section(
     title="When do heads become local?",
-    claim="S1 looks at trained models only, and asks at which epoch the pattern appears.",
+    claim="S1 measures trained models only, and asks at which epoch the pattern appears.",
     answers={
         "emergence-cifar100": (),
         "emergence-fitted-cifar100": ("first-local-head", "accuracy-leads", "turns-global", "turns-to-own-patch"),

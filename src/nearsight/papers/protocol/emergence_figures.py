@@ -80,8 +80,8 @@ def layers_over_epochs(results: StudyResults) -> Drawing:
         first.set_ylim(bottom=0.0)
         first.set_ylabel(DISTANCE_LABEL)
         add_fitting_legend(figure, [Line2D([], [], **look) for look in looks], [f"L{layer + 1}" for layer in layers])
-    told = f"Mean over a layer's heads and over {_seeds(found)}. {_LOCAL_LINE}"
-    return noted(figure, results, "The mean attention distance of every layer over the epochs.", told)
+    words = f"Mean over a layer's heads and over {_seeds(found)}. {_LOCAL_LINE}"
+    return noted(figure, results, "The mean attention distance of every layer over the epochs.", words)
 
 
 def layers_by_epoch(results: StudyResults) -> Drawing:

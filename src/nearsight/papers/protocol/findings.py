@@ -53,12 +53,12 @@ def profiles_of_datasets(studies: Mapping[str, StudyResults]) -> Drawing:
         add_layer_legend(figure, _LABELS, layers)
     seeds = seeds_in_words(num_seeds(results, label) for results in shown.values() for label in _LABELS)
     bands = "± one standard deviation over images" if one_seed else "the range over seeds"
-    told = f"Lines: {seeds}; bands: {bands}."
-    add_footnote(figure, [told, *dict.fromkeys(note for results in shown.values() for note in scale_notes(results))])
+    words = f"Lines: {seeds}; bands: {bands}."
+    add_footnote(figure, [words, *dict.fromkeys(note for results in shown.values() for note in scale_notes(results))])
     return Drawing(
         figure=figure,
         caption=f"Mean attention distance of the heads of the first and last layers of {' and '.join(_LABELS)} on "
-        f"{', '.join(shown)}, sorted within their layer (S1, Figure 1). {told}",
+        f"{', '.join(shown)}, sorted within their layer (S1, Figure 1). {words}",
     )
 
 
@@ -103,5 +103,5 @@ FINDINGS = Findings(
 
 
 def write_findings(results: Path, page: Path) -> tuple[Path, ...]:
-    """Write the page, and beside it, in images/, the figures that no study has alone; the files written."""
+    """Write the page and, next to it in images/, the figures that no study has alone; the files written."""
     return FINDINGS.write(results, page)

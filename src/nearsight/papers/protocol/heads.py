@@ -77,20 +77,20 @@ def _in_every_seed(
     *,
     strict: Reading,
     weak: Reading,
-    told: str,
-    tell: Callable[[Sequence[float]], str] = _in_words,
+    words: str,
+    describe: Callable[[Sequence[float]], str] = _in_words,
     paper: str = "shown in a figure, no number",
     needs: tuple[str, ...] = (s1.BASELINE, s1.MODERN),
 ) -> Callable[[Measure], Claim]:
-    """Makes a measure the claim that it is of. `told`: our numbers in words, with a place for each, which `tell` fills
-    from its values over the seeds."""
+    """Makes a measure the claim that it is of. `words`: our numbers in words, with a place for each, which
+    `describe` fills from its values over the seeds."""
 
     def claim(measure: Measure) -> Claim:
         def judge(results: StudyResults) -> Finding:
             seeds = shared_seeds(results.runs, *needs)
             found = [measure(*(_heads_of(results, label, seed) for label in needs)) for seed in seeds]
             holds, holds_weakly = ([bool(reading(*each)) for each in found] for _, reading in (strict, weak))
-            return judge_every_seed(holds, holds_weakly, told.format(*map(tell, zip(*found, strict=True))))
+            return judge_every_seed(holds, holds_weakly, words.format(*map(describe, zip(*found, strict=True))))
 
         readings = (strict[0], weak[0])
         return Claim(
@@ -109,7 +109,7 @@ def _in_every_seed(
         lambda far, near, blurred, focused: near < far and focused < blurred,
     ),
     weak=("it is lower in distance", lambda far, near, *_: near < far),
-    told="distance {} to {}; entropy {} to {}",
+    words="distance {} to {}; entropy {} to {}",
 )
 def _early_layers(base: _Heads, full: _Heads) -> tuple[float, ...]:
     means = (base.mean_mad, full.mean_mad, base.mean_entropy, full.mean_entropy)
@@ -125,8 +125,8 @@ _BASELINE, _MODERN = (s1.PUBLISHED["protocol-cifar100"].conditions[label] for la
     "S1 §5.1, Figure 1b",
     strict=("it lies in L1", lambda layer: layer == 0),
     weak=("it lies in L1 or L2", lambda layer: layer < EARLY_LAYERS),
-    told="in {}",
-    tell=lambda layers: ", ".join(f"L{layer + 1}" for layer in layers),
+    words="in {}",
+    describe=lambda layers: ", ".join(f"L{layer + 1}" for layer in layers),
     paper=f"in L1 (min MAD {rounded(_MODERN.min_mad)})",
 )
 def _most_local_layer(base: _Heads, full: _Heads) -> tuple[float, ...]:
@@ -142,7 +142,7 @@ def _most_local_layer(base: _Heads, full: _Heads) -> tuple[float, ...]:
         lambda farthest, nearest, *_: farthest < nearest,
     ),
     weak=("their mean is smaller", lambda _, __, ours, theirs: ours < theirs),
-    told="Modern's L1 up to {}, Baseline's from {}",
+    words="Modern's L1 up to {}, Baseline's from {}",
 )
 def _first_layers(base: _Heads, full: _Heads) -> tuple[float, ...]:
     theirs, ours = (heads.mad[heads.layer == heads.layer.min()] for heads in (base, full))
@@ -159,14 +159,14 @@ def _first_layers(base: _Heads, full: _Heads) -> tuple[float, ...]:
         lambda base, full: full >= ORDERED > base,
     ),
     weak=("it is higher with Modern than with Baseline", lambda base, full: full > base),
-    told="rank correlation {1}, Baseline's {0}",
-    tell=partial(_in_words, digits=2),
+    words="rank correlation {1}, Baseline's {0}",
+    describe=partial(_in_words, digits=2),
 )
 def _depth_order(base: _Heads, full: _Heads) -> tuple[float, ...]:
     from scipy import stats  # here, because it takes most of a second
 
     def correlation(values: NDArray[np.float64]) -> float:
-        """With the place in the row; 0 where all values are alike, or there is only one."""
+        """With the place in the row; 0 where all values are equal, or there is only one."""
         if len(values) < 2 or np.ptp(values) == 0:
             return 0.0
         return float(stats.spearmanr(np.arange(len(values)), values).statistic)
@@ -187,7 +187,7 @@ def _depth_order(base: _Heads, full: _Heads) -> tuple[float, ...]:
         "it is below in L1, and the gap in the last layer is smaller",
         lambda first, last: first > 0 and abs(last) < first,
     ),
-    told="Baseline minus Modern {} in L1, {} in the last",
+    words="Baseline minus Modern {} in L1, {} in the last",
 )
 def _convergence(base: _Heads, full: _Heads) -> tuple[float, ...]:
     gap = base.mean_mad - full.mean_mad
@@ -203,8 +203,8 @@ def _convergence(base: _Heads, full: _Heads) -> tuple[float, ...]:
         lambda _, both: both > 0,
     ),
     weak=("at least one is below every head of Baseline in distance", lambda nearer, _: nearer > 0),
-    told="heads a seed below all of Baseline's: {1} in both, {0} in distance",
-    tell=partial(_in_words, digits=1),
+    words="heads a seed below all of Baseline's: {1} in both, {0} in distance",
+    describe=partial(_in_words, digits=1),
     paper=f"Modern down to {rounded(_MODERN.min_mad)} and {rounded(_MODERN.min_entropy)}, Baseline to "
     f"{rounded(_BASELINE.min_mad)} and {rounded(_BASELINE.min_entropy)}",
 )
@@ -218,12 +218,12 @@ def _own_region(base: _Heads, full: _Heads) -> tuple[float, ...]:
     "In the plane of distance and entropy +CutMix clusters with Modern, −CutMix with Baseline",
     "S1 §6.2, Figure 5",
     strict=(
-        "by the energy distance between their clouds of heads, +CutMix is nearer to Modern than to Baseline and "
-        "−CutMix nearer to Baseline than to Modern",
+        "by the energy distance between their clouds of heads, +CutMix is closer to Modern than to Baseline and "
+        "−CutMix closer to Baseline than to Modern",
         lambda added, removed: min(added, removed) > 0,
     ),
     weak=("one of the two holds", lambda added, removed: max(added, removed) > 0),
-    told="+CutMix nearer to Modern by {}, −CutMix nearer to Baseline by {}",
+    words="+CutMix closer to Modern by {}, −CutMix closer to Baseline by {}",
     needs=(s1.BASELINE, s1.MODERN, s1.ONLY_CUTMIX, s1.WITHOUT_CUTMIX),
 )
 def _plane(base: _Heads, full: _Heads, only: _Heads, without: _Heads) -> tuple[float, ...]:

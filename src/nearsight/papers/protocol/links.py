@@ -27,9 +27,9 @@ from nearsight.study.statistics.rank_correlation import METHOD, RankCorrelation,
 
 CUTMIX, PROTOCOL = "cutmix", "protocol"
 ALL_RUNS = "all runs"
-SURE = 0.05
+LEVEL = 0.05
 """The p-value below which a rank correlation counts."""
-# Of the room that the marks of runs take up: the space around them; and the least room, of runs that are all but alike.
+# Of the room that the marks of runs take up: the space around them; and the least room, of runs that are almost equal.
 _AROUND, _NARROWEST = 0.12, 0.02
 
 
@@ -76,7 +76,7 @@ def correlations(results: StudyResults, column: str) -> dict[str, RankCorrelatio
 def link_rule(more: str) -> str:
     """What `link` judges by; `more`: what runs have more of, as in "association"."""
     return (
-        f"*Link.* Yes: the rank correlation is negative with p < {SURE:g}, so that runs with more {more} have a more "
+        f"*Link.* Yes: the rank correlation is negative with p < {LEVEL:g}, so that runs with more {more} have a more "
         "local head. The other way round: it is positive with such a p. Not shown: otherwise."
     )
 
@@ -85,15 +85,15 @@ def judge_link(results: StudyResults, column: str, words: str) -> Finding:
     """Of one of the `correlations`. Its n counts seeds, as in all verdicts; the runs are in the words."""
     found = correlations(results, column)[words]
     if math.isnan(found.value):
-        return not_tested(f"too few runs, or all alike: {found.n}")
-    told = f"rank correlation {rounded(found.value, 2, signed=True)}, p = {probability(found.p)} ({found.n} runs)"
+        return not_tested(f"too few runs, or all equal: {found.n}")
+    words = f"rank correlation {rounded(found.value, 2, signed=True)}, p = {probability(found.p)} ({found.n} runs)"
     seeds = int(_measured_runs(results, column)["seed"].nunique())
-    return Finding(verdict=link(found), ours=told, value=found.value, low=found.low, high=found.high, n=seeds)
+    return Finding(verdict=link(found), ours=words, value=found.value, low=found.low, high=found.high, n=seeds)
 
 
 def link(found: RankCorrelation) -> str:
     """Whether runs with more of something have a more local head."""
-    if not found.p < SURE:  # so, too, where there is none
+    if not found.p < LEVEL:  # also where there is none
         return NOT_SHOWN
     return YES if found.value < 0 else OTHER_WAY
 
@@ -101,7 +101,7 @@ def link(found: RankCorrelation) -> str:
 def scatter_by_cutmix(results: StudyResults, column: str, label: str) -> tuple[Figure, Axes]:
     """A mark per run, the distance of its most local head over a column: the figure and its panel."""
     runs, factor = _measured_runs(results, column), grouping(results)
-    here = {level: told for level, told in groups(results).items() if level in set(runs[factor])}
+    here = {level: words for level, words in groups(results).items() if level in set(runs[factor])}
     with house_style():
         figure = Figure(figsize=(6.2, 4.0), layout="constrained")
         panel = figure.subplots()
@@ -122,13 +122,13 @@ def scatter_by_cutmix(results: StudyResults, column: str, label: str) -> tuple[F
 def correlations_in_words(results: StudyResults, column: str) -> str:
     """What stands under such a figure."""
 
-    def tell(found: RankCorrelation) -> str:
+    def describe(found: RankCorrelation) -> str:
         if math.isnan(found.value):
             return f"none (n = {found.n})"
         return f"{rounded(found.value, 2, signed=True)} (n = {found.n}, p = {probability(found.p)})"
 
-    told = "; ".join(f"{name} {tell(found)}" for name, found in correlations(results, column).items())
-    return f"One mark per run. Rank correlation: {told}."
+    words = "; ".join(f"{name} {describe(found)}" for name, found in correlations(results, column).items())
+    return f"One mark per run. Rank correlation: {words}."
 
 
 def _around(values: "pd.Series[float]") -> tuple[float, float]:
@@ -212,7 +212,7 @@ _EQUALLY_LONG = ("only-with-cutmix", "equally-many-epochs")
 LENGTH_FINDING = Section(
     title="Does it take long training?",
     claim="S1 ends every run by early stopping and does not say when. In ours that moment differs widely from run to "
-    "run, and those with CutMix train several times as long: it takes runs of equal length to tell the two apart.",
+    "run, and those with CutMix train several times as long: only runs of equal length can separate the two.",
     answers={
         "ablation-cifar100": _IDS,
         # Those without CutMix are the same runs in both ablations.

@@ -72,7 +72,7 @@ def mixing_long_cifar100(*, seeds: int = 6) -> Study:
 
     Run     nearsight study run mixing-long-cifar100
     Cost    42 cells of 200 epochs of 40,000 images (336 M), and 0.5 M measured; 46 minutes of an H200
-    Result  all six bring heads nearer, CutMix the most, the cut alone less: see results/mixing-long-cifar100
+    Result  all six make heads more local, CutMix the most, the cut alone less: see results/mixing-long-cifar100
     """
     base = dataclasses.replace(trained_for(compact_cifar100("baseline"), _LONG_EPOCHS), measure_every=_EPOCHS_BETWEEN)
     levels = _mixing(1.0)
@@ -82,7 +82,7 @@ def mixing_long_cifar100(*, seeds: int = 6) -> Study:
 NONE, CUTMIX, OWN_LABELS = "None", "CutMix", "CutMix, own labels"
 BOXES = ("Noise box", "Mean box")
 BOXES_WITH_LABELS = ("Noise box, mixed labels", "Mean box, mixed labels")
-WHOLE = between("CutMix", "Does CutMix make the most local head look nearer?", [CUTMIX], [NONE])
+WHOLE = between("CutMix", "Does CutMix make the most local head more local (lower MAD)?", [CUTMIX], [NONE])
 CONTRASTS = (
     # The first three add up to what CutMix does.
     between(
@@ -122,47 +122,47 @@ CONTRASTS = (
         ["Patch-aligned CutMix"],
     ),
     between("a sharp edge", "Does the box's edge have to be sharp?", [CUTMIX], ["Feathered CutMix"]),
-    between("CutOut", "Does CutOut do it too?", ["CutOut"], [NONE]),
-    between("random erasing", "Does random erasing do it too?", ["Random erasing"], [NONE]),
+    between("CutOut", "Does CutOut make heads local too?", ["CutOut"], [NONE]),
+    between("random erasing", "Does random erasing make heads local too?", ["Random erasing"], [NONE]),
     between(
         "shuffled tiles",
-        "Does destroying what is global do it, with nothing hidden or mixed (tile shuffle)?",
+        "Does destroying global structure make heads local, with nothing hidden or mixed (tile shuffle)?",
         ["Tile shuffle"],
         [NONE],
     ),
 )
 LONG_SEEDS = 6
-"""Fewer were planned to be shown, not judged."""
+"""With fewer, the plan was to show the numbers and not to judge them."""
 LONG_CONTRASTS = (
     WHOLE,
-    between("CutOut or CutMix", "Does CutOut bring it nearer than CutMix does?", ["CutOut"], [CUTMIX]),
+    between("CutOut or CutMix", "Does CutOut make it more local than CutMix does?", ["CutOut"], [CUTMIX]),
     between(
         "CutMix without its label",
-        "Does CutMix take it farther away where the label stays the image's own?",
+        "Does CutMix make it less local where the label stays the image's own?",
         [OWN_LABELS],
         [NONE],
         sign=1,
     ),
     between(
         "leaving out its label",
-        "Is it farther away with CutMix of the image's own label than with CutMix?",
+        "Is it less local under CutMix with the image's own label than under CutMix?",
         [OWN_LABELS],
         [CUTMIX],
         sign=1,
     ),
     between(
         "a mean box",
-        "Does hiding CutMix's box, with the image's own label, bring it nearer?",
+        "Does hiding CutMix's box, with the image's own label, make it more local?",
         ["Mean box"],
         [NONE],
     ),
     between(
         "a label without its image",
-        "Does a second label bring it nearer where nothing of its image is seen?",
+        "Does a second label make it more local where nothing of its image is seen?",
         ["Mean box, mixed labels"],
         ["Mean box"],
     ),
-    between("the mix without a cut", "Does Mixup bring it nearer?", ["Mixup"], [NONE]),
+    between("the mix without a cut", "Does Mixup make it more local?", ["Mixup"], [NONE]),
     between(
         "the label × what is in the box",
         "Does the second label do more where its image is seen?",
@@ -180,7 +180,7 @@ def _table(contrasts: Sequence[Contrast], about: str, results: StudyResults) -> 
         title="the cut, the mix and the label",
         label=lambda contrast: Row().both("name", contrast.name, "what").both("contrast", contrast.words),
         notes=(
-            f"{about}Negative: nearer, more focused.",
+            f"{about}Negative: more local, more focused.",
             *share_notes(results),
             f"Early layers: the mean over the heads of the first {EARLY_LAYERS}.",
             POOLED,
@@ -215,7 +215,7 @@ def _judge_when_all_are_there(contrast: Contrast, results: StudyResults) -> Find
     estimate = of_conditions(results, "min_mad").estimate(contrast.weights)
     n = len(shared_seeds(results.runs, *contrast.weights))
     if n < LONG_SEEDS:
-        raise InputError(f"{estimate.in_words()} with {n} of {LONG_SEEDS} seeds; judged when all are there")
+        raise InputError(f"{estimate.in_words()} with {n} of {LONG_SEEDS} seeds; judged when all are complete")
     return judge_sign(estimate, sign=contrast.sign, words=estimate.in_words(), n=n)
 
 
@@ -240,10 +240,10 @@ report_on(
 FINDING = Section(
     title="Is it the cut, the mix, or the label?",
     claim="S1 explains CutMix by the need to classify from a part of the image, and leaves open whether the "
-    "rectangular cut or the mixing of images does it.",
+    "rectangular cut or the mixing of images is the cause.",
     answers={"mixing-cifar100": ()},
     in_short=("the cut", "the other image", "its label", "the mix without a cut"),
     figures=(("mixing-cifar100", "mixing-contrasts.png"),),
-    change_our_mind="More seeds that move a contrast across a bound of the rule, or the same contrasts turning out "
-    "otherwise on another data set, or in runs so long that CutMix does all that it can.",
+    change_our_mind="More seeds that move a contrast across a bound of the rule, or the same contrasts with other "
+    "answers on another data set, or in runs long enough for the full effect of CutMix.",
 )

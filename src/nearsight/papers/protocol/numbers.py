@@ -1,4 +1,4 @@
-"""The numbers the paper published, as data, to stand beside ours.
+"""The numbers the paper published, as data, to compare with ours.
 
 S1 is "Inducing Spatial Locality in Vision Transformers through the Training Protocol" (arXiv 2605.16390). Every one of
 its numbers comes from a single seed. Accuracies are fractions here, as in all data of this package.
@@ -24,7 +24,7 @@ def only(part: str) -> str:
 
 
 def without(part: str) -> str:
-    """Modern but for one part."""
+    """Modern without one part."""
     return f"−{part}"
 
 

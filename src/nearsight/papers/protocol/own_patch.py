@@ -1,4 +1,4 @@
-"""Questions of our own beside S1's: what its most local heads look at, and whether its claims hold without them."""
+"""Questions of our own: what S1's most local heads attend to, and whether its claims hold without them."""
 
 import dataclasses
 from collections.abc import Iterable
@@ -11,7 +11,7 @@ from matplotlib.lines import Line2D
 from nearsight.errors import InputError
 from nearsight.metrics import least_share_on_itself, next_patch_distance, uniform_attention_distance
 from nearsight.papers.protocol import numbers as s1
-from nearsight.papers.protocol.links import CUTMIX, SURE, groups
+from nearsight.papers.protocol.links import CUTMIX, LEVEL, groups
 from nearsight.report.claims import OURS, Claim, asked
 from nearsight.report.conditions import missing_notes, noted, ordered_conditions, pair_columns
 from nearsight.report.figures.style import (
@@ -54,7 +54,7 @@ from nearsight.report.tables import MISSING, Row, Table, layers_in_words, probab
 from nearsight.study.results import StudyResults
 from nearsight.study.statistics import mean_interval, separation
 
-_LEFT_OUT = "Leaving out heads that look at their own patch,"
+_LEFT_OUT = "Leaving out own-patch heads,"
 _SHARE = "max_share_self"
 # Of a row's height in the figure: what its layers take up, from the first above to the last below.
 _SPREAD = 0.62
@@ -64,9 +64,9 @@ _SPREAD = 0.62
     "own-patch-heads",
     "Does CutMix turn heads to their own patch?",
     source=OURS,
-    rule=f"*Own patch.* A head looks at its own patch where its distance is below {share(OWN_PATCH)} of that to the "
+    rule=f"*Own patch.* A head is an own-patch head where its distance is below {share(OWN_PATCH)} of that to the "
     "next patch. Yes: more runs with CutMix have such a head than without, with "
-    f"p < {SURE:g} by permutation within pairs. The other way round: fewer, with such a p. Not shown: otherwise.",
+    f"p < {LEVEL:g} by permutation within pairs. The other way round: fewer, with such a p. Not shown: otherwise.",
 )
 def _more_often(results: StudyResults) -> Finding:
     runs = with_own_patch(results)
@@ -78,22 +78,22 @@ def _more_often(results: StudyResults) -> Finding:
     words = f"{with_it} with CutMix, {without} without (p = {probability(found.p)}"
     words += f", {'exact, ' if found.exact else ''}within pairs)"
     answer = NOT_SHOWN
-    if found.p < SURE:
+    if found.p < LEVEL:
         answer = YES if found.difference > 0 else OTHER_WAY
     return Finding(verdict=answer, ours=words, value=found.difference, n=int(runs["seed"].nunique()))
 
 
 @asked(
     "others-separated",
-    f"{_LEFT_OUT} does CutMix still part the conditions?",
+    f"{_LEFT_OUT} does CutMix still separate the conditions?",
     source=OURS,
-    rule="*Gap.* Yes: by the nearest of the heads that do not look at their own patch, every run with CutMix is below "
+    rule="*Gap.* Yes: by the most local head that is not an own-patch head, every run with CutMix is below "
     "every run without. No: they overlap, or CutMix is above.",
 )
 def _gap(results: StudyResults) -> Finding:
     runs = with_own_patch(results)
     if not runs[HEADS].any():
-        raise InputError("no head of any run looks at its own patch")
+        raise InputError("no run has an own-patch head")
     found = separation(runs, CUTMIX, results.factors[CUTMIX], OTHERS, blocks=pair_columns(results, CUTMIX))
     answer = YES if found.clean and found.difference < 0 else NO
     return Finding(verdict=answer, ours=groups_in_words(found), value=found.margin, n=int(runs["seed"].nunique()))
@@ -101,7 +101,7 @@ def _gap(results: StudyResults) -> Finding:
 
 @asked(
     "others-more-local",
-    f"{_LEFT_OUT} does Modern's most local one still look nearer than Baseline's?",
+    f"{_LEFT_OUT} is Modern's most local head still more local than Baseline's?",
     source=OURS,
     rule=SIGN,
     needs=(s1.BASELINE, s1.MODERN),
@@ -109,7 +109,7 @@ def _gap(results: StudyResults) -> Finding:
 def _nearer(results: StudyResults) -> Finding:
     runs, both = with_own_patch(results), (s1.MODERN, s1.BASELINE)
     if not runs.loc[runs["condition"].isin(both), HEADS].any():
-        raise InputError(f"no head of {s1.BASELINE} or {s1.MODERN} looks at its own patch")
+        raise InputError(f"neither {s1.BASELINE} nor {s1.MODERN} has an own-patch head")
     ours, words = paired_change(runs, *both, OTHERS)
     if not ours.n:
         raise InputError(f"no seed has such heads of both {s1.BASELINE} and {s1.MODERN}")
@@ -123,7 +123,7 @@ def own_patch_questions(colour: str) -> tuple[Claim, ...]:
 
 
 def own_patch_table(results: StudyResults) -> Table:
-    """A row per condition: which runs have heads that look at their own patch, and how near the others look."""
+    """A row per condition: which runs have own-patch heads, and the distances of the others."""
     runs, heads, grid = with_own_patch(results), own_patch_heads(results), grid_of(results)
     published = s1.PUBLISHED[results.name].conditions if results.name in s1.PUBLISHED else {}
     rows = []
@@ -144,8 +144,8 @@ def own_patch_table(results: StudyResults) -> Table:
         row.both("min_mad", nearest.mean, "min MAD", with_interval(nearest))
         row.both("min_mad_of_others", others.mean, "min MAD of the others", with_interval(others))
         row.keep(low=others.low, high=others.high, least_share=min(least, default=float("nan")))
-        told = MISSING if distance is None else share(paper)
-        row.both("paper_least_share", paper, "the paper's head, at least", told)
+        words = MISSING if distance is None else share(paper)
+        row.both("paper_least_share", paper, "the paper's head, at least", words)
         rows.append(row.keep(scale=results.scale))
     notes = (
         f"Such a head has a distance below {share(OWN_PATCH)} of that to the next patch, which is "
@@ -153,14 +153,14 @@ def own_patch_table(results: StudyResults) -> Table:
         "spends at that distance or farther, so that its own patch gets at least 1 − distance / distance of the next "
         "patch of its attention on patches.",
         "Measured: the largest share of a run that a head spends on the query's own patch, CLS counted too, where the "
-        "run says it. The others: all heads but these. ± is half the 95 % interval over seeds.",
+        "run says it. The others: all other heads. ± is half the 95 % interval over seeds.",
         *missing_notes(results),
     )
-    return Table.of("own-patch", f"{results.name}: heads that look at their own patch", rows, notes=notes)
+    return Table.of("own-patch", f"{results.name}: heads that attend to their own patch", rows, notes=notes)
 
 
 def what_they_look_at(results: StudyResults) -> str:
-    """A sentence: how many such heads there are, what they look at, and where the next ones are."""
+    """A sentence: how many such heads there are, what they attend to, and where the next ones are."""
     runs, heads, grid = with_own_patch(results), own_patch_heads(results), grid_of(results)
     having = runs[runs[HEADS] > 0]
     bound, of_all = rounded(own_patch_bound(results)), f"{len(having)} of {len(runs)} runs"
@@ -171,12 +171,12 @@ def what_they_look_at(results: StudyResults) -> str:
     number = "one head each" if counts == [1] else f"{_ends([str(count) for count in counts])} heads each"
     shares = _shares(least_share_on_itself(mad, grid) for mad in heads["mad"])
     measured = _shares(having[_SHARE].dropna())
-    told = "" if measured == MISSING else f" ({measured} measured)"
+    words = "" if measured == MISSING else f" ({measured} measured)"
     next_ones = _ends([rounded(value) for value in sorted(having[OTHERS].dropna())])
-    others = "" if next_ones == MISSING else f" The next nearest heads of these runs are at {next_ones}."
+    others = "" if next_ones == MISSING else f" The next most local heads of these runs are at {next_ones}."
     return (
-        f"Heads that look at their own patch, those below {share(OWN_PATCH)} of the distance to the next one "
-        f"({bound}), are in {of_all}: {number}, in {layers}, with at least {shares} of their attention on it{told}."
+        f"Own-patch heads, those below {share(OWN_PATCH)} of the distance to the next patch "
+        f"({bound}), are in {of_all}: {number}, in {layers}, with at least {shares} of their attention on it{words}."
         f"{others}"
     )
 
@@ -192,7 +192,7 @@ def _ends(words: list[str]) -> str:
 
 
 def every_head(results: StudyResults) -> Drawing:
-    """Every head by its distance, so that one does not stand for its model: a row per condition, the nearest on top."""
+    """Every head by its distance, so that none stands for its model: a row per condition, the most local on top."""
     runs, bound = with_own_patch(results), own_patch_bound(results)
     heads = results.heads.dropna(subset=["mad"]).merge(runs[["run", "condition", CUTMIX]], on="run")
     labels = list(runs.groupby("condition")["min_mad"].mean().sort_values().index)
@@ -217,12 +217,12 @@ def every_head(results: StudyResults) -> Drawing:
         ]
         add_legend(figure, handles, list(named.values()), loc="outside upper left", ncols=2, handlelength=1)
     having = int((runs[HEADS] > 0).sum())
-    told = (
+    words = (
         "A mark per head, of all seeds; in a row the first layer is on top. Shaded: below "
         f"{rounded(bound)}, half of the distance to the next patch, a head spends more on its own patch than on "
         f"all others: in {having} of {len(runs)} runs."
     )
-    return noted(figure, results, "The mean attention distance of every head, by condition.", told, missing=True)
+    return noted(figure, results, "The mean attention distance of every head, by condition.", words, missing=True)
 
 
 def _draw_row(axes: Axes, place: int, heads: pd.DataFrame, style: ModelStyle) -> None:
@@ -243,7 +243,7 @@ def _draw_row(axes: Axes, place: int, heads: pd.DataFrame, style: ModelStyle) ->
 
 
 def _draw_landmarks(axes: Axes, grid: tuple[int, int], bound: float) -> None:
-    """What the distances of this grid mean: the patch itself, the next one, everywhere alike."""
+    """What the distances of this grid mean: the patch itself, the next one, uniform attention."""
     step, uniform = next_patch_distance(grid), uniform_attention_distance(grid)
     axes.axvspan(0, bound, facecolor=GRID, alpha=0.8, linewidth=0, zorder=0, gid="own-patch")
     axes.axvline(step, color=INK, linewidth=0.8, linestyle=(0, (4, 2)), zorder=1, gid="next-patch")
@@ -279,12 +279,12 @@ def _of_the_papers_heads() -> str:
 
 _IDS = (_more_often.id, _gap.id, _nearer.id)
 FINDING = Section(
-    title="What does the most local head look at?",
+    title="What does the most local head attend to?",
     claim=_of_the_papers_heads(),
     answers={"ablation-fitted-cifar100": _IDS},
     in_short=_IDS,
     figures=(("ablation-fitted-cifar100", "own-patch.png"),),
     words={"ablation-fitted-cifar100": what_they_look_at},
-    change_our_mind="Runs in which many heads, not one, come as near as in the paper; or longer ones in which the "
+    change_our_mind="Runs in which many heads, not one, become as local as in the paper; or longer ones in which the "
     "others follow the one.",
 )

@@ -116,36 +116,36 @@ def _interaction(name: str, text: str, effect: str) -> Contrast:
 CONTRASTS = (
     Contrast(
         name="width doubled, without CutMix, all images",
-        text="Without CutMix, does a wider model look farther in its early layers?",
+        text="Without CutMix, is a wider model less local in its early layers?",
         weights={"width": 1.0, "width × cutmix": -0.5, "width × fewer": -0.5},
         sign=1,
     ),
     Contrast(
         name="CutMix, at S1's size",
-        text="At S1's size, does CutMix make the early layers look nearer?",
+        text="At S1's size, does CutMix make the early layers more local?",
         weights={"cutmix": 1.0, "fewer × cutmix": -0.5},
     ),
     _interaction(
         "width doubled: change of what CutMix does",
-        "Does CutMix do less in a wider model, so that it needs more of it?",
+        "Does CutMix have less effect in a wider model, so that it needs more of it?",
         "width × cutmix",
     ),
     _interaction(
-        "depth doubled: change of what CutMix does", "Does CutMix do less in a deeper model?", "depth × cutmix"
+        "depth doubled: change of what CutMix does", "Does CutMix have less effect in a deeper model?", "depth × cutmix"
     ),
     _interaction(
         "width doubled: change of what a quarter of the images does",
-        "Do fewer images make a wider model look farther than they make a narrow one?",
+        "With fewer images, does a wider model become less local than a narrow one does?",
         "width × fewer",
     ),
     _interaction(
         "a quarter of the images: change of what CutMix does",
-        "Does CutMix do less where there are fewer images?",
+        "Does CutMix have less effect where there are fewer images?",
         "fewer × cutmix",
     ),
     Contrast(
         name="CutMix in every batch rather than in half, at twice the width",
-        text="Does more CutMix make the widest model look nearer?",
+        text="Does more CutMix make the widest model more local?",
         weights={"more": 1.0, "width × more": 1.0},
     ),
 )
@@ -163,7 +163,7 @@ def size_table(results: StudyResults) -> Table:
         notes=(
             "Ordinary least squares on all runs: width and depth in doublings of S1's, CutMix and images as two "
             f"levels, and these interactions; {len(results.runs)} runs, {fit_of(results, EARLY).residual_df} of them "
-            "left over to learn the noise. ± is half the 95 % interval.",
+            "left over to estimate the noise. ± is half the 95 % interval.",
             f"Early layers: the mean over the heads of the first {EARLY_LAYERS}. Wider models have more heads, which "
             f"by itself makes their smallest distance smaller{more}.",
             *share_notes(results),

@@ -70,7 +70,7 @@ def unreported_cifar100(*, seeds: int = 1) -> Study:
 
 @recipe("ablation-fitted-cifar100")
 def ablation_fitted_cifar100(*, seeds: int = 3) -> Study:
-    """Table 2 again, under the settings that come nearest to its numbers: CutMix in every batch (S1, Table 2)
+    """Table 2 again, under the settings that come closest to its numbers: CutMix in every batch (S1, Table 2)
 
     Without CutMix these are the runs of ablation-cifar100, which need not be run again.
 
@@ -109,7 +109,7 @@ def ablation_under(levels: Mapping[str, str], *, seeds: int = 3) -> Study:
 
 
 CUTMIX = "cutmix"
-# What is compared, and how it is told.
+# What is compared, and how it is shown.
 _COMPARED: Mapping[str, tuple[str, Callable[[float], str]]] = {
     "test_acc": ("accuracy, %", percent),
     "min_mad": ("min MAD", rounded),
@@ -136,7 +136,7 @@ def _unit(response: str) -> float:
 
 
 def fits(results: StudyResults) -> pd.DataFrame:
-    """A row per setting and probability of CutMix, the nearest to the paper first: its runs' means without and with
+    """A row per setting and probability of CutMix, the closest to the paper first: its runs' means without and with
     CutMix, and the distance of both from the paper's Baseline and +CutMix."""
     if CUTMIX not in results.factors:
         raise InputError("the study does not vary CutMix")
@@ -162,7 +162,7 @@ def _settings_of(results: StudyResults) -> list[str]:
 
 
 def best_fitting_levels(results: StudyResults) -> dict[str, str]:
-    """The levels of the setting that is nearest to the paper, by factor: what `ablation_under` takes."""
+    """The levels of the setting that is closest to the paper, by factor: what `ablation_under` takes."""
     (best,) = records(fits(results).iloc[:1])
     return {name: str(best[name]) for name in results.factors}
 
@@ -206,25 +206,25 @@ def step_in_words(results: StudyResults, factor: str) -> str:
 
 
 def what_moves_it(results: StudyResults) -> str:
-    """In a sentence: what makes the most local head of runs with CutMix look nearer, what does not."""
+    """In a sentence: what makes the most local head of runs with CutMix more local, and what does not."""
     found = main_effects(results)
-    sure = {sign: [factor for factor in found if found[factor].is_sure(sign)] for sign in (-1, 1)}
-    told = [
+    moved = {sign: [factor for factor in found if found[factor].has_sign(sign)] for sign in (-1, 1)}
+    parts = [
         f"{words}: {'; '.join(f'{step_in_words(results, each)} ({found[each].in_words()})' for each in some)}"
-        for words, some in (("Nearer", sure[-1]), ("farther", sure[1][::-1]))
+        for words, some in (("More local", moved[-1]), ("less local", moved[1][::-1]))
         if some
     ]
-    rest = [step_in_words(results, factor) for factor in found if factor not in (*sure[-1], *sure[1])]
-    told += [f"not shown to move it: {', '.join(rest)}"] if rest else []
-    sentence = ". ".join(part[0].upper() + part[1:] for part in told)
-    return f"What moves the smallest distance of runs with CutMix. {sentence}."
+    rest = [step_in_words(results, factor) for factor in found if factor not in (*moved[-1], *moved[1])]
+    parts += [f"not shown to change it: {', '.join(rest)}"] if rest else []
+    sentence = ". ".join(part[0].upper() + part[1:] for part in parts)
+    return f"What changes the smallest distance of runs with CutMix. {sentence}."
 
 
 @asked(
     "nearest-setting",
     "Which setting gives the paper's accuracies and distances?",
     source="S1, Table 2",
-    rule="*Nearest.* The answer is the setting with the smallest distance to the paper's numbers "
+    rule="*Closest.* The answer is the setting with the smallest distance to the paper's numbers "
     "(tables/fit-to-paper).",
 )
 def _nearest_setting(results: StudyResults) -> Finding:
@@ -271,11 +271,11 @@ def _about_factor(factor: str, text: str) -> Claim:
 _QUESTIONS = (
     _nearest_setting,
     _reached,
-    _about_factor("lr", "With CutMix, does a lower learning rate make the most local head look nearer?"),
-    _about_factor("weight_decay", "With CutMix, does it look nearer without weight decay?"),
-    _about_factor("init", "With CutMix, does it look nearer from PyTorch's own initialisation?"),
-    _about_factor("position_std", "With CutMix, does it look nearer from positions drawn from N(0, 1)?"),
-    _about_factor(CUTMIX, "Does it look nearer with CutMix in every batch rather than in half of them?"),
+    _about_factor("lr", "With CutMix, does a lower learning rate make the most local head more local?"),
+    _about_factor("weight_decay", "With CutMix, is it more local without weight decay?"),
+    _about_factor("init", "With CutMix, is it more local from PyTorch's own initialisation?"),
+    _about_factor("position_std", "With CutMix, is it more local from positions drawn from N(0, 1)?"),
+    _about_factor(CUTMIX, "Is it more local with CutMix in every batch rather than in half of them?"),
 )
 
 
@@ -284,8 +284,8 @@ def fit_table(results: StudyResults) -> Table:
 
     def shown(levels: Mapping[str, str], value: Callable[[str, str], float], distance: float) -> dict[str, str]:
         numbers = {
-            title: ", ".join(tell(value(condition, response)) for condition in _FITTED)
-            for response, (title, tell) in _COMPARED.items()
+            title: ", ".join(describe(value(condition, response)) for condition in _FITTED)
+            for response, (title, describe) in _COMPARED.items()
         }
         names = {FACTOR_NAMES.get(name, name): level for name, level in levels.items()}
         return {**names, **numbers, "distance": rounded(distance, 2)}
@@ -323,7 +323,9 @@ def settings_table(results: StudyResults) -> Table:
             effects = _fitted(results, "min_mad", has_cutmix=has_cutmix)
         except InputError:
             continue
-        notes.append(f"Runs {group}: {effects.num_runs}, {effects.residual_df} of them left over to learn the noise.")
+        notes.append(
+            f"Runs {group}: {effects.num_runs}, {effects.residual_df} of them left over to estimate the noise."
+        )
         for factor, of_distance in found["min_mad"].items():
             words = Row(runs=group, change=step_in_words(results, factor))
             first, second = _step(results, factor)
@@ -376,15 +378,15 @@ def settings_beside_the_paper(results: StudyResults) -> Drawing:
         names = ["without CutMix", *(f"CutMix {level}" for level in levels[1:]), "the paper"]
         add_legend(figure, handles, names, loc="outside upper left", ncols=len(names), handlelength=1.6)
     best = levels_in_words(best_fitting_levels(results))
-    told = (
-        f"A line joins a setting without CutMix and with it. Thick: nearest to the paper ({best}; "
+    parts = (
+        f"A line joins a setting without CutMix and with it. Thick: closest to the paper ({best}; "
         f"distance {rounded(table['distance'].iloc[0], 2)})."
     )
     caption = (
-        "Test accuracy and the distance of the most local head of every setting, without CutMix and with it, beside "
+        "Test accuracy and the distance of the most local head of every setting, without CutMix and with it, next to "
         f"the paper's {BASELINE} and {ONLY_CUTMIX} (stars, one seed)."
     )
-    return noted(figure, results, caption, told)
+    return noted(figure, results, caption, parts)
 
 
 def _draw_pair(axes: Axes, row: dict[str, float], *, level: int, is_best: bool) -> None:
@@ -417,8 +419,8 @@ report_on(
 
 FINDING = Section(
     title="Which settings give the paper's numbers?",
-    claim=f"In S1 every model with CutMix has a head with a distance of {rounded(_PAPERS_BOUND)} or less. How near "
-    "heads come may hang on what S1 does not report: learning rate, weight decay, initialisation, CutMix's "
+    claim=f"In S1 every model with CutMix has a head with a distance of {rounded(_PAPERS_BOUND)} or less. How local "
+    "heads become may depend on what S1 does not report: learning rate, weight decay, initialisation, CutMix's "
     "probability.",
     answers={"unreported-cifar100": ()},
     in_short=("reached",),

@@ -76,8 +76,8 @@ _GENERALISES = (
 def judge_generalises(runs: pd.DataFrame, gain: MeanInterval) -> Finding:
     """`gain`: the accuracy at the end minus that at the beginning of the second phase."""
     accuracy, best = mean_interval(accuracies_of(runs)), float(runs["best_acc"].iloc[0])
-    sure = gain.mean > 0 and (gain.n == 1 or gain.excludes_zero)
-    verdict = Verdict.IN_DIRECTION if sure else Verdict.NOT_REPRODUCED
+    is_higher = gain.mean > 0 and (gain.n == 1 or gain.excludes_zero)
+    verdict = Verdict.IN_DIRECTION if is_higher else Verdict.NOT_REPRODUCED
     if accuracy.mean >= best - NEAR:
         verdict = Verdict.REPRODUCED
     words = (

@@ -145,7 +145,7 @@ _CLAIMS = (
     ),
     Claim(
         id="without-association",
-        text="On structured data, too, there are solutions without association that generalise "
+        text="Structured data also have solutions without association that generalise "
         "(here: the attention left as it starts)",
         source="S3 abstract",
         paper="proved to exist",

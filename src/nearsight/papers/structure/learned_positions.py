@@ -1,4 +1,4 @@
-"""From S3 to S1: does CutMix raise the association of learned positions, and does association tell where heads look?
+"""From S3 to S1: does CutMix raise the association of learned positions, and does association go with local heads?
 
 A table and a figure in the reports of studies of CutMix or of S1's protocols, and the bridge, a report of its own: from
 the results of any such study; no weights are needed.
@@ -55,7 +55,7 @@ class _Said(NamedTuple):
     kind: str
     found: Estimate
     n: int
-    """Seeds of a mean or of a difference within seeds; else runs."""
+    """Seeds of a mean or of a difference within seeds; otherwise runs."""
     counted: str
     answer: str = MISSING
     group: str = ""
@@ -149,11 +149,11 @@ def _how_effects(results: StudyResults) -> list[str]:
             "The change is taken within seeds, with Student's t interval; the protocols differ in more than CutMix."
         ]
     effects = factorial_effects(_associated_runs(results), results.factors, ASSOCIATION)
-    told = (
+    words = (
         "Effects: the mean with a factor minus the mean without it, by ordinary least squares with all interactions, "
         f"seeds as replicates; {effects.num_runs} runs, {effects.residual_df} of them left over to estimate the noise."
     )
-    return [told, *(f"{note[0].upper()}{note[1:]}." for note in effects.notes)]
+    return [words, *(f"{note[0].upper()}{note[1:]}." for note in effects.notes)]
 
 
 def association_and_distance(results: StudyResults) -> Drawing:
@@ -262,9 +262,9 @@ def _judge_effect(results: StudyResults) -> Finding:
         raise InputError("there are no runs to compare with those that have CutMix")
     (said,) = judged
     means = ", ".join(f"{rounded(mean.found.value)} {mean.group}" for mean in _means(results))
-    told = f"{means}: {said.found.in_words()} ({said.n} {said.counted})"
+    words = f"{means}: {said.found.in_words()} ({said.n} {said.counted})"
     seeds, found = int(_associated_runs(results)["seed"].nunique()), said.found
-    return Finding(verdict=said.answer, ours=told, value=found.value, low=found.low, high=found.high, n=seeds)
+    return Finding(verdict=said.answer, ours=words, value=found.value, low=found.low, high=found.high, n=seeds)
 
 
 def _conditions_table(results: StudyResults) -> Table:

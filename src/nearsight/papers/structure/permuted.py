@@ -1,8 +1,8 @@
-"""S3 on real images: do networks mind where pixels are? The tiles of all images are shuffled in one fixed way.
+"""S3 on real images: does it matter where pixels are? The tiles of all images are shuffled in one fixed way.
 
-How S3 trained its networks is assumed. Here all are trained alike, for a fixed number of epochs that fits into minutes
-on a GPU, so that accuracies lie below the paper's: what is compared is how they change. Networks of different shapes do
-not train as one stack, but their seeds do: hence `--stack-by all`.
+How S3 trained its networks is assumed. Here all are trained in the same way, for a fixed number of epochs that takes
+minutes on a GPU, so that accuracies lie below the paper's: what is compared is how they change. Networks of different
+shapes do not train as one stack, but their seeds do: hence `--stack-by all`.
 
 Of two seeds alone no interval is worth having. So the spread over seeds is taken to be the same everywhere, and learned
 from all of them: for accuracies the spread within conditions, for changes what is left of it within seeds.
@@ -85,10 +85,10 @@ class _Curve(NamedTuple):
 _FIRST_TILES, _LAST_TILES = 2, 32
 """Along a side, at the ends of S3's curves."""
 CURVES: Mapping[str, _Curve] = {VIT: _Curve(0.64, 0.64), _RESNET: _Curve(0.80, 0.57), "VGG": _Curve(0.76, 0.47)}
-"""Read off, by the network of ours that it stands beside; we train no VGG."""
+"""Read off, by the network of ours that each is compared with; we train no VGG."""
 _POOLED = (
     "± is half the 95 % interval of the mean over seeds (Student's t). The spread over seeds is taken to be the same "
-    "in all conditions and learned from all runs, for changes after taking out what a seed does to all of them; with "
+    "in all conditions and estimated from all runs, for changes after taking out what a seed does to all of them; with "
     "one seed there is none."
 )
 
@@ -118,7 +118,7 @@ def _excess_by_seed(results: StudyResults, network: str, tiles: str) -> "pd.Seri
     """How much more a network changes than the ViT, seed by seed. No such seed is an `InputError`."""
     excess = (_change_by_seed(results, network, tiles) - _change_by_seed(results, VIT, tiles)).dropna()
     if excess.empty:
-        raise InputError(f"no seed of which both {network} and {VIT} have runs with {tiles} tiles and without")
+        raise InputError(f"no seed has runs of both {network} and {VIT} with {tiles} tiles and without")
     return excess
 
 
@@ -133,14 +133,14 @@ class _Quantity(NamedTuple):
     num_runs: int
     """Of which each is a sum or difference."""
     fitted: Callable[[pd.DataFrame], LeastSquares]
-    """What tells the spread of a run over seeds, from all conditions together."""
+    """What estimates the spread of a run over seeds, from all conditions together."""
 
     def mean(self, results: StudyResults, network: str, tiles: str) -> MeanInterval:
         """Over the seeds, of nothing where there is no such run. That no seed has all runs is an `InputError`."""
         values = self.by_seed(results, network, tiles)
         try:
             fit = self.fitted(results.runs.astype({"test_acc": "float64"}))
-        except InputError:  # seeds that have no condition in common tell nothing of what is left within them
+        except InputError:  # seeds without a common condition leave nothing to estimate the noise from
             return dataclasses.replace(mean_interval(values), low=float("nan"), high=float("nan"))
         return pooled_interval(values, fit, num_runs=self.num_runs)
 
@@ -204,26 +204,26 @@ def _judge_as_little(tiles: str, results: StudyResults) -> Finding:
 def _claims_about(tiles: str, size: str) -> tuple[Claim, ...]:
     claim = partial(Claim, source="S3, permuted CIFAR-100")
     vit, resnet = CURVES[VIT], CURVES[_RESNET]
-    # Its curves have a point at 4×4 tiles, too, but only their ends are known to us.
+    # Its curves also have a point at 4×4 tiles, but only their ends are known to us.
     over = f"from {_FIRST_TILES}×{_FIRST_TILES} to {_LAST_TILES}×{_LAST_TILES} tiles"
     return (
         claim(
             id=f"vit-{tiles}",
-            text=f"A ViT does not mind a fixed shuffling of {size}",
+            text=f"A ViT keeps its accuracy under a fixed shuffling of {size}",
             paper=f"stays near {100 * vit.first:.0f} % {over}",
             rule=_KEEPS,
             judge=partial(_judge_kept, tiles),
         ),
         claim(
             id=f"resnet-{tiles}",
-            text=f"A ResNet loses accuracy by a fixed shuffling of {size}",
+            text=f"A ResNet loses accuracy under a fixed shuffling of {size}",
             paper=f"{resnet.ends} {over}",
             rule=_ORDER,
             judge=partial(_judge_lost, _CHANGE, tiles),
         ),
         claim(
             id=f"resnet-beside-vit-{tiles}",
-            text=f"A ResNet loses more than a ViT by a fixed shuffling of {size}",
+            text=f"A ResNet loses more than a ViT under a fixed shuffling of {size}",
             paper=f"{rounded(100 * resnet.change, 0, signed=True)} and about {100 * vit.change:.0f} points {over}",
             rule=_ORDER,
             judge=partial(_judge_lost, _EXCESS, tiles),
@@ -234,7 +234,7 @@ def _claims_about(tiles: str, size: str) -> tuple[Claim, ...]:
 def _question_about(tiles: str, size: str) -> Claim:
     return Claim(
         id=f"positional-{tiles}",
-        text=f"Does positional attention mind a fixed shuffling of {size} as little as the usual one?",
+        text=f"Does positional attention lose as little as the usual one under a fixed shuffling of {size}?",
         source=OURS,
         rule=_AS_LITTLE,
         judge=partial(_judge_as_little, tiles),
@@ -250,7 +250,7 @@ def permutation_table(results: StudyResults) -> Table:
         if not accuracy.n:
             continue
         change = excess = mean_interval([])
-        with suppress(InputError):  # no seed tells
+        with suppress(InputError):  # no seed has both runs
             if tiles != _UNSHUFFLED:
                 change = _CHANGE.mean(results, network, tiles)
                 excess = _EXCESS.mean(results, network, tiles) if network != VIT else excess
@@ -268,7 +268,7 @@ def permutation_table(results: StudyResults) -> Table:
     notes = (
         f"{_POOLED} The table of conditions takes each by itself, which few seeds hardly allow.",
         "Changes are taken within seeds, of those that have both runs.",
-        f"The paper's numbers are the ends of its curves, read off: {first} tiles, which stand here beside "
+        f"The paper's numbers are the ends of its curves, read off: {first} tiles, compared here with "
         f"{_UNSHUFFLED}, and {last}. How long its networks trained is not "
         "known to us; ours train for few epochs, so that the sign of a change can be compared, its size cannot. "
         f"Its third network, VGG, goes from {CURVES['VGG'].ends}.",
@@ -296,8 +296,8 @@ def _whole(papers: float | None, *, signed: bool = False) -> str:
 
 _NETWORKS = (VIT, POSITIONAL_VIT, _RESNET, "VGG")
 """In the order of their looks, ours and the paper's."""
-# By which factor the curves lie beside each other, so that their intervals do not hide one another.
-_BESIDE = 1.09
+# The factor by which curves are moved apart, so that their intervals do not hide one another.
+_APART = 1.09
 # Of the height that the seeds take up: the space around them. Intervals that need more are cut off.
 _AROUND = 0.12
 
@@ -321,8 +321,8 @@ def permutation_curves(results: StudyResults) -> Drawing:
         drops = _draw_ours(changes, results, networks, _CHANGE, "change")
         for network, curve in CURVES.items():
             point = {**_line(network, is_ours=False), "linestyle": "none"}
-            # Beside the intervals, where it hides none.
-            changes.plot([_LAST_TILES * _BESIDE**4], [100 * curve.change], **point, gid=f"paper-change-{network}")
+            # Next to the intervals, where it hides none.
+            changes.plot([_LAST_TILES * _APART**4], [100 * curve.change], **point, gid=f"paper-change-{network}")
             drops.append(100 * curve.change)
         changes.axhline(0.0, color=MUTED, linewidth=0.9, zorder=1)
         changes.set_ylim(*with_room([0.0, *drops], _AROUND, 1.0))
@@ -337,7 +337,7 @@ def permutation_curves(results: StudyResults) -> Drawing:
     seeds = seeds_in_words(results.runs.groupby(["model", "tiles"])["seed"].nunique())
     words = (
         f"Filled: ours, mean over {seeds}; bands: the range of seeds; bars: 95 % intervals, with the spread over seeds "
-        "learned from all conditions. Changes are taken within seeds."
+        "estimated from all conditions. Changes are taken within seeds."
     )
     about = (
         f"Hollow: the paper's, the ends of its curves, read off; its changes are from {_FIRST_TILES} tiles along a "
@@ -365,7 +365,7 @@ def _draw_ours(
     cent or points."""
     drawn: list[float] = []
     for place, network in enumerate(networks):
-        beside, line = _BESIDE ** (place - (len(networks) - 1) / 2), _line(network, is_ours=True)
+        apart, line = _APART ** (place - (len(networks) - 1) / 2), _line(network, is_ours=True)
         numbers, means, lowest, highest = [], [], [], []
         for level in results.factors["tiles"]:
             try:
@@ -375,12 +375,12 @@ def _draw_ours(
             if not values:
                 continue
             mean = quantity.mean(results, network, level)
-            numbers.append(_num_tiles(level) * beside)
+            numbers.append(_num_tiles(level) * apart)
             means.append(100 * mean.mean)
             lowest.append(min(values))
             highest.append(max(values))
             drawn += values
-            if mean.has_interval and any(values):  # the change from nothing to nothing is sure
+            if mean.has_interval and any(values):  # the change from nothing to nothing is exact
                 ends, gid = [100 * mean.low, 100 * mean.high], f"interval-{name}-{network}-{level}"
                 panel.plot([numbers[-1]] * 2, ends, color=line["color"], linewidth=1.2, gid=gid)
         band = {"color": line["color"], "alpha": 0.2, "linewidth": 0, "gid": f"band-{name}-{network}"}

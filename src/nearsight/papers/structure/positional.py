@@ -1,8 +1,8 @@
-"""Attention from positions alone beside the usual one (S3): is it as good, and where does it look?
+"""Attention from positions alone compared with the usual one (S3): is it as good, and as local?
 
-How S3 trained its networks is assumed. Here both are trained alike, for a fixed number of epochs that fits into minutes
-on a GPU, so that accuracies lie below the paper's: what is compared is how they differ. The two do not train as one
-stack, but their seeds do: hence `--stack-by all`.
+How S3 trained its networks is assumed. Here both are trained in the same way, for a fixed number of epochs that takes
+minutes on a GPU, so that accuracies lie below the paper's: what is compared is how they differ. The two do not train as
+one stack, but their seeds do: hence `--stack-by all`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -104,7 +104,7 @@ PAIRS: Mapping[str, _Pair] = {
 ASSOCIATION = "position_association"
 WHAT_ASSOCIATION_IS = (
     "Position association: the share of a patch's neighbours in the image (up to 8) that are among as many patches "
-    "whose learned positions are most alike to its own, mean over patches."
+    "whose learned positions are most similar to its own, mean over patches."
 )
 _MEASURES: Mapping[str, Measure] = {
     **{column: OF_RUNS[column] for column in ("test_acc", "min_mad", "mean_mad")},
@@ -136,7 +136,7 @@ def _difference(results: StudyResults, column: str) -> tuple[MeanInterval, str]:
     """Positional minus vanilla within seeds, and in words with the means of the seeds that have both."""
     values = _paired(results, column)
     if values.empty:
-        raise InputError(f"no seed of which both {VIT} and {POSITIONAL_VIT} have a {_MEASURES[column].title}")
+        raise InputError(f"no seed has runs of both {VIT} and {POSITIONAL_VIT} with a {_MEASURES[column].title}")
     ours = mean_interval(values[POSITIONAL_VIT] - values[VIT])
     before, after = (mean_interval(values[model]) for model in _MODELS)
     return ours, change_in_words(before, after, ours, accuracy=_MEASURES[column].is_share)
@@ -155,8 +155,8 @@ def _judge_which(column: str, larger: str, smaller: str, results: StudyResults) 
 def _claims(published: _Pair) -> tuple[Claim, ...]:
     before, after, change = map(mean_interval, (published.vit, published.positional, published.difference))
     questions = {
-        "min_mad": ("Which of the two has the more local head, the one that looks nearest?", VIT, POSITIONAL_VIT),
-        "mean_mad": ("Whose heads look nearer on average?", VIT, POSITIONAL_VIT),
+        "min_mad": ("Which of the two has the more local head (lower min MAD)?", VIT, POSITIONAL_VIT),
+        "mean_mad": ("Whose heads are more local on average?", VIT, POSITIONAL_VIT),
         ASSOCIATION: ("Whose learned positions are more associated with neighbours?", POSITIONAL_VIT, VIT),
     }
     return (
@@ -203,7 +203,7 @@ def positional_table(results: StudyResults) -> Table:
         f"The paper's accuracies ({published.dataset}, 10 seeds, patches of 4) are read off box plots.",
         *missing_notes(results),
     )
-    title = f"{results.name}: attention from positions alone beside the usual one"
+    title = f"{results.name}: attention from positions alone compared with the usual one"
     return Table.of("positional", title, rows, notes=notes)
 
 
@@ -231,7 +231,7 @@ def seeds_of_both(results: StudyResults) -> Drawing:
     with house_style():
         figure = Figure(figsize=(1.9 * (len(columns) + has_both) + 0.4, 3.2), layout="constrained")
         panels = list(figure.subplots(1, len(columns) + has_both, squeeze=False)[0])
-        if has_both:  # beside the accuracies
+        if has_both:  # next to the accuracies
             differences = 100 * (pairs[POSITIONAL_VIT] - pairs[VIT])
             _draw_difference(panels.pop(1), differences.tolist(), 100 * published.difference)
         for panel, column in zip(panels, columns, strict=True):
@@ -286,8 +286,8 @@ def _draw_difference(panel: Axes, values: list[float], papers: float) -> None:
 
 def _mark_paper(panel: Axes, place: int, value: float, style: ModelStyle, gid: str) -> None:
     panel.plot([place], [value], **_hollow(style), gid=gid)
-    beside: dict[str, Any] = {"xytext": (6, 0), "textcoords": "offset points", "va": "center"}
-    panel.annotate(f"{value:.1f}", (place, value), **beside, fontsize=7.5, color=MUTED)
+    next_to: dict[str, Any] = {"xytext": (6, 0), "textcoords": "offset points", "va": "center"}
+    panel.annotate(f"{value:.1f}", (place, value), **next_to, fontsize=7.5, color=MUTED)
 
 
 def _hollow(style: ModelStyle) -> dict[str, Any]:

@@ -61,7 +61,7 @@ _RESPONSES = {"exact": "all associated", "associated": "share associated", "test
 
 
 def simulation_of(conditions: dict[str, StructureRun], seeds: int, *, keep: tuple[str, ...] = ()) -> Simulation:
-    """`keep`: the tables that are kept beside that of the runs."""
+    """`keep`: the tables that are kept in addition to that of the runs."""
     runner = StructureRunner(keep=keep)
     return Simulation(
         conditions=conditions, simulate=runner, shrink=_shrink, responses=_RESPONSES, seeds=seeds, assumed=_ASSUMED
@@ -87,7 +87,7 @@ ALMOST_ALL = 0.9
 """Of the seeds: "with high probability"."""
 _ASSOCIATED = (
     f"*Associated.* Reproduced: at the last step all patches are associated in at least {share(ALMOST_ALL)} of the "
-    "seeds. In direction: on average the share of associated patches is nearer to 1 than to chance. Not reproduced: "
+    "seeds. In direction: on average the share of associated patches is closer to 1 than to chance. Not reproduced: "
     "otherwise."
 )
 

@@ -38,7 +38,7 @@ _WAYS = {
     _KEPT_NOISY: "A kept, more noise",
 }
 """How v comes to its feature, as conditions are called before their number of samples, and in words."""
-_BESIDE = {KEPT: SCRATCH, _KEPT_LONG: SCRATCH, _KEPT_NOISY: _SCRATCH_NOISY}
+_COMPARED = {KEPT: SCRATCH, _KEPT_LONG: SCRATCH, _KEPT_NOISY: _SCRATCH_NOISY}
 """What is compared with what."""
 _LEARNED_FROM = 2000
 """Fresh samples at each step that teach the attention which is kept, as in `association`."""
@@ -110,7 +110,7 @@ class Needed:
     samples: "pd.Series[float]"
     """By seed: the least number tried that reaches the accuracy; infinite where none does."""
     least: int
-    """The smallest number that was tried: less cannot be told from it."""
+    """The smallest number that was tried: less cannot be distinguished from it."""
     most: int
 
     @property
@@ -148,16 +148,16 @@ def fewer_times(results: SimulationResults, way: str, accuracy: float) -> MeanIn
     A seed that needs more than was tried from scratch counts with the most that was tried, which favours scratch. Where
     one needs more than that with `way`, there is no answer: NaN.
     """
-    scratch, ours = samples_needed(results, _BESIDE[way], accuracy), samples_needed(results, way, accuracy)
+    scratch, ours = samples_needed(results, _COMPARED[way], accuracy), samples_needed(results, way, accuracy)
     ratio = (scratch.samples.clip(upper=scratch.most) / ours.samples).dropna()
     return _geometric(ratio)
 
 
 def advantage(results: SimulationResults, way: str) -> dict[int, MeanInterval]:
     """Test accuracy of `way` minus that from scratch, within seeds, by the number of samples."""
-    differences = (_accuracies(results, way) - _accuracies(results, _BESIDE[way])).dropna(how="all")
+    differences = (_accuracies(results, way) - _accuracies(results, _COMPARED[way])).dropna(how="all")
     if differences.empty:
-        raise InputError(f"no number of samples has a seed that is done both ways, {way} and {_BESIDE[way]}")
+        raise InputError(f"no number of samples has a seed with both runs, {way} and {_COMPARED[way]}")
     return {int(str(size)): mean_interval(row.dropna()) for size, row in differences.iterrows()}
 
 
@@ -217,7 +217,7 @@ def _fewer(way: str, text: str) -> Claim:
     def judge(results: SimulationResults) -> Finding:
         target = _target(results)
         times = fewer_times(results, way, target)
-        kept, scratch = (samples_needed(results, each, target) for each in (way, _BESIDE[way]))
+        kept, scratch = (samples_needed(results, each, target) for each in (way, _COMPARED[way]))
         words = (
             f"for {percent(target)} %: {kept.in_words()} with the attention kept, {scratch.in_words()} from scratch; "
             f"{_in_words(times, digits=1)} times fewer{', or more' if kept.is_at_the_least else ''}"
@@ -265,7 +265,7 @@ def transfer_table(results: SimulationResults) -> Table:
     fewer.show("samples", "times fewer than from scratch")
     for way, title in _WAYS.items():
         needed.show(title, samples_needed(results, way, target).in_words())
-        fewer.show(title, _in_words(fewer_times(results, way, target), digits=1) if way in _BESIDE else MISSING)
+        fewer.show(title, _in_words(fewer_times(results, way, target), digits=1) if way in _COMPARED else MISSING)
     return Table.of(
         "transfer",
         f"{results.name}: test accuracy on a new feature",

@@ -11,7 +11,7 @@
   const RINGS = [0.25, 0.5, 0.75]; // in diagonals
   const SMALL = 72; // pixels of a small map, at least
   const LARGE = 448;
-  const FAINT = 2.5; // a head that looks everywhere alike is drawn at one part in so many of the full colour
+  const FAINT = 2.5; // uniform attention is drawn at one part in so many of the full colour
 
   const ALIGNED = "All patches, aligned";
   const HINT = "Click a patch, or move with the arrow keys. Each small map is a head: bright is where that patch " +
@@ -160,7 +160,7 @@
   /** A label within a sentence: short, and isolated, so that its writing direction does not turn the rest. */
   const within = (label) => `\u2068${label.length > 60 ? `${label.slice(0, 40)}…${label.slice(-19)}` : label}\u2069`;
 
-  /** What goes to tokens that are no patches, with the registers together: [name, share], … */
+  /** What goes to tokens that are not patches, with the registers together: [name, share], … */
   function toOthers(layer, row) {
     const cls = layer.others.indexOf("CLS");
     const registers = row.others.filter((_, i) => i !== cls);

@@ -41,7 +41,7 @@ _LIMIT = 2_000_000
 _POOLED_LINES = (8, 4, 2)
 """Rows and columns to which patches are pooled where whole maps are too large; the last ones for huge models."""
 _COLOURS = "magma"
-"""Perceptually uniform, dark where there is nothing to see, and readable without telling red from green."""
+"""Perceptually uniform, dark where there is nothing to see, and readable without distinguishing red from green."""
 _LEVELS = 255
 _FLOAT_BYTES = 4
 _LARGEST_SIDE = 224
@@ -213,7 +213,7 @@ def _notes(maps: _Maps, num_pictures: int, wanted: int) -> Iterator[str]:
         lines = max(max(layer.query_grid + layer.key_grid) for layer in _all(maps))
         yield (
             f"To keep this page small, patches are pooled to at most {lines} × {lines}: a query is the mean over its "
-            "patches, and what it looks at is added up over theirs."
+            "patches, and its attention is added up over theirs."
         )
     if num_pictures < wanted:
         yield f"To keep this page small, {num_pictures} of {wanted} pictures are here."

@@ -102,7 +102,7 @@ def _largest(cells: Sequence[NDArray[np.float64]]) -> float:
 
 
 def _draw_cells(panel: Axes, cells: NDArray[np.float64], largest: float, *, with_numbers: bool) -> AxesImage:
-    # Missing cells are transparent and let the hatched background through: nobody takes them for a zero.
+    # Missing cells are transparent and let the hatched background through: they cannot be taken for a zero.
     panel.patch.set(facecolor=GRID, hatch="////", edgecolor=HATCH, linewidth=0)
     image = panel.imshow(
         np.ma.masked_invalid(cells), cmap="viridis", vmin=0.0, vmax=largest, aspect="auto", interpolation="none"
@@ -165,5 +165,5 @@ def similarity_heatmap(similarity: LayerSimilarity, *, label: str, other_label: 
         else:
             panel.set_xlabel(f"layer of {shorten(other_label, _LABEL_LIMIT)}", parse_math=False)
             panel.set_ylabel(f"layer of {shorten(label, _LABEL_LIMIT)}", parse_math=False)
-        colour_bar(figure, image, panel, "linear CKA (1 = alike up to rotation)", pad=0.02)
+        colour_bar(figure, image, panel, "linear CKA (1 = equal up to rotation)", pad=0.02)
     return figure

@@ -255,7 +255,7 @@ def mad_entropy_plane(models: Sequence[ModelHeads], *, grid_size: tuple[int, int
                 fontsize=8,
                 annotation_clip=False,
             )
-        # Not matplotlib's own margins: they are of the data's range, which is narrow beside one that begins at 0.
+        # Not matplotlib's own margins: they are of the data's range, which is narrow next to one that begins at 0.
         largest = max(distances, default=0.0) or 1.0
         left = min(0.0, min(distances, default=0.0) - _MARGIN * largest)
         axes.set_xlim(left, largest + _MARGIN * (largest - left))

@@ -1,4 +1,4 @@
-"""Maps over the grid of patches: where every head looks, and which learned positions are alike."""
+"""Maps over the grid of patches: where every head attends, and which learned positions are similar."""
 
 from collections.abc import Sequence
 from typing import cast
@@ -36,7 +36,7 @@ def offset_pictures(table: HeadTable, *, label: str, layers: Sequence[int] | Non
     `what=["offsets"]` (after Cordonnier et al. 2020).
 
     Each picture has its own scale, from nothing to the step that gets most, or to `CONTRAST` times the median where
-    that is more: a head that looks everywhere alike is pale all over. Above it is the head's distance in patches.
+    that is more: uniform attention is pale all over. Above it is the head's distance in patches.
     `layers`: the numbers that the table's layers have in the whole model, from 0.
     """
     numbers = range(len(table.layer_names)) if layers is None else layers
@@ -85,7 +85,7 @@ def _draw_head(panel: Axes, map_RC: NDArray[np.float64], distance: str, name: st
 
 
 def position_maps(positions: PositionGram, *, label: str, threshold: float = _THRESHOLD) -> Figure:
-    """Which positions are alike, in three panels on one scale from −1 to 1: the Gram matrix, its entries from the
+    """Which positions are similar, in three panels on one scale from −1 to 1: the Gram matrix, its entries from the
     threshold on (S3, Figure 1), and a map per patch (after Dosovitskiy et al. 2021, Figure 7).
 
     In a map, at the place of its patch, is the cosine similarity of that patch's position with those of all others.
@@ -108,9 +108,9 @@ def position_maps(positions: PositionGram, *, label: str, threshold: float = _TH
         maps.set(xticks=[], yticks=[])
         maps.spines[:].set_visible(False)
         maps.set_title(f"cosine similarities of {'each' if every == 1 else f'every {_ordinal(every)}'} patch")
-        scale = "alike: 1, unrelated: 0, opposite: −1"
+        scale = "equal: 1, unrelated: 0, opposite: −1"
         colour_bar(figure, image, [whole, standing_out, maps], scale, aspect=20, shrink=0.86, pad=0.015)
-        found = f"{float(neighbours.fraction):.0%} of neighbours are among the most alike"
+        found = f"{float(neighbours.fraction):.0%} of neighbours are among the most similar"
         add_title(figure, f"{shorten(label, _LABEL_LIMIT)}: {found} ({neighbours.chance:.0%} by chance)")
     return figure
 

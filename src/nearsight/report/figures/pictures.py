@@ -1,4 +1,4 @@
-"""On pictures: where a model's attention ends up, and what a segmentation sees beside what is there."""
+"""On pictures: where a model's attention ends up, and a segmentation next to the truth."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -24,7 +24,7 @@ _HEADINGS = ("image", "truth", "prediction")
 
 
 def rollout_overlays(pictures: Sequence[ArrayLike], maps: ArrayLike, *, label: str) -> Figure:
-    """Each picture, and beside it the same in grey under its map of rollout.
+    """Each picture, and next to it the same in grey under its map of rollout.
 
     Args:
         pictures: [H, W, 3], uint8 or from 0 to 1: what the model saw, before normalisation.

@@ -1,4 +1,4 @@
-"""How every figure looks and is saved: one palette, one way to tell models and layers apart.
+"""How every figure looks and is saved: one palette, one way to distinguish models and layers.
 
 Models differ in colour, dash and marker at once, layers in lightness, so that a figure survives colour blindness and a
 grey printer. The same data give the same bytes.
@@ -50,7 +50,7 @@ MODEL_DASHES: tuple[Any, ...] = (
 MODEL_MARKERS = ("o", "^", "s", "D", "v", "P", "X", "p", "*")
 FIGURE_LABEL_LIMIT = 30
 UNIFORM: dict[str, Any] = {"color": MUTED, "linewidth": 0.8, "linestyle": (0, (1, 2))}
-"""The line of a head that looks everywhere alike."""
+"""The line of uniform attention."""
 
 _STYLE: dict[Any, Any] = {
     "font.family": ["DejaVu Sans"],  # comes with matplotlib, so a figure is the same on every machine
@@ -123,7 +123,7 @@ class ModelStyle:
 
     @property
     def look(self) -> dict[str, Any]:
-        """What matplotlib is told of a line with marks."""
+        """What matplotlib needs for a line with marks."""
         return {"color": self.colour, "linestyle": self.dash, "marker": self.marker}
 
     def handle(self, **options: Any) -> Line2D:
@@ -154,7 +154,7 @@ def shade(colour: str, depth: float) -> str:
 def depth_of(layer: int, layers: Sequence[int]) -> float:
     """A layer's place among those shown: 0 for the first, 1 for the last; a single one keeps nearly its colour.
 
-    By place and not by number, so that layers 1 and 2 of 48 can still be told apart.
+    By place and not by number, so that layers 1 and 2 of 48 can still be distinguished.
     """
     return 0.7 if len(layers) == 1 else layers.index(layer) / (len(layers) - 1)
 
@@ -185,7 +185,7 @@ def colour_bar(
     aspect: float = 18,
     **options: Any,
 ) -> Colorbar:
-    """The scale of an image beside its panels, without frame and ticks."""
+    """The scale of an image next to its panels, without frame and ticks."""
     bar = figure.colorbar(image, ax=panels, aspect=aspect, **options)
     bar.outline.set_visible(False)
     bar.ax.tick_params(which="both", length=0)
@@ -205,7 +205,7 @@ def light_grid(axes: Axes, axis: Literal["both", "x", "y"] = "both") -> None:
 
 
 def draw_uniform_line(axes: Axes, distance: float, *, horizontal: bool, gid: str) -> None:
-    """The distance of a head that looks everywhere alike: what 'not local' means on this grid."""
+    """The distance of uniform attention: what 'not local' means on this grid."""
     draw = axes.axhline if horizontal else axes.axvline
     draw(distance, **UNIFORM, zorder=1, gid=gid)
 

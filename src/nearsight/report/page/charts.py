@@ -53,9 +53,9 @@ PROFILES_OF_STUDY = (
     "largest seed. Dots: selected heads."
 )
 PLANE = (
-    "Each point is a head. Lower left: it looks at a few patches close by. Upper right: far and everywhere. Drag over "
-    "the plane, or type ranges, to select heads here and in all other charts; with the chart in focus, the arrow keys "
-    "step through the heads."
+    "Each point is a head. Lower left: it attends to a few patches close by. Upper right: far and everywhere. Drag "
+    "over the plane, or type ranges, to select heads here and in all other charts; with the chart in focus, the arrow "
+    "keys step through the heads."
 )
 HEATMAPS_OF_MODELS = "Dark is local (top) or focused (bottom), on the same two colour scales for all models."
 HEATMAPS_OF_STUDY = (

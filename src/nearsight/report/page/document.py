@@ -153,7 +153,7 @@ def _section_html(section: Section) -> str:
 
 @cache
 def _part(name: str) -> str:
-    """The text of a file beside this one."""
+    """The text of a file next to this one."""
     return resources.files("nearsight.report.page").joinpath(name).read_text(encoding="utf-8")
 
 
@@ -238,7 +238,7 @@ def terms_html(grid_size: tuple[int, int] | None, intervals: str) -> str:
     if grid_size is not None:
         rows, num_columns = grid_size
         uniform = (
-            f" On this {rows} × {num_columns} grid, a head that looks everywhere alike has a distance of "
+            f" On this {rows} × {num_columns} grid, uniform attention has a distance of "
             f"{uniform_attention_distance(grid_size):.3f}."
         )
     return (

@@ -46,7 +46,7 @@ def locality_in_words(results: StudyResults) -> Words:
     key = key_factor(measured)
     levels = measured.factors.get(key, ()) if key else ()
     if key is None or len(levels) != 2 or set(measured.runs[key]) != set(levels):
-        return _in_words(measured, "min_mad", "The most local head looks nearest", scale=1, largest=False)
+        return _in_words(measured, "min_mad", "The most local head has the lowest MAD", scale=1, largest=False)
     runs = {level: measured.runs.loc[measured.runs[key] == level, "min_mad"] for level in levels}
     groups = {level: mean_interval(values) for level, values in runs.items()}
     near, far = sorted(levels, key=lambda level: groups[level].mean)
@@ -63,7 +63,7 @@ def locality_in_words(results: StudyResults) -> Words:
 
 
 def _own_patches(results: StudyResults, key: str, words: Mapping[str, str]) -> tuple[str, ...]:
-    """In how many runs the most local head looks at its own patch, and how near the others look; `words` by level."""
+    """In how many runs the most local head is an own-patch head, and the distance of the others; `words` by level."""
     try:
         runs = with_own_patch(results)
     except InputError:  # the grid of patches is not known
@@ -71,10 +71,10 @@ def _own_patches(results: StudyResults, key: str, words: Mapping[str, str]) -> t
     number = int((runs[HEADS] > 0).sum())
     if not number or runs[OTHERS].isna().any():
         return ()
-    told = (f"{with_interval(mean_interval(runs.loc[runs[key] == level, OTHERS]))} {words[level]}" for level in words)
+    others = (f"{with_interval(mean_interval(runs.loc[runs[key] == level, OTHERS]))} {words[level]}" for level in words)
     return (
-        f"In {number} of {len(runs)} runs that head looks at its own patch rather than around it. Of all other heads "
-        f"the most local has {' and '.join(told)}.",
+        f"In {number} of {len(runs)} runs that head attends to its own patch rather than to its neighbours. Of "
+        f"all other heads the most local has {' and '.join(others)}.",
     )
 
 
@@ -92,14 +92,14 @@ def _counted(num_near: int, num_far: int) -> str:
 
 
 def _parted(near: "pd.Series[float]", far: "pd.Series[float]") -> tuple[str, ...]:
-    """Whether a gap parts the two groups. One run each is always parted, and that says nothing."""
+    """Whether a gap separates the two groups. One run each is always separated, and that means nothing."""
     if min(len(near), len(far)) < 2:
         return ()
     gap = float(far.min() - near.max())
     if gap <= 0:
         return ("The runs of the two groups overlap.",)
-    told = rounded(gap)
-    return (f"No run bridges the gap of {told} between the two groups.",) if float(told) > 0 else ()
+    text = rounded(gap)
+    return (f"No run bridges the gap of {text} between the two groups.",) if float(text) > 0 else ()
 
 
 def _in_words(results: StudyResults, response: str, opening: str, *, scale: float, largest: bool) -> Words:
@@ -107,15 +107,15 @@ def _in_words(results: StudyResults, response: str, opening: str, *, scale: floa
     table = by_condition(results.runs, response).set_index("condition")
     order = table["mean"].sort_values(ascending=not largest).index
     digits, unit = (2, " %") if scale == 100 else (3, "")
-    told = {
+    numbers = {
         label: with_interval(
             mean_interval(results.runs.loc[results.runs["condition"] == label, response]), scale=scale, digits=digits
         )
         for label in (order[0], order[-1])
     }
-    beside = "" if len(order) == 1 else f"; at the other end is “{order[-1]}” with {told[order[-1]]}{unit}"
+    other_end = "" if len(order) == 1 else f"; at the other end is “{order[-1]}” with {numbers[order[-1]]}{unit}"
     return Words(
-        headline=f"{opening} in “{order[0]}”: {told[order[0]]}{unit}{beside}.",
+        headline=f"{opening} in “{order[0]}”: {numbers[order[0]]}{unit}{other_end}.",
         sentences=(_OVER_RUNS,),
     )
 
@@ -124,11 +124,11 @@ def best_in_words(results: ProbeResults) -> Words:
     """The model that does best in the first probe, and the one that does worst."""
     measure = main_measures(results.measures)[0]
     scores = sorted(results.scores(measure).items(), key=lambda item: -item[1].value)
-    told = [
+    numbers = [
         f"“{model}” with {100 * score.value:.1f} %"
         + (f" ({100 * score.low:.1f} to {100 * score.high:.1f})" if score.has_interval else "")
         for model, score in scores
     ]
-    beside = f"; at the other end is {told[-1]}" if len(told) > 1 else ""
+    other_end = f"; at the other end is {numbers[-1]}" if len(numbers) > 1 else ""
     title = title_of(measure)
-    return Words(headline=f"{title[:1].upper()}{title[1:]}: best is {told[0]}{beside}.", sentences=(OVER_IMAGES,))
+    return Words(headline=f"{title[:1].upper()}{title[1:]}: best is {numbers[0]}{other_end}.", sentences=(OVER_IMAGES,))

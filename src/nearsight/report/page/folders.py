@@ -95,14 +95,14 @@ def read_folders(folders: Sequence[Path]) -> Contents:
             raise InputError(f"{folder} is not a single run or measured model; name each that is to be compared")
         found.append(_model(folder))
     labels = [model.label for model, _ in found]
-    told = [str(folder) if labels.count(label) > 1 else label for folder, label in zip(folders, labels, strict=True)]
-    models = tuple(replace(model, label=label) for (model, _), label in zip(found, told, strict=True))
+    names = [str(folder) if labels.count(label) > 1 else label for folder, label in zip(folders, labels, strict=True)]
+    models = tuple(replace(model, label=label) for (model, _), label in zip(found, names, strict=True))
     compared = shlex.join(["nearsight", "report", "--compare", *map(str, folders)])
     return Contents(
         kind=kind if len(models) == 1 else "several",
-        title=" and ".join(filter(None, [", ".join(told[:-1]), told[-1]])),
+        title=" and ".join(filter(None, [", ".join(names[:-1]), names[-1]])),
         models=models,
-        runs={label: folder for label, folder in zip(told, folders, strict=True) if _is_run(folder)},
+        runs={label: folder for label, folder in zip(names, folders, strict=True) if _is_run(folder)},
         command=found[0][1] if len(models) == 1 else compared,
     )
 

@@ -23,7 +23,7 @@ CELLS_NAMED = 12
 
 
 class LivePage(StudyListener):
-    """Tells another listener all it hears, and at most once a minute replaces the page by a newer one.
+    """Passes all events on to another listener, and at most once a minute replaces the page by a newer one.
 
     Tests and claims are left to the page of the complete study. What is left is counted in epochs of cells, as in the
     command's own progress: early stopping ends cells sooner. A page that cannot be written does not stop a study.
@@ -146,7 +146,7 @@ class LivePage(StudyListener):
             '<div class="progress" role="region" aria-label="Progress">'
             f'<progress value="{share:.4f}" aria-label="Share of the epochs"></progress>'
             f"<p><b>{done} of {len(self._cells)} cells done</b>, {len(self._epochs)} running here. "
-            f"{self._time_left()} As of {time.strftime('%Y-%m-%d %H:%M:%S')}; this page renews itself.</p>"
+            f"{self._time_left()} Written at {time.strftime('%Y-%m-%d %H:%M:%S')}; this page renews itself.</p>"
             + (f"<details><summary>What is running</summary><ul>{''.join(at)}</ul>{also}</details>" if at else "")
             + "</div>"
         )

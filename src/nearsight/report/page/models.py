@@ -46,7 +46,7 @@ _INTERVALS = (
 
 
 def write_page(path: Path, **page: Any) -> None:
-    """Write the page of one or several measured models to `path`, all of it or nothing; `page`: as of `page_html`."""
+    """Write the page of one or several measured models to `path`, all of it or nothing; `page`: as in `page_html`."""
     write_text(path, page_html(**page))
 
 
@@ -77,7 +77,7 @@ def page_html(
         Section(name="profiles", heading="Profiles", body=_profiles(models, grid_size)),
         Section(name="plane", heading="Distance and focus", body=_plane(models, grid_size)),
         Section(name="heatmaps", heading="Every head", body=_heatmaps(models)),
-        Section(name="explorer", heading="Where each head looks", body="" if explorer is None else explorer.html()),
+        Section(name="explorer", heading="Where heads attend", body="" if explorer is None else explorer.html()),
         *further,
         Section(name="training", heading="Training", body=_training(models)),
         Section(name="terms", heading="How to read this", body=terms_html(grid_size, _INTERVALS)),
@@ -132,7 +132,7 @@ def _hero(models: Sequence[ModelHeads], sentences: Sequence[str], grid_size: tup
         locality_intervals(models, grid_size=grid_size),
         "The compared distances with their intervals. " + " ".join(sentences[1:-1]),
         "Marks: means over images. Bars: the range that holds about 95 % of the images."
-        + (" Dotted: a head that looks everywhere alike." if grid_size else ""),
+        + (" Dotted: uniform attention." if grid_size else ""),
     )
 
 
@@ -153,7 +153,7 @@ def _plane(models: Sequence[ModelHeads], grid_size: tuple[int, int] | None) -> s
         charts.PLANE,
         mad_entropy_plane(models, grid_size=grid_size),
         "Scatter plot of attention entropy against mean attention distance, one point per head. " + _lowest(models),
-        "Each point is a head. Lower left: it looks at a few patches close by. Upper right: far and everywhere.",
+        "Each point is a head. Lower left: it attends to a few patches close by. Upper right: far and everywhere.",
     )
 
 
@@ -186,7 +186,7 @@ def _chart_html(name: str, caption: str, figure: Figure, description: str, of_st
 
 
 def _lowest(models: Sequence[ModelHeads]) -> str:
-    """The one number of each model that a drawing is mostly looked at for."""
+    """The number of each model that matters most in a drawing."""
     return " ".join(f"Lowest distance of {quoted(model.label)}: {most_local_head(model).mean:.3f}." for model in models)
 
 

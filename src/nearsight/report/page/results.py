@@ -141,7 +141,7 @@ def study_page_html(
             Section(name="results", heading="Results", body=table_html(found.pop("conditions"))),
             _claims(verdicts, "The answers" if own.paper is None else "What reproduces"),
             *([] if measured.runs.empty else _head_sections(measured, with_stills)),
-            Section(name="explorer", heading="Where each head looks", body="" if explorer is None else explorer.html()),
+            Section(name="explorer", heading="Where heads attend", body="" if explorer is None else explorer.html()),
             Section(name="training", heading="Training", body=chart_html("training", charts.TRAINING)),
             Section(name="effects", heading="Effects of the factors", body=_effects(found)),
             Section(name="tables", heading="Further tables", body="".join(map(opened_html, found.values()))),
@@ -217,15 +217,15 @@ def _again_html(name: str, *, seeds: Collection[int], scale: str, runner: str) -
     if name in {**STUDIES, **SIMULATIONS} and set(seeds) == set(range(len(seeds))):
         size = "" if scale == "full" else f" --scale {scale}"
         return command_html(f"nearsight study run {shlex.quote(name)} --seeds {len(seeds)}{size}")
-    told = f"{'seed' if len(seeds) == 1 else 'seeds'} {', '.join(map(str, sorted(seeds)))}"
+    words = f"{'seed' if len(seeds) == 1 else 'seeds'} {', '.join(map(str, sorted(seeds)))}"
     return (
-        f"<p>No command runs this study with {told}: it was run from Python, by "
+        f"<p>No command runs this study with {words}: it was run from Python, by "
         f"<code>nearsight.study.{runner}</code>. Its study.json holds the whole settings of every run.</p>"
     )
 
 
 def _hero(results: StudyResults) -> tuple[str, str]:
-    """The figure that persuades, and its name: that of the most local heads, or what a study has of its own."""
+    """The main figure and its name: that of the most local heads, or what a study has of its own."""
     own = report_of(results.name)
     draws: dict[str, _Draw] = {} if own.is_about_locality else dict(own.figures)
     draws["minimum"] = partial(of_heads, minimum)

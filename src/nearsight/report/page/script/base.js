@@ -31,7 +31,7 @@ function signal() {
   let isWaiting = false;
   return {
     listen: (listener) => listeners.push(listener),
-    tell: () => {
+    notify: () => {
       if (isWaiting) return;
       isWaiting = true;
       requestAnimationFrame(() => {
@@ -55,9 +55,9 @@ function nameThemeButton() {
 
 themeButton.addEventListener("click", () => {
   document.documentElement.dataset.theme = isDark() ? "light" : "dark";
-  themeChanged.tell();
+  themeChanged.notify();
 });
-systemIsDark.addEventListener("change", themeChanged.tell);
+systemIsDark.addEventListener("change", themeChanged.notify);
 themeChanged.listen(nameThemeButton);
 nameThemeButton();
 document.querySelector("header").append(themeButton);

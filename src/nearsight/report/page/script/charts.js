@@ -104,7 +104,7 @@ function redraw(which = drawn) {
   for (const made of which) if (made.view && made.box.isConnected) made.draw();
 }
 
-/** Forget charts whose boxes are gone. */
+/** Forget charts whose boxes were removed. */
 function forget(which) {
   for (const made of which) {
     made.view?.finalize();
@@ -135,7 +135,7 @@ addEventListener("afterprint", () => {
 });
 
 const widthChanged = signal();
-addEventListener("resize", widthChanged.tell);
+addEventListener("resize", widthChanged.notify);
 widthChanged.listen(() => redraw(drawn.filter((made) => Math.floor(made.box.clientWidth) !== made.width)));
 themeChanged.listen(() => redraw());
 
@@ -145,7 +145,7 @@ const shownGroups = new Set(groups.keys());
 const groupsChanged = signal();
 const isShown = (row) => shownGroups.has(row.group);
 
-/** A colour of the palette for this theme: on a dark page a quarter nearer to white. */
+/** A colour of the palette for this theme: on a dark page a quarter closer to white. */
 function themed(colour) {
   if (!isDark()) return colour;
   const lighter = (part) => Math.round(parseInt(part, 16) * 0.75 + 255 * 0.25);
@@ -183,7 +183,7 @@ function legend() {
         type: "button",
         onclick: () => {
           if (!shownGroups.delete(place)) shownGroups.add(place);
-          groupsChanged.tell();
+          groupsChanged.notify();
         },
       },
       swatch(group.colour),
@@ -195,7 +195,7 @@ function legend() {
     onclick: () => {
       const isFull = shownGroups.size === groups.length;
       for (const place of groups.keys()) isFull ? shownGroups.delete(place) : shownGroups.add(place);
-      groupsChanged.tell();
+      groupsChanged.notify();
     },
   });
   const update = () => {

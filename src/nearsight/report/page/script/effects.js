@@ -9,7 +9,7 @@ function effectSpec(rows, width, colours, { title, format }) {
     axis: { grid: false, ticks: false, domain: false, labelLimit: Math.floor(0.48 * width) },
   };
   const color = {
-    field: "sure",
+    field: "excludesZero",
     type: "nominal",
     legend: null,
     scale: { domain: [true, false], range: [themed(data.palette[0]), colours.muted] },
@@ -44,7 +44,7 @@ function effectSpec(rows, width, colours, { title, format }) {
 
 const effectsBody = data?.effects ? chartBody("effects") : null;
 if (effectsBody) {
-  const rows = rowsOf(data.effects).map((row) => ({ ...row, sure: row.low !== null && row.low * row.high > 0 }));
+  const rows = rowsOf(data.effects).map((row) => ({ ...row, excludesZero: row.low !== null && row.low * row.high > 0 }));
   const panels = element("div", { class: "panels" });
   for (const [response, title, format] of [
     ["min_mad", "effect on the most local head's distance", ""],

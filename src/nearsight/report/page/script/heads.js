@@ -1,4 +1,4 @@
-// The heads, which of them are selected, and the card that tells about one.
+// The heads, which of them are selected, and the card that describes one.
 
 const runs = data?.runs ?? { group: [], seed: [] };
 const heads = data ? rowsOf(data.heads).map((row, place) => ({ ...row, place, group: runs.group[row.run] })) : [];
@@ -15,7 +15,7 @@ const headName = (head) => `layer ${head.layer + 1}, head ${head.head + 1}`;
 const seedName = (head) =>
   runs.seed[head.run] === null || runs.seed[head.run] === undefined ? "" : `seed ${runs.seed[head.run]}, `;
 
-// The card beside the pointer, and its words for those who do not see it.
+// The card next to the pointer, and its words for those who do not see it.
 const card = element("div", { class: "card", hidden: "" });
 const spoken = element("p", { class: "unseen", "aria-live": "polite" });
 document.body.append(card, spoken);
@@ -45,7 +45,7 @@ addEventListener("keydown", (event) => event.key === "Escape" && hideCard());
 function select(mad, entropy) {
   selection.mad = mad;
   selection.entropy = entropy;
-  selectionChanged.tell();
+  selectionChanged.notify();
 }
 
 /** Show a head in the attention explorer, where the page has one. */
