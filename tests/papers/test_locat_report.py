@@ -15,14 +15,13 @@ from nearsight.papers.locat.plane import FAMILIES, accuracy_and_locality
 from nearsight.papers.locat.variants import locat_cifar100, locat_tiny_imagenet
 from nearsight.report.claims import judge
 from nearsight.report.figures.style import svg_text
-from nearsight.report.fits import Estimate
 from nearsight.report.responses import run_measures
 from nearsight.report.rules import Verdict, judge_comparable, judge_not_worse
 from nearsight.report.studies import report_of
 from nearsight.report.writing import study_verdicts, write_study_report
 from nearsight.study import StudyResults, run_study
 from nearsight.study.results import HEAD_COLUMNS, LAYER_COLUMNS
-from nearsight.study.statistics import mean_interval
+from nearsight.study.statistics import Estimate, mean_interval
 
 YES, DIRECTION, NO, UNTESTED = Verdict.REPRODUCED, Verdict.IN_DIRECTION, Verdict.NOT_REPRODUCED, Verdict.NOT_TESTED
 LAYERS, HEADS = 5, 2

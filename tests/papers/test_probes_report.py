@@ -100,7 +100,7 @@ def test_means_and_differences_are_those_of_scipy():
         condition: 2 if condition == s2.LOCAT else 3 for condition in found
     }
     shown = differences_table(results).shown.set_index("condition")
-    assert shown.loc[s2.LOCAT, "segmentation mIoU"].startswith(f"+{100 * found[s2.LOCAT].mean:.2f} ± ")
+    assert shown.loc[s2.LOCAT, "segmentation mIoU"].startswith(f"+{100 * found[s2.LOCAT].value:.2f} ± ")
 
 
 def test_a_difference_of_one_seed_has_an_interval_over_images():
@@ -233,7 +233,7 @@ def test_figures_show_the_numbers_with_their_intervals():
     (axes,) = differences_of_conditions(results, "segment_miou").figure.axes
     bars = {line.get_gid(): line for line in axes.lines}
     found = differences(results, "segment_miou")[s2.LOCAT]
-    assert bars["value-LocAt"].get_xdata()[0] == pytest.approx(100 * found.mean)
+    assert bars["value-LocAt"].get_xdata()[0] == pytest.approx(100 * found.value)
     assert list(bars["interval-LocAt"].get_xdata()) == pytest.approx([100 * found.low, 100 * found.high])
 
 

@@ -146,7 +146,7 @@ def test_the_interval_of_a_share_is_clopper_and_pearsons() -> None:
         found = share_interval([1] * k + [0] * (n - k))
         low = 0.0 if k == 0 else stats.beta.ppf(0.025, k, n - k + 1)
         high = 1.0 if k == n else stats.beta.ppf(0.975, k + 1, n - k)
-        assert (found.mean, found.low, found.high) == pytest.approx((k / n, low, high))
+        assert (found.value, found.low, found.high) == pytest.approx((k / n, low, high))
     assert share_in_words(share_interval([1] * 9 + [0])) == "9 of 10 seeds (55 to 100 %)"
 
 
@@ -197,7 +197,7 @@ def test_a_seed_that_diverged_has_no_gain(small: dict[str, Path]) -> None:
     curves.loc[of_fixed & (curves["seed"] == 1) & (curves["step"] == curves["step"].max()), "test_acc"] = math.nan
     one = curves[of_fixed & (curves["seed"] == 0)]["test_acc"]
     found = gain_since_moving(dataclasses.replace(results, tables={"runs": runs, "curves": curves}), "fixed sample")
-    assert (found.n, found.mean) == (1, pytest.approx(one.iloc[-1] - one.iloc[1]))
+    assert (found.n, found.value) == (1, pytest.approx(one.iloc[-1] - one.iloc[1]))
 
 
 def seeds(exact: list[int], associated: float | list[float], accuracy: float, best: float = 0.9) -> pd.DataFrame:
@@ -311,7 +311,7 @@ def test_samples_needed_are_the_least_that_reach_the_accuracy() -> None:
     assert scratch.samples.tolist() == [1000, 100]
     assert kept.samples.tolist() == [10, 100]
     times = fewer_times(results, KEPT, 0.9)
-    assert times.mean == pytest.approx(10.0)  # of 100 and 1
+    assert times.value == pytest.approx(10.0)  # of 100 and 1
     assert times.low < 1 < times.high
     assert judge_fewer(times, "").verdict == Verdict.IN_DIRECTION
     assert judge_fewer(mean_interval([0.9, 1.0]), "").verdict == Verdict.NOT_REPRODUCED
@@ -319,13 +319,13 @@ def test_samples_needed_are_the_least_that_reach_the_accuracy() -> None:
     assert samples_needed(results, SCRATCH, 0.99).in_words() == "more than 1,000 in 2 of 2 seeds"
     assert samples_needed(results, KEPT, 0.5).in_words() == "10 or fewer in all 2 seeds"
     assert judge_fewer(fewer_times(results, KEPT, 0.95), "").verdict == Verdict.NOT_REPRODUCED
-    assert fewer_times(results, KEPT, 0.907).mean == pytest.approx((1000 / 10 * 100 / 1000) ** 0.5)
+    assert fewer_times(results, KEPT, 0.907).value == pytest.approx((1000 / 10 * 100 / 1000) ** 0.5)
 
 
 def test_the_advantage_is_within_seeds_and_judged_everywhere() -> None:
     results = transferred({10: [0.8, 0.7], 100: [0.9, 0.88]}, {10: [0.9, 0.81], 100: [0.9, 0.87]})
     found = advantage(results, KEPT)
-    assert {size: interval.mean for size, interval in found.items()} == pytest.approx({10: 0.105, 100: -0.005})
+    assert {size: interval.value for size, interval in found.items()} == pytest.approx({10: 0.105, 100: -0.005})
     judged = judge_everywhere(found)
     assert judged.verdict == Verdict.NOT_REPRODUCED
     assert "not at 100" in judged.ours

@@ -55,17 +55,17 @@ def test_the_interval_is_students(values, level):
         stats.t.interval(level, len(values) - 1, loc=np.mean(values), scale=scale) if scale else (np.mean(values),) * 2
     )
     assert interval.n == len(values)
-    assert (interval.mean, interval.low, interval.high) == pytest.approx((np.mean(values), low, high), abs=1e-9)
+    assert (interval.value, interval.low, interval.high) == pytest.approx((np.mean(values), low, high), abs=1e-9)
     assert interval.half_width == pytest.approx((high - low) / 2, abs=1e-9)
 
 
 def test_one_run_has_no_interval_and_none_has_no_mean():
     one = mean_interval([0.3])
-    assert (one.n, one.mean, one.has_interval) == (1, 0.3, False)
+    assert (one.n, one.value, one.has_interval) == (1, 0.3, False)
     assert np.isnan([one.std, one.low, one.high, one.half_width]).all()
     assert not one.contains(0.3)
     assert not one.excludes_zero
-    assert np.isnan(mean_interval([]).mean)
+    assert np.isnan(mean_interval([]).value)
     assert mean_interval([1.0, 1.1, 0.9]).excludes_zero
     assert not mean_interval([1.0, -1.1, 0.9]).excludes_zero
 
@@ -92,7 +92,7 @@ def test_differences_are_taken_within_seeds():
     difference = paired_difference(runs, "b", "a", "y")
     result = stats.ttest_rel([1.25, 4.5], [1.0, 4.0]).confidence_interval(0.95)
     assert difference.n == 2
-    assert (difference.mean, difference.low, difference.high) == pytest.approx((0.375, result.low, result.high))
+    assert (difference.value, difference.low, difference.high) == pytest.approx((0.375, result.low, result.high))
     assert paired_difference(runs, "c", "a", "y").n == 0
     assert paired_difference(runs, "unknown", "a", "y").n == 0
 

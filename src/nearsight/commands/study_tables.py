@@ -7,7 +7,7 @@ from typing import Any
 from nearsight.study import CellState, SimulationResults, StudyFolder, StudyResults
 from nearsight.study.design import MOST_SEEDS
 from nearsight.study.results import read_description
-from nearsight.study.statistics import MeanInterval, by_condition, mean_interval
+from nearsight.study.statistics import Estimate, by_condition, mean_interval
 
 _RESPONSES = ("test_acc", "min_mad")
 
@@ -148,9 +148,9 @@ def _simulated_conditions(results: SimulationResults) -> list[dict[str, Any]]:
     ]
 
 
-def _interval(found: MeanInterval) -> dict[str, Any]:
+def _interval(found: Estimate) -> dict[str, Any]:
     """Seeds that have diverged are none of its n."""
-    return {"n": found.n, "mean": _finite(found.mean), "low": _finite(found.low), "high": _finite(found.high)}
+    return {"n": found.n, "mean": _finite(found.value), "low": _finite(found.low), "high": _finite(found.high)}
 
 
 def simulation_table(results: SimulationResults) -> str:

@@ -6,12 +6,14 @@ from functools import partial
 from nearsight.errors import InputError
 from nearsight.report.claims import OURS, Claim
 from nearsight.report.conditions import noted
-from nearsight.report.fits import POOLED, Contrast, Estimate, LeastSquares, condition_means
+from nearsight.report.fits import POOLED, Contrast, condition_means
 from nearsight.report.marks import Drawing, ForestRow, forest
 from nearsight.report.responses import responses_of, with_early_layers
 from nearsight.report.rules import SIGN, Finding, judge_sign
-from nearsight.report.tables import Row, Table, seeds_in_words
+from nearsight.report.tables import Row, Table, difference_in_words, seeds_in_words
 from nearsight.study.results import StudyResults
+from nearsight.study.statistics import Estimate
+from nearsight.study.statistics.fits import LeastSquares
 
 Fit = Callable[[StudyResults, str], LeastSquares]
 """To one response, by its column."""
@@ -46,7 +48,7 @@ def contrast_table(
         for response, estimate in found.items():
             rows.append(label(contrast).keep(response=response, **columns_of_estimate(estimate), scale=results.scale))
             column, scale, digits = responses[response]
-            words.show(column, estimate.in_words(scale=scale, digits=digits))
+            words.show(column, difference_in_words(estimate, scale=scale, digits=digits))
         shown.append(words)
     if not rows:
         raise InputError(NO_RUNS)
@@ -84,7 +86,7 @@ def sign_questions(
     def judge(contrast: Contrast, results: StudyResults) -> Finding:
         estimate = fit(results, response).estimate(contrast.weights)
         n = int(results.runs["seed"].nunique())
-        return judge_sign(estimate, sign=contrast.sign, words=f"{contrast.name}: {estimate.in_words()}", n=n)
+        return judge_sign(estimate, sign=contrast.sign, words=f"{contrast.name}: {difference_in_words(estimate)}", n=n)
 
     return tuple(
         Claim(id=contrast.name, text=contrast.text, source=source, rule=SIGN, judge=partial(judge, contrast))

@@ -24,7 +24,8 @@ from nearsight.report.figures.style import (
     model_style,
     save_figure,
 )
-from nearsight.report.fits import Estimate
+from nearsight.report.tables import difference_in_words
+from nearsight.study.statistics import Estimate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +98,7 @@ def forest(rows: Sequence[ForestRow], axis_label: str, *, digits: int = 3) -> Fi
                 estimate.value, place, marker=style.marker, color=style.colour, markersize=6.5, gid=f"value-{row.label}"
             )
             axes.annotate(
-                row.words or estimate.in_words(digits=digits),
+                row.words or difference_in_words(estimate, digits=digits),
                 (1.0, place),
                 xycoords=("axes fraction", "data"),
                 xytext=(6, 0),

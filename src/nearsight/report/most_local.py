@@ -25,7 +25,7 @@ from nearsight.report.marks import Drawing, add_footnote, distances_from_zero, l
 from nearsight.report.studies import report_of
 from nearsight.report.tables import seeds_in_words
 from nearsight.study.results import StudyResults
-from nearsight.study.statistics import MeanInterval, mean_interval
+from nearsight.study.statistics import Estimate, mean_interval
 
 _LABEL_LIMIT = 44
 _MOST_LEVELS = 4
@@ -38,7 +38,7 @@ def minimum(results: StudyResults) -> Drawing:
     """The smallest mean attention distance of each condition, sorted, marked by the key factor; with the paper's."""
     values = {str(label): group["min_mad"].tolist() for label, group in results.runs.groupby("condition", sort=False)}
     means = {label: mean_interval(numbers) for label, numbers in values.items()}
-    labels = sorted(means, key=lambda label: means[label].mean)
+    labels = sorted(means, key=lambda label: means[label].value)
     source, paper = _published(results)
     styles, words = _styles(results)
     with house_style():
@@ -53,9 +53,9 @@ def minimum(results: StudyResults) -> Drawing:
                 axes.plot(paper[label], place + _BELOW, **look, gid=f"paper-{label}")
         axes.set_yticks(range(len(labels)), [shorten(label, _LABEL_LIMIT) for label in labels], parse_math=False)
         axes.set_ylim(len(labels) - 0.45, -0.75)
-        ends = [interval.high if interval.has_interval else interval.mean for interval in means.values()]
+        ends = [interval.high if interval.has_interval else interval.value for interval in means.values()]
         distances_from_zero(axes, max(*ends, *paper.values(), 0.0))
-        _write_column(axes, 40, "ours", {place: means[label].mean for place, label in enumerate(labels)}, INK)
+        _write_column(axes, 40, "ours", {place: means[label].value for place, label in enumerate(labels)}, INK)
         of_paper = {place: paper[label] for place, label in enumerate(labels) if label in paper}
         if of_paper:
             _write_column(axes, 80, "paper", of_paper, MUTED)
@@ -99,7 +99,7 @@ def _styles(results: StudyResults) -> tuple[dict[str, ModelStyle], dict[str, Mod
 
 
 def _draw_ours(
-    axes: Axes, height: float, label: str, interval: MeanInterval, values: list[float], style: ModelStyle
+    axes: Axes, height: float, label: str, interval: Estimate, values: list[float], style: ModelStyle
 ) -> None:
     if interval.has_interval:
         axes.plot(
@@ -121,7 +121,7 @@ def _draw_ours(
             linestyle="none",
             gid=f"seeds-{label}",
         )
-    axes.plot(interval.mean, height, **{**style.look, "linestyle": "none"}, markersize=7.5, gid=f"mean-{label}")
+    axes.plot(interval.value, height, **{**style.look, "linestyle": "none"}, markersize=7.5, gid=f"mean-{label}")
 
 
 def _write_column(axes: Axes, offset: float, title: str, values: Mapping[int, float], colour: str) -> None:

@@ -5,7 +5,7 @@ Conditions are compared with the first: within seeds and, where there is one see
 
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -19,14 +19,13 @@ from nearsight.files import write_text
 from nearsight.report.claims import Verdicts, judge
 from nearsight.report.conditions import missing_notes
 from nearsight.report.figures.style import FIGURE_LABEL_LIMIT, house_style, light_grid, model_style
-from nearsight.report.fits import Estimate
 from nearsight.report.inputs import shorten
 from nearsight.report.marks import Drawing, ForestRow, add_footnote, forest, interval_in_row
 from nearsight.report.probes import ProbeResults, main_measures, title_of
 from nearsight.report.reports import Report
 from nearsight.report.studies import PROBES, report_of
 from nearsight.report.tables import MISSING, Row, Table, percent, rounded, seeds_in_words, span, with_interval
-from nearsight.study.statistics import MeanInterval, mean_interval, paired_difference
+from nearsight.study.statistics import Estimate, mean_interval, paired_difference
 
 OVER_IMAGES = (
     "Intervals (95 %) are over test images (bootstrap): they say how a model would do on other images like these, not "
@@ -41,7 +40,7 @@ _SEEDS, _IMAGES = "seeds", "test images"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Difference(MeanInterval):
+class Difference(Estimate):
     """A difference with the interval that can be had."""
 
     interval_over: str
@@ -51,7 +50,7 @@ class Difference(MeanInterval):
         """In points."""
         if self.interval_over != _IMAGES:
             return with_interval(self, scale=100, digits=2, signed=True)
-        value, low, high = (rounded(100 * number, 2, signed=True) for number in (self.mean, self.low, self.high))
+        value, low, high = (rounded(100 * number, 2, signed=True) for number in (self.value, self.low, self.high))
         return f"{value} ({span(low, high)})"
 
 
@@ -64,7 +63,7 @@ def differences(results: ProbeResults, measure: str) -> dict[str, Difference]:
 
 def difference(results: ProbeResults, condition: str, reference: str, measure: str) -> Difference:
     """By how much a condition is above another, within seeds."""
-    over_seeds = asdict(paired_difference(results.as_study().runs, condition, reference, measure))
+    over_seeds = vars(paired_difference(results.as_study().runs, condition, reference, measure))
     if over_seeds["n"] != 1:
         return Difference(**over_seeds, interval_over=_SEEDS if over_seeds["n"] else "")
     over_images = difference_over_images(results, condition, reference, measure)
@@ -124,7 +123,7 @@ def conditions_table(results: ProbeResults) -> Table:
         words = Row().show("condition", str(condition)).show("seeds", str(len(runs)))
         for name in results.measures:
             mean = mean_interval(runs[name].dropna())
-            rows.append(Row().keep(condition=condition, measure=name, **asdict(mean)))
+            rows.append(Row().keep(condition=condition, measure=name, **mean.as_mean()))
             if name in main:
                 words.show(title_of(name), with_interval(mean, scale=100, digits=2))
         shown.append(words)
@@ -142,13 +141,16 @@ def differences_table(results: ProbeResults) -> Table:
     shown = {condition: Row().show("condition", condition) for condition in others}
     for name in results.measures:
         found = differences(results, name)
-        rows += [{"condition": label, "measure": name, **asdict(one)} for label, one in found.items()]
+        rows += [
+            {"condition": label, "measure": name, **one.as_mean(), "interval_over": one.interval_over}
+            for label, one in found.items()
+        ]
         for condition, words in shown.items():
             if name in main:
                 words.show(title_of(name), found[condition].in_words() if condition in found else MISSING)
     over = {row["interval_over"] for row in rows}
     explained = (words for kind, words in ((_SEEDS, _OVER_SEEDS), (_IMAGES, _OF_ONE_SEED)) if kind in over)
-    columns = ["condition", "measure", *(field.name for field in fields(Difference))]
+    columns = ["condition", "measure", "n", "mean", "std", "low", "high", "interval_over"]
     return Table(
         name="differences",
         title=f"{results.name}: differences to {reference}, in points",
@@ -199,7 +201,7 @@ def differences_of_conditions(results: ProbeResults, measure: str) -> Drawing:
     rows = [
         ForestRow(
             label=condition,
-            estimate=Estimate(value=100 * interval.mean, low=100 * interval.low, high=100 * interval.high),
+            estimate=Estimate(value=100 * interval.value, low=100 * interval.low, high=100 * interval.high),
             words=interval.in_words(),
         )
         for condition, interval in found.items()

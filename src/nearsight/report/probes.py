@@ -16,9 +16,9 @@ import pandas as pd
 from nearsight.errors import InputError
 from nearsight.files import check_file, read_object, write_json, write_text
 from nearsight.report.conditions import SMALL
-from nearsight.report.fits import Estimate
 from nearsight.report.tables import records
 from nearsight.study.results import COURSE_COLUMNS, HEAD_COLUMNS, HISTORY_COLUMNS, StudyResults, missing_parts
+from nearsight.study.statistics import Estimate
 
 SCHEMA = 1
 USUAL_K = 20

@@ -14,7 +14,7 @@ from nearsight.data.loading import dataset_spec
 from nearsight.errors import InputError
 from nearsight.report.tables import Row, columns_of, percent, with_interval
 from nearsight.study.results import StudyResults
-from nearsight.study.statistics import MeanInterval, layer_responses, mean_interval
+from nearsight.study.statistics import Estimate, layer_responses, mean_interval
 from nearsight.study.statistics.intervals import by_seed
 
 
@@ -111,11 +111,11 @@ class Measure:
     is_share: bool = False
     """Kept as a fraction, shown in per cent; a difference in points."""
 
-    def in_words(self, interval: MeanInterval, *, signed: bool = False) -> str:
+    def in_words(self, interval: Estimate, *, signed: bool = False) -> str:
         scale, digits = (100, 2) if self.is_share else (1, 3)
         return with_interval(interval, scale=scale, digits=digits, signed=signed)
 
-    def put(self, row: Row, column: str, interval: MeanInterval, *, unit: str = "%", signed: bool = False) -> None:
+    def put(self, row: Row, column: str, interval: Estimate, *, unit: str = "%", signed: bool = False) -> None:
         """Into a row of a table, with the unit of a share in its title."""
         row.keep(**columns_of(column, interval))
         row.show(f"{self.title}, {unit}" if self.is_share else self.title, self.in_words(interval, signed=signed))
@@ -160,7 +160,7 @@ def layer_measures(results: StudyResults) -> pd.DataFrame:
     return table.astype(dict.fromkeys(OF_LAYERS, "float64"))
 
 
-def interval_of(runs: pd.DataFrame, condition: str, column: str) -> MeanInterval:
+def interval_of(runs: pd.DataFrame, condition: str, column: str) -> Estimate:
     """Over the seeds of a condition that have it."""
     return mean_interval(runs.loc[runs["condition"] == condition, column].dropna())
 

@@ -10,9 +10,8 @@ from enum import StrEnum
 
 import pandas as pd
 
-from nearsight.report.fits import Estimate
-from nearsight.report.tables import percent, rounded, share, with_interval
-from nearsight.study.statistics import MeanInterval, Separation, mean_interval, paired_difference
+from nearsight.report.tables import difference_in_words, percent, rounded, share, with_interval
+from nearsight.study.statistics import Estimate, Separation, mean_interval, paired_difference
 from nearsight.study.statistics.intervals import ACCURACY_MARGIN
 
 # How far a size may be from the paper's and still agree, as a share of the paper's.
@@ -58,20 +57,20 @@ SIZE = (
 )
 
 
-def judge_size(ours: MeanInterval, paper: float | None, *, sign: int, words: str) -> Finding:
+def judge_size(ours: Estimate, paper: float | None, *, sign: int, words: str) -> Finding:
     """A difference with a known sign and, where the paper gives it, a known size."""
     verdict = Verdict.NOT_REPRODUCED
     if _has_sign(ours, sign):
         verdict = Verdict.IN_DIRECTION
         if paper is not None and (
-            ours.contains(paper) or abs(ours.mean - paper) <= SIZE_TOLERANCE * abs(paper) + ROUNDING
+            ours.contains(paper) or abs(ours.value - paper) <= SIZE_TOLERANCE * abs(paper) + ROUNDING
         ):
             verdict = Verdict.REPRODUCED
-    return Finding(verdict=verdict, ours=words, value=ours.mean, low=ours.low, high=ours.high, n=ours.n)
+    return Finding(verdict=verdict, ours=words, value=ours.value, low=ours.low, high=ours.high, n=ours.n)
 
 
-def _has_sign(ours: MeanInterval, sign: int) -> bool:
-    return ours.mean * sign > 0 and (ours.n == 1 or ours.excludes_zero)
+def _has_sign(ours: Estimate, sign: int) -> bool:
+    return ours.value * sign > 0 and (ours.n == 1 or ours.excludes_zero)
 
 
 NO_EFFECT_RULE = (
@@ -84,10 +83,10 @@ NO_EFFECT_RULE = (
 )
 
 
-def judge_no_effect(ours: MeanInterval, key: MeanInterval, *, key_sign: int) -> Finding:
+def judge_no_effect(ours: Estimate, key: Estimate, *, key_sign: int) -> Finding:
     """A change that should be nothing compared with the one that the key factor makes."""
-    unit = abs(key.mean) if _has_sign(key, key_sign) else None
-    ratio = INFINITE if unit is None else abs(ours.mean) / unit
+    unit = abs(key.value) if _has_sign(key, key_sign) else None
+    ratio = INFINITE if unit is None else abs(ours.value) / unit
     reach = INFINITE if unit is None or not ours.has_interval else max(abs(ours.low), abs(ours.high)) / unit
     none = ours.n == 1 or (ours.contains(0.0) and reach <= CLEARLY_LESS)
     verdict = Verdict.IN_DIRECTION if ratio <= CLEARLY_LESS else Verdict.NOT_REPRODUCED
@@ -95,7 +94,7 @@ def judge_no_effect(ours: MeanInterval, key: MeanInterval, *, key_sign: int) -> 
         verdict = Verdict.REPRODUCED
     words = f"{with_interval(ours, signed=True)}, CutMix's {with_interval(key, signed=True)}"
     words += "" if unit is None else f" ({share(ratio)})"
-    return Finding(verdict=verdict, ours=words, value=ours.mean, low=ours.low, high=ours.high, n=ours.n)
+    return Finding(verdict=verdict, ours=words, value=ours.value, low=ours.low, high=ours.high, n=ours.n)
 
 
 GROUPS = (
@@ -154,17 +153,17 @@ DISSOCIATION = (
 
 
 def judge_dissociation(
-    key_gain: MeanInterval, other_gain: MeanInterval, key_change: MeanInterval, other_change: MeanInterval
+    key_gain: Estimate, other_gain: Estimate, key_change: Estimate, other_change: Estimate
 ) -> Finding:
     """Two factors with similar gains in accuracy, of which only the key factor makes heads local."""
-    ratio = abs(other_change.mean) / abs(key_change.mean) if key_change.mean < 0 else INFINITE
-    larger = max(key_gain.mean, other_gain.mean)
-    apart = abs(key_gain.mean - other_gain.mean) / larger if larger > 0 else INFINITE
+    ratio = abs(other_change.value) / abs(key_change.value) if key_change.value < 0 else INFINITE
+    larger = max(key_gain.value, other_gain.value)
+    apart = abs(key_gain.value - other_gain.value) / larger if larger > 0 else INFINITE
     all_shown = _has_sign(key_gain, 1) and _has_sign(other_gain, 1) and _has_sign(key_change, -1)
     verdict = Verdict.NOT_REPRODUCED
     if all_shown and apart <= COMPARABLE and ratio <= NO_EFFECT:
         verdict = Verdict.REPRODUCED
-    elif min(key_gain.mean, other_gain.mean) > 0 and _has_sign(key_change, -1) and ratio <= CLEARLY_LESS:
+    elif min(key_gain.value, other_gain.value) > 0 and _has_sign(key_change, -1) and ratio <= CLEARLY_LESS:
         verdict = Verdict.IN_DIRECTION
     words = (
         f"accuracy {with_interval(key_gain, scale=100, digits=2, signed=True)} and "
@@ -174,15 +173,15 @@ def judge_dissociation(
     return Finding(verdict=verdict, ours=words, value=ratio, n=key_gain.n)
 
 
-def change_in_words(before: MeanInterval, after: MeanInterval, change: MeanInterval, *, accuracy: bool) -> str:
+def change_in_words(before: Estimate, after: Estimate, change: Estimate, *, accuracy: bool) -> str:
     """ "0.316 to 0.008: −0.308 ± 0.010"."""
     if accuracy:
         words = with_interval(change, scale=100, digits=2, signed=True)
-        return f"{percent(before.mean)} to {percent(after.mean)} %: {words} points"
-    return f"{rounded(before.mean)} to {rounded(after.mean)}: {with_interval(change, signed=True)}"
+        return f"{percent(before.value)} to {percent(after.value)} %: {words} points"
+    return f"{rounded(before.value)} to {rounded(after.value)}: {with_interval(change, signed=True)}"
 
 
-def paired_change(runs: pd.DataFrame, condition: str, reference: str, response: str) -> tuple[MeanInterval, str]:
+def paired_change(runs: pd.DataFrame, condition: str, reference: str, response: str) -> tuple[Estimate, str]:
     """What a condition changes within seeds, and in words, with the means of both."""
     ours = paired_difference(runs, condition, reference, response)
     before, after = (mean_interval(runs.loc[runs["condition"] == label, response]) for label in (reference, condition))
@@ -215,10 +214,10 @@ def judge_part(part: Estimate, whole: Estimate, *, n: int) -> Finding:
     reach = max(abs(part.low), abs(part.high)) if part.has_interval else abs(part.value)
     is_none = reach <= NO_EFFECT * unit
     holds_zero = not part.has_sign(1) and not part.has_sign(-1)
-    words = f"{part.in_words()}, CutMix's {whole.in_words()} ({rounded(100 * ratio, 0)} %)"
+    words = f"{difference_in_words(part)}, CutMix's {difference_in_words(whole)} ({rounded(100 * ratio, 0)} %)"
     answer = UNDECIDED
     if not whole.has_sign(sign):
-        words = f"{part.in_words()}; CutMix itself {whole.in_words()}"
+        words = f"{difference_in_words(part)}; CutMix itself {difference_in_words(whole)}"
     elif is_none or (holds_zero and abs(part.value) <= NO_EFFECT * unit and reach <= CLEARLY_LESS * unit):
         answer = NO
     elif part.has_sign(sign):
@@ -248,8 +247,8 @@ def judge_sign(estimate: Estimate, *, sign: int, words: str, n: int) -> Finding:
 # Where only the direction can be compared, or a margin was stated before.
 
 
-def finding_of(verdict: str, ours: MeanInterval, words: str) -> Finding:
-    return Finding(verdict=verdict, ours=words, value=ours.mean, low=ours.low, high=ours.high, n=ours.n)
+def finding_of(verdict: str, ours: Estimate, words: str) -> Finding:
+    return Finding(verdict=verdict, ours=words, value=ours.value, low=ours.low, high=ours.high, n=ours.n)
 
 
 def order_rule(reason: str) -> str:
@@ -261,10 +260,10 @@ def order_rule(reason: str) -> str:
     )
 
 
-def judge_order(values: Iterable[float], ours: MeanInterval, *, sign: int, words: str) -> Finding:
+def judge_order(values: Iterable[float], ours: Estimate, *, sign: int, words: str) -> Finding:
     """`values`: the difference in each seed; `ours`: their mean."""
     verdict = Verdict.IN_DIRECTION if all(value * sign > 0 for value in values) else Verdict.NOT_REPRODUCED
-    if ours.mean * sign > 0 and ours.excludes_zero:
+    if ours.value * sign > 0 and ours.excludes_zero:
         verdict = Verdict.REPRODUCED
     return finding_of(verdict, ours, words)
 
@@ -282,17 +281,17 @@ NOT_WORSE = (
 )
 
 
-def judge_comparable(ours: MeanInterval, *, words: str) -> Finding:
+def judge_comparable(ours: Estimate, *, words: str) -> Finding:
     return judge_within(ours, -ACCURACY_MARGIN, ACCURACY_MARGIN, words=words)
 
 
-def judge_not_worse(ours: MeanInterval, *, words: str) -> Finding:
+def judge_not_worse(ours: Estimate, *, words: str) -> Finding:
     return judge_within(ours, -ACCURACY_MARGIN, INFINITE, words=words)
 
 
-def judge_within(ours: MeanInterval, lowest: float, highest: float, *, words: str) -> Finding:
+def judge_within(ours: Estimate, lowest: float, highest: float, *, words: str) -> Finding:
     """Whether a difference is between two margins: the whole interval or, which is less, its mean."""
-    verdict = Verdict.IN_DIRECTION if lowest <= ours.mean <= highest else Verdict.NOT_REPRODUCED
+    verdict = Verdict.IN_DIRECTION if lowest <= ours.value <= highest else Verdict.NOT_REPRODUCED
     if lowest <= ours.low and ours.high <= highest:  # false without an interval
         verdict = Verdict.REPRODUCED
     return finding_of(verdict, ours, words)
@@ -304,9 +303,9 @@ WHICH = (
 )
 
 
-def judge_which(ours: MeanInterval, *, larger: str, smaller: str, words: str) -> Finding:
+def judge_which(ours: Estimate, *, larger: str, smaller: str, words: str) -> Finding:
     """`larger`: the answer if the difference is positive; `smaller`: if it is negative."""
     answer = NOT_SHOWN
     if ours.excludes_zero:
-        answer = larger if ours.mean > 0 else smaller
+        answer = larger if ours.value > 0 else smaller
     return finding_of(answer, ours, words)

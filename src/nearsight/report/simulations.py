@@ -17,30 +17,28 @@ from nearsight.report.reports import Report
 from nearsight.report.studies import report_of
 from nearsight.report.tables import Row, Table, percent, rounded, seeds_in_words, with_interval
 from nearsight.study.simulation_folder import SimulationResults
-from nearsight.study.statistics import MeanInterval, mean_interval
+from nearsight.study.statistics import Estimate, mean_interval
 from nearsight.train.structure import StructureRun
 
 SMALL = "Small scale: few dimensions, samples and steps. This tests the path, not the paper's claims."
 
 
-def share_interval(holds: Iterable[float]) -> MeanInterval:
+def share_interval(holds: Iterable[float]) -> Estimate:
     """How often something held, with Clopper and Pearson's interval: of seeds, ten of which are not a hundred."""
     from scipy import stats  # here, because it takes most of a second
 
     values = [bool(value) for value in holds]
     if not values:
-        return MeanInterval(n=0, mean=np.nan, std=np.nan, low=np.nan, high=np.nan)
+        return Estimate(value=np.nan)
     found = stats.binomtest(sum(values), len(values)).proportion_ci()
-    return MeanInterval(
-        n=len(values), mean=sum(values) / len(values), std=np.nan, low=float(found.low), high=float(found.high)
-    )
+    return Estimate(n=len(values), value=sum(values) / len(values), low=float(found.low), high=float(found.high))
 
 
-def share_in_words(interval: MeanInterval) -> str:
+def share_in_words(interval: Estimate) -> str:
     """ "9 of 10 seeds (56 to 100 %)"."""
     if not interval.n:
         return "no seed"
-    seeds = f"{round(interval.mean * interval.n)} of {interval.n} {'seed' if interval.n == 1 else 'seeds'}"
+    seeds = f"{round(interval.value * interval.n)} of {interval.n} {'seed' if interval.n == 1 else 'seeds'}"
     return f"{seeds} ({100 * interval.low:.0f} to {100 * interval.high:.0f} %)"
 
 
@@ -166,9 +164,9 @@ _OF_THE_MODEL = {"exact", *_MEANS, *_STEPS, *_BEST}
 """Columns of the runs of S3's model; a simulation of something else has others."""
 
 
-def _ends(name: str, found: MeanInterval) -> dict[str, float]:
+def _ends(name: str, found: Estimate) -> dict[str, float]:
     """A mean and the ends of its interval, as columns."""
-    return {name: found.mean, f"{name}_low": found.low, f"{name}_high": found.high}
+    return {name: found.value, f"{name}_low": found.low, f"{name}_high": found.high}
 
 
 def _table_of(results: SimulationResults, rows: list[Row], note: str) -> Table:

@@ -39,7 +39,7 @@ from nearsight.study.fractions import FRACTION
 from nearsight.study.results import StudyResults
 from nearsight.study.statistics import (
     Effects,
-    MeanInterval,
+    Estimate,
     correlations,
     dissociations,
     factorial_effects,
@@ -153,7 +153,7 @@ def _gain_table(results: StudyResults) -> Table | None:
     return Table.of("gain", f"{results.name}: test accuracy, {found.base} and {found.full}", [row], notes=notes)
 
 
-def _whose_gain(gain: MeanInterval, *means: MeanInterval) -> str:
+def _whose_gain(gain: Estimate, *means: Estimate) -> str:
     """Where the two lack each other's seeds, the gain is not the difference of the means next to it."""
     if all(mean.n == gain.n for mean in means):
         return "The gain is taken within seeds."

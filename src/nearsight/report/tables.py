@@ -1,7 +1,7 @@
 """Tables and numbers in words: raw numbers for machines, the same readable for people, and what is said under them."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from nearsight.files import write_text
-from nearsight.study.statistics import MeanInterval
+from nearsight.study.statistics import Estimate
 
 MISSING = "–"
 
@@ -75,7 +75,7 @@ class Row:
     def interval(
         self,
         name: str,
-        found: MeanInterval,
+        found: Estimate,
         title: str,
         *,
         scale: float = 1.0,
@@ -87,9 +87,9 @@ class Row:
         return self.show(title, with_interval(found, scale=scale, digits=digits, signed=signed))
 
 
-def columns_of(name: str, found: MeanInterval) -> dict[str, float]:
+def columns_of(name: str, found: Estimate) -> dict[str, float]:
     """A mean over seeds as columns whose names have the same beginning."""
-    return {f"{name}_{part}": value for part, value in asdict(found).items()}
+    return {f"{name}_{part}": value for part, value in found.as_mean().items()}
 
 
 def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
@@ -121,9 +121,14 @@ def percent(value: float | None) -> str:
     return rounded(None if value is None else 100 * value, 2)
 
 
-def with_interval(interval: MeanInterval, *, scale: float = 1.0, digits: int = 3, signed: bool = False) -> str:
+def with_interval(interval: Estimate, *, scale: float = 1.0, digits: int = 3, signed: bool = False) -> str:
     """ "0.021 ± 0.003": the mean and half the width of its interval; the mean alone where there is none."""
-    return mean_and_ends(interval.mean, interval.low, interval.high, scale=scale, digits=digits, signed=signed)
+    return mean_and_ends(interval.value, interval.low, interval.high, scale=scale, digits=digits, signed=signed)
+
+
+def difference_in_words(found: Estimate, *, scale: float = 1.0, digits: int = 3) -> str:
+    """As `with_interval`, with its sign."""
+    return with_interval(found, scale=scale, digits=digits, signed=True)
 
 
 def mean_and_ends(

@@ -20,16 +20,25 @@ from nearsight.papers.locat.measured import differences_to, layer_profiles, laye
 from nearsight.report.claims import Claim
 from nearsight.report.conditions import FACTOR_NAMES, missing_notes, scale_notes
 from nearsight.report.figures.style import house_style, light_grid, model_style
-from nearsight.report.fits import Estimate, LeastSquares, least_squares
 from nearsight.report.marks import Drawing, add_footnote, legend_above, look
 from nearsight.report.responses import known_shares, run_measures, share_notes
 from nearsight.report.rules import CLEARLY_LESS, Finding
 from nearsight.report.studies import report_on
-from nearsight.report.tables import MISSING, Row, Table, probability, rounded, seeds_in_words, share
+from nearsight.report.tables import (
+    MISSING,
+    Row,
+    Table,
+    difference_in_words,
+    probability,
+    rounded,
+    seeds_in_words,
+    share,
+)
 from nearsight.study import OFF, Study
 from nearsight.study.recipes import recipe
 from nearsight.study.results import StudyResults
-from nearsight.study.statistics import mean_interval
+from nearsight.study.statistics import Estimate, mean_interval
+from nearsight.study.statistics.fits import LeastSquares, least_squares
 from nearsight.train.recipes import compact_cifar100, trained_for
 
 _EPOCHS = 50
@@ -166,12 +175,12 @@ def _in_per_cent(effect: Estimate) -> str:
 
 
 def _in_points(effect: Estimate) -> str:
-    return effect.in_words(scale=100, digits=2)
+    return difference_in_words(effect, scale=100, digits=2)
 
 
 _RESPONSES = (
-    _Response("min_mad", "min MAD", -1, Estimate.in_words),
-    _Response("mean_mad", "mean MAD", -1, Estimate.in_words),
+    _Response("min_mad", "min MAD", -1, difference_in_words),
+    _Response("mean_mad", "mean MAD", -1, difference_in_words),
     _Response("log_min_mad", "min MAD, relative", -1, _in_per_cent),
     _Response("test_acc", "test accuracy, points", 1, _in_points),
 )
@@ -295,7 +304,7 @@ def _in_each_model(runs: pd.DataFrame, factors: _Factors, way: _Way, response: _
         interval = mean_interval(values.iloc[:, -1] - values.iloc[:, 0])
         on = [_spelt((name,)) for name, level in levels.items() if level != factors[name][0]]
         where = f"with {' and '.join(on)}" if on else "alone"
-        yield _Effect((factor,), where, response, Estimate.of(interval), interval.n)
+        yield _Effect((factor,), where, response, interval, interval.n)
 
 
 def _at(runs: pd.DataFrame, levels: Mapping[str, str]) -> pd.DataFrame:

@@ -1,7 +1,6 @@
 """What the conditions of the LocAt studies gave: per model, per layer, and how far they are from ViT and from LocAt."""
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import asdict
 
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
@@ -50,7 +49,7 @@ def layers_table(results: StudyResults) -> Table:
             for layer in numbers:
                 ours = interval_of(layers[layers["layer"] == layer], label, column)
                 named = {"measure": column, "condition": label, "scale": results.scale, "layer": layer}
-                rows.append(Row().keep(**named, **asdict(ours)))
+                rows.append(Row().keep(**named, **ours.as_mean()))
                 if layer in picked:
                     words.show(f"L{layer + 1}", measure.in_words(ours))
             shown.append(words)

@@ -16,7 +16,7 @@ from nearsight.report.marks import WHITE_EDGE, Drawing, add_footnote, interval_i
 from nearsight.report.responses import interval_of, run_measures
 from nearsight.report.tables import rounded, seeds_in_words
 from nearsight.study.results import StudyResults
-from nearsight.study.statistics import MeanInterval
+from nearsight.study.statistics import Estimate
 
 FAMILIES = (
     s2.CORE,
@@ -35,7 +35,7 @@ _AROUND = 0.3
 _NARROWEST = {"mean_mad": 0.01, "min_mad": 0.01, "accuracy": 1.0}
 # Conditions that a correlation needs to say anything.
 _FEWEST = 6
-_Means = Mapping[str, MeanInterval]
+_Means = Mapping[str, Estimate]
 """Of one column, by condition."""
 
 
@@ -57,7 +57,7 @@ def accuracy_and_locality(results: StudyResults) -> Drawing:
                 if mean.has_interval:
                     gid = f"interval-{column}-{label}"
                     interval_in_row(panel, mean.low, mean.high, place, point["color"], gid)
-                panel.plot(mean.mean, place, **point, gid=f"mean-{column}-{label}")
+                panel.plot(mean.value, place, **point, gid=f"mean-{column}-{label}")
             panel.set_xlim(*_limits(means[column], column))
             panel.locator_params(axis="x", nbins=4)
             light_grid(panel, "x")
@@ -105,14 +105,14 @@ def _points(shown: Collection[str]) -> dict[str, dict[str, Any]]:
 
 
 def _limits(means: _Means, column: str) -> tuple[float, float]:
-    low, high = with_room([one.mean for one in means.values()], _AROUND, _NARROWEST[column])
+    low, high = with_room([one.value for one in means.values()], _AROUND, _NARROWEST[column])
     return max(low, 0.0), high  # neither a distance nor an accuracy is negative
 
 
 def _draw_plane(panel: Axes, distance: _Means, accuracy: _Means, points: Mapping[str, dict[str, Any]]) -> None:
     panel.set_xlim(*_limits(distance, "mean_mad"))
     panel.set_ylim(*_limits(accuracy, "accuracy"))
-    places = {label: (distance[label].mean, accuracy[label].mean) for label in points}
+    places = {label: (distance[label].value, accuracy[label].value) for label in points}
     for label, point in points.items():
         is_reference = label in (s2.VIT, s2.LOCAT)  # with which all others are compared
         panel.plot(*places[label], **point, zorder=4 if is_reference else 3, gid=f"plane-{label}")
@@ -160,7 +160,7 @@ def _write_beside(panel: Axes, label: str, places: Mapping[str, tuple[float, flo
 
 def _rank_correlation(distance: _Means, accuracy: _Means) -> str:
     """Of mean distance and accuracy over conditions, in words; nothing where there are too few."""
-    far, right = (pd.Series({label: one.mean for label, one in means.items()}) for means in (distance, accuracy))
+    far, right = (pd.Series({label: one.value for label, one in means.items()}) for means in (distance, accuracy))
     if min(far.nunique(), right.nunique()) < _FEWEST:
         return ""
     value = rounded(float(far.corr(right, method="spearman")), 2)

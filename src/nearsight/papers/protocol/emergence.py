@@ -20,7 +20,6 @@ from nearsight.papers.protocol.numbers import BASELINE, MODERN, ONLY_CUTMIX, WIT
 from nearsight.papers.protocol.unreported import ablation_fitted_cifar100
 from nearsight.report.claims import asked
 from nearsight.report.findings import Section
-from nearsight.report.fits import Estimate
 from nearsight.report.own_patch import OWN_PATCH, grid_of
 from nearsight.report.rules import NO, SIGN, UNDECIDED, YES, Finding, change_in_words, judge_sign
 from nearsight.report.studies import report_on
@@ -133,7 +132,7 @@ def _equally_long(results: StudyResults) -> Finding:
     ours = mean_interval(np.subtract(with_it, without))
     change = change_in_words(mean_interval(without), mean_interval(with_it), ours, accuracy=False)
     words = f"{change} at epoch {epoch:g}, {_several(len(pairs), 'pair')} of runs"
-    return judge_sign(Estimate.of(ours), sign=-1, words=words, n=_num_seeds([course for _, course in pairs]))
+    return judge_sign(ours, sign=-1, words=words, n=_num_seeds([course for _, course in pairs]))
 
 
 @asked(
@@ -199,7 +198,7 @@ def _lead(results: StudyResults) -> Finding:
     leads = all(lag > 1 for lag in lags), all(lag < -1 for lag in lags)
     answer = "accuracy leads" if leads[0] else "locality leads" if leads[1] else UNDECIDED
     return Finding(
-        verdict=answer, ours=words, value=interval.mean, low=interval.low, high=interval.high, n=_num_seeds(found)
+        verdict=answer, ours=words, value=interval.value, low=interval.low, high=interval.high, n=_num_seeds(found)
     )
 
 

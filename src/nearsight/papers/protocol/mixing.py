@@ -20,7 +20,7 @@ from nearsight.report.marks import Drawing
 from nearsight.report.responses import EARLY_LAYERS, share_notes
 from nearsight.report.rules import PART_OF_WHOLE, SIGN, Finding, judge_part, judge_sign
 from nearsight.report.studies import report_on
-from nearsight.report.tables import Row, Table
+from nearsight.report.tables import Row, Table, difference_in_words
 from nearsight.study import OFF, Study
 from nearsight.study.recipes import recipe
 from nearsight.study.results import StudyResults
@@ -215,8 +215,10 @@ def _judge_when_all_are_there(contrast: Contrast, results: StudyResults) -> Find
     estimate = of_conditions(results, "min_mad").estimate(contrast.weights)
     n = len(shared_seeds(results.runs, *contrast.weights))
     if n < LONG_SEEDS:
-        raise InputError(f"{estimate.in_words()} with {n} of {LONG_SEEDS} seeds; judged when all are complete")
-    return judge_sign(estimate, sign=contrast.sign, words=estimate.in_words(), n=n)
+        raise InputError(
+            f"{difference_in_words(estimate)} with {n} of {LONG_SEEDS} seeds; judged when all are complete"
+        )
+    return judge_sign(estimate, sign=contrast.sign, words=difference_in_words(estimate), n=n)
 
 
 _ALL = (WHOLE, *CONTRASTS)

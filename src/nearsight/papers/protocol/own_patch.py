@@ -28,7 +28,6 @@ from nearsight.report.figures.style import (
     shade,
 )
 from nearsight.report.findings import Section
-from nearsight.report.fits import Estimate
 from nearsight.report.marks import Drawing, distances_from_zero, level_styles
 from nearsight.report.own_patch import (
     HEADS,
@@ -113,7 +112,7 @@ def _nearer(results: StudyResults) -> Finding:
     ours, words = paired_change(runs, *both, OTHERS)
     if not ours.n:
         raise InputError(f"no seed has such heads of both {s1.BASELINE} and {s1.MODERN}")
-    return judge_sign(Estimate.of(ours), sign=-1, words=words, n=ours.n)
+    return judge_sign(ours, sign=-1, words=words, n=ours.n)
 
 
 def own_patch_questions(colour: str) -> tuple[Claim, ...]:
@@ -141,8 +140,8 @@ def own_patch_table(results: StudyResults) -> Table:
         row.both("runs_with_own_patch", len(having), "runs with such a head", f"{len(having)} of {len(here)}")
         row.both("heads", len(found)).show("in layer", layers_in_words(found["layer"]))
         row.show("its own patch gets, at least", _shares(least)).show("measured", _shares(having[_SHARE].dropna()))
-        row.both("min_mad", nearest.mean, "min MAD", with_interval(nearest))
-        row.both("min_mad_of_others", others.mean, "min MAD of the others", with_interval(others))
+        row.both("min_mad", nearest.value, "min MAD", with_interval(nearest))
+        row.both("min_mad_of_others", others.value, "min MAD of the others", with_interval(others))
         row.keep(low=others.low, high=others.high, least_share=min(least, default=float("nan")))
         words = MISSING if distance is None else share(paper)
         row.both("paper_least_share", paper, "the paper's head, at least", words)

@@ -26,17 +26,16 @@ from nearsight.report.figures.style import (
     light_grid,
 )
 from nearsight.report.findings import Section
-from nearsight.report.fits import Estimate
 from nearsight.report.marks import Drawing, ForestRow, add_footnote, dose_style, forest
 from nearsight.report.responses import responses_of, share_notes, with_early_layers
 from nearsight.report.rules import NO, ROUNDING, SIGN, SIZE_TOLERANCE, YES, Finding, judge_sign
 from nearsight.report.studies import report_on
-from nearsight.report.tables import Row, Table, percent, probability, records, rounded, share
+from nearsight.report.tables import Row, Table, difference_in_words, percent, probability, records, rounded, share
 from nearsight.study import OFF, Study
 from nearsight.study.factors import Levels
 from nearsight.study.recipes import recipe
 from nearsight.study.results import StudyResults
-from nearsight.study.statistics import Effects, factorial_effects
+from nearsight.study.statistics import Effects, Estimate, factorial_effects
 from nearsight.train.recipes import compact_cifar100, trained_for
 
 _EPOCHS = 60
@@ -210,7 +209,7 @@ def what_moves_it(results: StudyResults) -> str:
     found = main_effects(results)
     moved = {sign: [factor for factor in found if found[factor].has_sign(sign)] for sign in (-1, 1)}
     parts = [
-        f"{words}: {'; '.join(f'{step_in_words(results, each)} ({found[each].in_words()})' for each in some)}"
+        f"{words}: {'; '.join(f'{step_in_words(results, each)} ({difference_in_words(found[each])})' for each in some)}"
         for words, some in (("More local", moved[-1]), ("less local", moved[1][::-1]))
         if some
     ]
@@ -262,7 +261,7 @@ def _about_factor(factor: str, text: str) -> Claim:
         found = main_effects(results)
         if factor not in found:
             raise InputError(f"{factor} does not vary among the runs with CutMix")
-        words = f"{step_in_words(results, factor)}: {found[factor].in_words()}"
+        words = f"{step_in_words(results, factor)}: {difference_in_words(found[factor])}"
         return judge_sign(found[factor], sign=-1, words=words, n=_num_seeds(results))
 
     return question
@@ -331,7 +330,7 @@ def settings_table(results: StudyResults) -> Table:
             first, second = _step(results, factor)
             for response, (title, scale, digits) in responses.items():
                 effect = found[response][factor]
-                words.show(title, effect.in_words(scale=scale, digits=digits))
+                words.show(title, difference_in_words(effect, scale=scale, digits=digits))
                 row = Row(**{"runs": group, "factor": factor, "from": first, "to": second, "response": response})
                 row.keep(effect=effect.value, low=effect.low, high=effect.high, p=effect.p, scale=results.scale)
                 rows.append(row)

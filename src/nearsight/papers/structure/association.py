@@ -43,7 +43,7 @@ from nearsight.report.tables import percent, rounded, share, with_interval
 from nearsight.study import Simulation
 from nearsight.study.recipes import simulation
 from nearsight.study.simulation_folder import SimulationResults
-from nearsight.study.statistics import MeanInterval, mean_interval
+from nearsight.study.statistics import Estimate, mean_interval
 from nearsight.train.structure import Descent, StructureRun
 from nearsight.train.structure.descent import MOVED, NEAR
 
@@ -73,12 +73,12 @@ _GENERALISES = (
 )
 
 
-def judge_generalises(runs: pd.DataFrame, gain: MeanInterval) -> Finding:
+def judge_generalises(runs: pd.DataFrame, gain: Estimate) -> Finding:
     """`gain`: the accuracy at the end minus that at the beginning of the second phase."""
     accuracy, best = mean_interval(accuracies_of(runs)), float(runs["best_acc"].iloc[0])
-    is_higher = gain.mean > 0 and (gain.n == 1 or gain.excludes_zero)
+    is_higher = gain.value > 0 and (gain.n == 1 or gain.excludes_zero)
     verdict = Verdict.IN_DIRECTION if is_higher else Verdict.NOT_REPRODUCED
-    if accuracy.mean >= best - NEAR:
+    if accuracy.value >= best - NEAR:
         verdict = Verdict.REPRODUCED
     words = (
         f"{with_interval(accuracy, scale=100, digits=2)} %, best possible {percent(best)} %; "
@@ -87,7 +87,7 @@ def judge_generalises(runs: pd.DataFrame, gain: MeanInterval) -> Finding:
     return finding_of(verdict, accuracy, words)
 
 
-def gain_since_moving(results: SimulationResults, condition: str) -> MeanInterval:
+def gain_since_moving(results: SimulationResults, condition: str) -> Estimate:
     """Test accuracy at the end minus that at the beginning of the second phase, within seeds."""
     second, gains = by_seed(runs_of(results, condition), "phase_2"), []
     for seed, curve in curves_of(results, condition).items():

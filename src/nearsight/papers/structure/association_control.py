@@ -78,8 +78,8 @@ _NONE = (
 
 def judge_none(runs: pd.DataFrame, chance: float) -> Finding:
     exact, patches = share_interval(runs["exact"]), mean_interval(runs["associated"])
-    verdict = Verdict.NOT_REPRODUCED if exact.mean > 0 else Verdict.IN_DIRECTION
-    if verdict is Verdict.IN_DIRECTION and patches.mean <= chance + _ABOVE_CHANCE:
+    verdict = Verdict.NOT_REPRODUCED if exact.value > 0 else Verdict.IN_DIRECTION
+    if verdict is Verdict.IN_DIRECTION and patches.value <= chance + _ABOVE_CHANCE:
         verdict = Verdict.REPRODUCED
     return finding_of(verdict, exact, associated_in_words(exact, patches, chance))
 
@@ -92,8 +92,8 @@ _ERROR = (
 
 def judge_error(runs: pd.DataFrame, paper: float) -> Finding:
     error = mean_interval(1 - accuracies_of(runs))
-    verdict = Verdict.IN_DIRECTION if error.mean <= 2 * paper else Verdict.NOT_REPRODUCED
-    if error.mean <= paper + NEAR:
+    verdict = Verdict.IN_DIRECTION if error.value <= 2 * paper else Verdict.NOT_REPRODUCED
+    if error.value <= paper + NEAR:
         verdict = Verdict.REPRODUCED
     return finding_of(verdict, error, f"test error {with_interval(error, scale=100, digits=2)} %")
 
@@ -108,11 +108,11 @@ _WITHOUT = (
 def judge_without(runs: pd.DataFrame) -> Finding:
     accuracy, exact = mean_interval(accuracies_of(runs)), share_interval(runs["exact"])
     best = float(runs["best_acc"].iloc[0])
-    low = accuracy.low if accuracy.has_interval else accuracy.mean
+    low = accuracy.low if accuracy.has_interval else accuracy.value
     verdict = Verdict.NOT_REPRODUCED
-    if exact.mean == 0 and accuracy.mean >= best - NEAR:
+    if exact.value == 0 and accuracy.value >= best - NEAR:
         verdict = Verdict.REPRODUCED
-    elif exact.mean == 0 and low > _HALFWAY:
+    elif exact.value == 0 and low > _HALFWAY:
         verdict = Verdict.IN_DIRECTION
     words = (
         f"{with_interval(accuracy, scale=100, digits=2)} %, best possible {percent(best)} %; all patches associated in "

@@ -104,10 +104,10 @@ def judge_enough(points: dict[float, pd.DataFrame]) -> Finding:
         raise InputError("fewer than two numbers of samples are done")
     shares = {value: share_interval(runs["exact"]) for value, runs in points.items()}
     first, last = shares[min(shares)], shares[max(shares)]
-    verdict = Verdict.IN_DIRECTION if last.mean > first.mean else Verdict.NOT_REPRODUCED
-    if last.mean >= ALMOST_ALL > first.mean:
+    verdict = Verdict.IN_DIRECTION if last.value > first.value else Verdict.NOT_REPRODUCED
+    if last.value >= ALMOST_ALL > first.value:
         verdict = Verdict.REPRODUCED
-    words = ", ".join(f"{value:,.0f}: {round(found.mean * found.n)} of {found.n}" for value, found in shares.items())
+    words = ", ".join(f"{value:,.0f}: {round(found.value * found.n)} of {found.n}" for value, found in shares.items())
     return finding_of(verdict, last, f"seeds with all patches associated, by samples: {words}")
 
 
@@ -123,11 +123,11 @@ def judge_rare(points: dict[float, pd.DataFrame], limit: float) -> Finding:
     within = {value: found for value, found in shares.items() if value <= limit}
     if not within:
         raise InputError(f"no seed of a q up to ln(d)/D, which is {rounded(limit, 2)}, is done")
-    holds = [found.mean >= ALMOST_ALL for found in within.values()]
+    holds = [found.value >= ALMOST_ALL for found in within.values()]
     verdict = Verdict.IN_DIRECTION if holds[0] else Verdict.NOT_REPRODUCED
     if all(holds):
         verdict = Verdict.REPRODUCED
-    words = ", ".join(f"{value:g}: {round(found.mean * found.n)} of {found.n}" for value, found in shares.items())
+    words = ", ".join(f"{value:g}: {round(found.value * found.n)} of {found.n}" for value, found in shares.items())
     words = f"seeds with all patches associated, by q: {words}; ln(d)/D is {rounded(limit, 2)}"
     return finding_of(verdict, within[max(within)], words)
 

@@ -32,15 +32,14 @@ from nearsight.papers.structure.positional import ASSOCIATION, WHAT_ASSOCIATION_
 from nearsight.report.claims import Claim, Verdicts, judge
 from nearsight.report.conditions import FACTOR_NAMES, assumed_notes, missing_notes, ordered_conditions, scale_notes
 from nearsight.report.figures.style import MUTED
-from nearsight.report.fits import Estimate
 from nearsight.report.marks import Drawing, add_footnote
 from nearsight.report.reports import Report
 from nearsight.report.responses import patches_per_side
 from nearsight.report.rules import SIGN, Finding, judge_sign
 from nearsight.report.study_tables import INTERVALS, NOT_CORRECTED
-from nearsight.report.tables import MISSING, Row, Table, probability, records, rounded, span
+from nearsight.report.tables import MISSING, Row, Table, difference_in_words, probability, records, rounded, span
 from nearsight.study.results import StudyResults
-from nearsight.study.statistics import factorial_effects, mean_interval, paired_difference
+from nearsight.study.statistics import Estimate, factorial_effects, mean_interval, paired_difference
 from nearsight.study.statistics.rank_correlation import METHOD as CORRELATION
 
 _MEAN, _EFFECT, _CORRELATED = "mean", "effect", "rank correlation"
@@ -111,7 +110,7 @@ def _means(results: StudyResults) -> Iterator[_Said]:
     for level, words in groups(results).items():
         ours = mean_interval(runs[runs[factor] == level].groupby("seed")[ASSOCIATION].mean())
         if ours.n:
-            yield _Said(f"association, {words}", _MEAN, Estimate.of(ours), ours.n, "seeds", group=words)
+            yield _Said(f"association, {words}", _MEAN, ours, ours.n, "seeds", group=words)
 
 
 def _effects(results: StudyResults) -> Iterator[_Said]:
@@ -121,7 +120,7 @@ def _effects(results: StudyResults) -> Iterator[_Said]:
         first, last = results.factors[factor][0], results.factors[factor][-1]
         ours = paired_difference(runs.assign(condition=runs[factor]), last, first, ASSOCIATION)
         if ours.n:
-            found, what = Estimate.of(ours), f"change of association, {last} minus {first}"
+            found, what = ours, f"change of association, {last} minus {first}"
             yield _Said(what, _EFFECT, found, ours.n, "seeds", _is_raised(found, ours.n))
         return
     for row in records(factorial_effects(runs, results.factors, ASSOCIATION).table):
@@ -262,7 +261,7 @@ def _judge_effect(results: StudyResults) -> Finding:
         raise InputError("there are no runs to compare with those that have CutMix")
     (said,) = judged
     means = ", ".join(f"{rounded(mean.found.value)} {mean.group}" for mean in _means(results))
-    words = f"{means}: {said.found.in_words()} ({said.n} {said.counted})"
+    words = f"{means}: {difference_in_words(said.found)} ({said.n} {said.counted})"
     seeds, found = int(_associated_runs(results)["seed"].nunique()), said.found
     return Finding(verdict=said.answer, ours=words, value=found.value, low=found.low, high=found.high, n=seeds)
 

@@ -25,7 +25,7 @@ from nearsight.papers.structure.positional import OF_PROTOCOLS, POSITIONAL, POSI
 from nearsight.report.claims import OURS, Claim
 from nearsight.report.conditions import missing_notes, scale_notes
 from nearsight.report.figures.style import MUTED, house_style, light_grid, model_style
-from nearsight.report.fits import LeastSquares, condition_means, least_squares, pooled_interval
+from nearsight.report.fits import condition_means, pooled_interval
 from nearsight.report.marks import WHITE_EDGE, Drawing, add_footnote, legend_above, look, with_room
 from nearsight.report.rules import NO, UNDECIDED, YES, Finding, finding_of, judge_order, judge_within, order_rule
 from nearsight.report.studies import report_on
@@ -33,7 +33,8 @@ from nearsight.report.tables import Row, Table, percent, rounded, seeds_in_words
 from nearsight.study import OFF, Study
 from nearsight.study.recipes import recipe
 from nearsight.study.results import StudyResults
-from nearsight.study.statistics import MeanInterval, mean_interval
+from nearsight.study.statistics import Estimate, mean_interval
+from nearsight.study.statistics.fits import LeastSquares, least_squares
 from nearsight.train.recipes import compact_cifar100, trained_for
 
 _EPOCHS = 12
@@ -135,7 +136,7 @@ class _Quantity(NamedTuple):
     fitted: Callable[[pd.DataFrame], LeastSquares]
     """What estimates the spread of a run over seeds, from all conditions together."""
 
-    def mean(self, results: StudyResults, network: str, tiles: str) -> MeanInterval:
+    def mean(self, results: StudyResults, network: str, tiles: str) -> Estimate:
         """Over the seeds, of nothing where there is no such run. That no seed has all runs is an `InputError`."""
         values = self.by_seed(results, network, tiles)
         try:
@@ -192,7 +193,7 @@ def _judge_lost(quantity: _Quantity, tiles: str, results: StudyResults) -> Findi
 
 def _judge_as_little(tiles: str, results: StudyResults) -> Finding:
     ours = _EXCESS.mean(results, POSITIONAL_VIT, tiles)
-    low, high = (ours.low, ours.high) if ours.has_interval else (ours.mean, ours.mean)
+    low, high = (ours.low, ours.high) if ours.has_interval else (ours.value, ours.value)
     answer = UNDECIDED
     if low >= -_KEPT_MARGIN:
         answer = YES
@@ -376,7 +377,7 @@ def _draw_ours(
                 continue
             mean = quantity.mean(results, network, level)
             numbers.append(_num_tiles(level) * apart)
-            means.append(100 * mean.mean)
+            means.append(100 * mean.value)
             lowest.append(min(values))
             highest.append(max(values))
             drawn += values

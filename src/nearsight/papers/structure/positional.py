@@ -27,7 +27,7 @@ from nearsight.report.tables import Row, Table, rounded, seeds_in_words
 from nearsight.study import OFF, Study
 from nearsight.study.recipes import recipe
 from nearsight.study.results import StudyResults
-from nearsight.study.statistics import MeanInterval, mean_interval, paired_difference
+from nearsight.study.statistics import Estimate, mean_interval, paired_difference
 from nearsight.study.statistics.intervals import ACCURACY_MARGIN, by_seed
 from nearsight.train import DataConfig, RunConfig, modern
 from nearsight.train.recipes import compact_cifar10, compact_cifar100, trained_for
@@ -132,7 +132,7 @@ def _paired(results: StudyResults, column: str) -> pd.DataFrame:
     return by_seed(_measured_runs(results), column).reindex(columns=list(_MODELS)).dropna()
 
 
-def _difference(results: StudyResults, column: str) -> tuple[MeanInterval, str]:
+def _difference(results: StudyResults, column: str) -> tuple[Estimate, str]:
     """Positional minus vanilla within seeds, and in words with the means of the seeds that have both."""
     values = _paired(results, column)
     if values.empty:
@@ -273,8 +273,8 @@ def _draw_difference(panel: Axes, values: list[float], papers: float) -> None:
     panel.axhspan(-margin, margin, color=MUTED, alpha=0.15, linewidth=0, zorder=0)
     panel.axhline(0.0, color=MUTED, linewidth=0.9, zorder=1)
     if mean.has_interval:
-        panel.errorbar([0], [mean.mean], yerr=[mean.half_width], color=style.colour, linewidth=1.6, capsize=5)
-    panel.plot([-_MEAN, _MEAN], [mean.mean] * 2, color=style.colour, linewidth=2.2, gid="mean-difference")
+        panel.errorbar([0], [mean.value], yerr=[mean.half_width], color=style.colour, linewidth=1.6, capsize=5)
+    panel.plot([-_MEAN, _MEAN], [mean.value] * 2, color=style.colour, linewidth=2.2, gid="mean-difference")
     _draw_seeds(panel, values, 0, style, "difference")
     panel.plot([1], [papers], **_hollow(style), gid="paper-difference")
     ends = [mean.low, mean.high] if mean.has_interval else []

@@ -47,7 +47,7 @@ from nearsight.report.simulations import (
 from nearsight.report.tables import rounded, seeds_in_words, share, with_interval
 from nearsight.study import Simulation
 from nearsight.study.simulation_folder import SimulationResults
-from nearsight.study.statistics import MeanInterval, mean_interval
+from nearsight.study.statistics import Estimate, mean_interval
 from nearsight.train.structure import Descent, StructureRun, StructureRunner
 from nearsight.train.structure.descent import NEAR
 
@@ -100,13 +100,13 @@ def chance_of_association(data: PatchData) -> float:
 
 def judge_associated(runs: pd.DataFrame, chance: float) -> Finding:
     exact, patches = share_interval(runs["exact"]), mean_interval(runs["associated"])
-    verdict = Verdict.IN_DIRECTION if patches.mean > (1 + chance) / 2 else Verdict.NOT_REPRODUCED
-    if exact.mean >= ALMOST_ALL:
+    verdict = Verdict.IN_DIRECTION if patches.value > (1 + chance) / 2 else Verdict.NOT_REPRODUCED
+    if exact.value >= ALMOST_ALL:
         verdict = Verdict.REPRODUCED
     return finding_of(verdict, exact, associated_in_words(exact, patches, chance))
 
 
-def associated_in_words(exact: MeanInterval, patches: MeanInterval, chance: float) -> str:
+def associated_in_words(exact: Estimate, patches: Estimate, chance: float) -> str:
     of_patches = f"{with_interval(patches)} of the patches, {rounded(chance)} by chance"
     return f"all patches in {share_in_words(exact)}; {of_patches}"
 
@@ -201,13 +201,11 @@ def draw_band(axes: Axes, curves: Sequence[pd.DataFrame], name: str, style: Mode
     axes.plot(steps, values.mean(0), color=style.colour, linestyle=style.dash, linewidth=1.6, gid=gid)
 
 
-def draw_shares(
-    axes: Axes, places: Sequence[float], found: Sequence[MeanInterval], style: ModelStyle, *, gid: str
-) -> None:
+def draw_shares(axes: Axes, places: Sequence[float], found: Sequence[Estimate], style: ModelStyle, *, gid: str) -> None:
     """Means of shares or accuracies with their intervals, which lie between 0 and 1, whatever Student's t says."""
-    below = [each.mean - min(each.mean, max(each.low, 0.0)) for each in found]
-    above = [max(each.mean, min(each.high, 1.0)) - each.mean for each in found]
-    means = [each.mean for each in found]
+    below = [each.value - min(each.value, max(each.low, 0.0)) for each in found]
+    above = [max(each.value, min(each.high, 1.0)) - each.value for each in found]
+    means = [each.value for each in found]
     look = {**style.look, "markersize": 4.5, "linewidth": 1.4, "elinewidth": 0.9, "capsize": 2.5}
     axes.errorbar(places, means, yerr=[below, above], **look, gid=gid)
 

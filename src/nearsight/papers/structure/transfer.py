@@ -24,7 +24,7 @@ from nearsight.report.tables import MISSING, Row, Table, percent, seeds_in_words
 from nearsight.study import Simulation
 from nearsight.study.recipes import simulation
 from nearsight.study.simulation_folder import SimulationResults
-from nearsight.study.statistics import MeanInterval, mean_interval
+from nearsight.study.statistics import Estimate, mean_interval
 from nearsight.train.structure import StructureRun
 from nearsight.train.structure.descent import NEAR
 
@@ -114,7 +114,7 @@ class Needed:
     most: int
 
     @property
-    def mean(self) -> MeanInterval:
+    def mean(self) -> Estimate:
         """The geometric mean and its interval; neither where some seed needs more than was tried."""
         return _geometric(self.samples)
 
@@ -142,7 +142,7 @@ def samples_needed(results: SimulationResults, way: str, accuracy: float) -> Nee
     return Needed(samples=samples, least=int(numbers.min()), most=int(numbers.max()))
 
 
-def fewer_times(results: SimulationResults, way: str, accuracy: float) -> MeanInterval:
+def fewer_times(results: SimulationResults, way: str, accuracy: float) -> Estimate:
     """How many times fewer samples `way` takes than from scratch: the geometric mean over seeds, and its interval.
 
     A seed that needs more than was tried from scratch counts with the most that was tried, which favours scratch. Where
@@ -153,7 +153,7 @@ def fewer_times(results: SimulationResults, way: str, accuracy: float) -> MeanIn
     return _geometric(ratio)
 
 
-def advantage(results: SimulationResults, way: str) -> dict[int, MeanInterval]:
+def advantage(results: SimulationResults, way: str) -> dict[int, Estimate]:
     """Test accuracy of `way` minus that from scratch, within seeds, by the number of samples."""
     differences = (_accuracies(results, way) - _accuracies(results, _COMPARED[way])).dropna(how="all")
     if differences.empty:
@@ -161,20 +161,20 @@ def advantage(results: SimulationResults, way: str) -> dict[int, MeanInterval]:
     return {int(str(size)): mean_interval(row.dropna()) for size, row in differences.iterrows()}
 
 
-def _geometric(of_seeds: "pd.Series[float]") -> MeanInterval:
+def _geometric(of_seeds: "pd.Series[float]") -> Estimate:
     """Mean and Student's t interval of the logarithms; NaN where a value has none."""
     values = np.asarray(of_seeds, dtype=np.float64)
     has_logarithms = bool((np.isfinite(values) & (values > 0)).all())
     found = mean_interval(np.log10(values) if has_logarithms else np.full(len(values), np.nan))
-    mean, low, high = (float(10**value) for value in (found.mean, found.low, found.high))
-    return MeanInterval(n=found.n, mean=mean, std=float("nan"), low=low, high=high)
+    mean, low, high = (float(10**value) for value in (found.value, found.low, found.high))
+    return Estimate(n=found.n, value=mean, low=low, high=high)
 
 
-def _in_words(found: MeanInterval, *, digits: int) -> str:
+def _in_words(found: Estimate, *, digits: int) -> str:
     """ "1,262 (630 to 2,527)"."""
-    if not np.isfinite(found.mean):
+    if not np.isfinite(found.value):
         return MISSING
-    mean, low, high = (f"{value:,.{digits}f}" for value in (found.mean, found.low, found.high))
+    mean, low, high = (f"{value:,.{digits}f}" for value in (found.value, found.low, found.high))
     return f"{mean} ({low} to {high})" if found.has_interval else mean
 
 
@@ -185,9 +185,9 @@ _FEWER = (
 )
 
 
-def judge_fewer(times: MeanInterval, words: str) -> Finding:
+def judge_fewer(times: Estimate, words: str) -> Finding:
     verdict = Verdict.NOT_REPRODUCED
-    if np.isfinite(times.mean) and times.mean > 1:
+    if np.isfinite(times.value) and times.value > 1:
         verdict = Verdict.REPRODUCED if times.low > 1 else Verdict.IN_DIRECTION
     return finding_of(verdict, times, words)
 
@@ -199,13 +199,13 @@ _EVERYWHERE = (
 )
 
 
-def judge_everywhere(differences: dict[int, MeanInterval]) -> Finding:
+def judge_everywhere(differences: dict[int, Estimate]) -> Finding:
     """`differences`: in accuracy, by the number of samples."""
-    higher = {size: d.mean > 0 and (d.n == 1 or d.excludes_zero) for size, d in differences.items()}
+    higher = {size: d.value > 0 and (d.n == 1 or d.excludes_zero) for size, d in differences.items()}
     verdict = Verdict.IN_DIRECTION if sum(higher.values()) > len(higher) / 2 else Verdict.NOT_REPRODUCED
     if all(higher.values()) and all(d.has_interval for d in differences.values()):  # else the sign is the direction
         verdict = Verdict.REPRODUCED
-    worst = min(differences, key=lambda size: differences[size].mean)
+    worst = min(differences, key=lambda size: differences[size].value)
     except_for = ", ".join(f"{size:,}" for size, is_higher in higher.items() if not is_higher)
     words = f"higher at {sum(higher.values())} of {len(higher)} numbers of samples"
     words += f", not at {except_for}" if except_for else ""
@@ -257,7 +257,7 @@ def transfer_table(results: SimulationResults) -> Table:
             words.show(title, MISSING)
             if size in tables[way].index:
                 found = mean_interval(tables[way].loc[size].dropna())
-                ends = {"test_acc": found.mean, "low": found.low, "high": found.high}
+                ends = {"test_acc": found.value, "low": found.low, "high": found.high}
                 rows.append(Row(way=way, samples=size, n=found.n).keep(**ends))
                 words.show(title, with_interval(found, scale=100, digits=2))
         shown.append(words)
@@ -356,11 +356,11 @@ def _draw_needed(axes: Axes, needed: Needed, way: str, style: ModelStyle, height
     look = {**style.look, "linestyle": "none"}
     axes.plot(reached, height + spread, **look, markersize=3, alpha=0.6, gid=f"seeds-{way}")
     mean = needed.mean
-    if np.isfinite(mean.mean):
+    if np.isfinite(mean.value):
         if mean.has_interval:
             axes.plot([mean.low, mean.high], [height] * 2, color=style.colour, linewidth=5, alpha=0.35)
-        axes.plot(mean.mean, height, **look, markersize=7.5, gid=f"mean-{way}")
-        words, place = f"{mean.mean:,.0f}", mean.mean
+        axes.plot(mean.value, height, **look, markersize=7.5, gid=f"mean-{way}")
+        words, place = f"{mean.value:,.0f}", mean.value
     else:
         axes.plot(needed.most, height, **{**look, "marker": ">"}, markersize=7.5, gid=f"beyond-{way}")
         words, place = f"> {needed.most:,}", float(needed.most)

@@ -49,7 +49,7 @@ def locality_in_words(results: StudyResults) -> Words:
         return _in_words(measured, "min_mad", "The most local head has the lowest MAD", scale=1, largest=False)
     runs = {level: measured.runs.loc[measured.runs[key] == level, "min_mad"] for level in levels}
     groups = {level: mean_interval(values) for level, values in runs.items()}
-    near, far = sorted(levels, key=lambda level: groups[level].mean)
+    near, far = sorted(levels, key=lambda level: groups[level].value)
     words = {level: _where(measured, key, level) for level in levels}
     return Words(
         headline=f"{words[near][:1].upper()}{words[near][1:]} the most local head has a mean attention distance of "

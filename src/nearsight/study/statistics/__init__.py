@@ -2,7 +2,7 @@
 
 from nearsight.study.statistics.effects import Effects, factorial_effects
 from nearsight.study.statistics.intervals import (
-    MeanInterval,
+    Estimate,
     by_condition,
     correlations,
     dissociations,
@@ -16,7 +16,7 @@ from nearsight.study.statistics.permutation import Separation, separation
 
 __all__ = [
     "Effects",
-    "MeanInterval",
+    "Estimate",
     "Separation",
     "by_condition",
     "correlations",

@@ -9,6 +9,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from nearsight.errors import InputError
+from nearsight.study.statistics.fits import LeastSquares
 from nearsight.study.statistics.intervals import LEVEL
 
 Term = tuple[str, ...]
@@ -119,27 +120,26 @@ def _fit(
     level: float,
     notes: tuple[str, ...],
 ) -> Effects:
-    from scipy import stats  # here, because it takes most of a second
-
     if not _are_plain_differences(terms, design):
         notes = (*notes, UNBALANCED)
     coefficients, residuals = _fit_without_rounding(design, values)
     residual_df = len(values) - design.shape[1]
-    effects, errors = 2 * coefficients, np.full(design.shape[1], np.nan)
-    if residual_df > 0:
-        noise = float(np.sum(residuals**2)) / residual_df
-        errors = 2 * np.sqrt(noise * np.diag(np.linalg.inv(design.T @ design)))
-    else:
+    if residual_df == 0:
         notes = (*notes, "no run is left over to estimate the noise: estimates without interval")
-    with np.errstate(divide="ignore", invalid="ignore"):  # runs without any noise
-        t = effects / errors
-    half = float(stats.t.ppf((1 + level) / 2, max(residual_df, 1))) * errors
-    p = 2 * stats.t.sf(np.abs(t), max(residual_df, 1))
-    rows = [
-        (" × ".join(term), len(term), *(column[place] for column in columns))
-        for place, term in enumerate(terms, start=1)
-        for columns in [(coefficients, effects, errors, t, p, effects - half, effects + half)]
-    ]
+    noise = float(np.sum(residuals**2)) / residual_df if residual_df else float("nan")
+    names = ("mean", *(" × ".join(term) for term in terms))
+    covariance: Array = np.full((len(names), len(names)), np.nan)
+    if residual_df:
+        covariance = np.asarray(noise * np.linalg.inv(design.T @ design), dtype=np.float64)
+    fit = LeastSquares(
+        names=names, coefficients=coefficients, covariance=covariance, noise=noise, residual_df=residual_df
+    )
+    rows = []
+    for name, term, coefficient in zip(names[1:], terms, coefficients[1:], strict=True):
+        effect = fit.estimate({name: 2.0}, level)
+        with np.errstate(divide="ignore", invalid="ignore"):  # runs without any noise
+            t = np.float64(effect.value) / effect.error
+        rows.append((name, len(term), coefficient, effect.value, effect.error, t, effect.p, effect.low, effect.high))
     return Effects(
         response=response,
         table=pd.DataFrame(rows, columns=list(COLUMNS)),

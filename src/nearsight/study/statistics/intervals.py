@@ -2,7 +2,7 @@
 and locality go together."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import combinations
 
 import numpy as np
@@ -21,24 +21,29 @@ LOCALITY_MARGIN = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
-class MeanInterval:
-    """The mean of a few runs and its confidence interval."""
+class Estimate:
+    """A number that runs give, and its confidence interval."""
 
-    n: int
-    mean: float
-    std: float
-    """Over the runs, with n − 1 in the denominator; NaN for a single run."""
-    low: float
-    high: float
-    """The ends of Student's t interval; NaN for a single run, which has no spread to learn from."""
-
-    @property
-    def half_width(self) -> float:
-        return (self.high - self.low) / 2
+    value: float
+    low: float = float("nan")
+    high: float = float("nan")
+    """The ends of the interval; NaN where there is no spread to estimate it from, as for a single run."""
+    n: int = 0
+    """Of a mean: the number of runs, or of pairs of runs."""
+    std: float = float("nan")
+    """Of a mean: over the runs, with n − 1 in the denominator."""
+    error: float = float("nan")
+    """Of a fit: the standard error."""
+    p: float = float("nan")
+    """Of a fit: of its being 0, in a two-sided t test."""
 
     @property
     def has_interval(self) -> bool:
         return bool(np.isfinite(self.low))
+
+    @property
+    def half_width(self) -> float:
+        return (self.high - self.low) / 2
 
     def contains(self, value: float) -> bool:
         """Whether the interval holds the value; never without an interval."""
@@ -48,8 +53,17 @@ class MeanInterval:
     def excludes_zero(self) -> bool:
         return self.has_interval and not self.contains(0.0)
 
+    def has_sign(self, sign: int) -> bool:
+        """Whether it has this sign: by its whole interval or, where there is none, by itself."""
+        end = min(sign * self.low, sign * self.high) if self.has_interval else sign * self.value
+        return end > 0
 
-def mean_interval(values: ArrayLike, level: float = LEVEL) -> MeanInterval:
+    def as_mean(self) -> dict[str, float]:
+        """The columns of a mean over runs in a table."""
+        return {"n": self.n, "mean": self.value, "std": self.std, "low": self.low, "high": self.high}
+
+
+def mean_interval(values: ArrayLike, level: float = LEVEL) -> Estimate:
     """The mean of independent values and Student's t interval around it."""
     numbers = np.asarray(values, dtype=np.float64).ravel()
     n = numbers.size
@@ -60,22 +74,22 @@ def mean_interval(values: ArrayLike, level: float = LEVEL) -> MeanInterval:
         from scipy import stats  # here, because it takes most of a second
 
         half = float(stats.t.ppf((1 + level) / 2, n - 1)) * std / n**0.5
-    return MeanInterval(n=n, mean=mean, std=std, low=mean - half, high=mean + half)
+    return Estimate(n=n, value=mean, std=std, low=mean - half, high=mean + half)
 
 
 def by_condition(runs: pd.DataFrame, response: str, level: float = LEVEL) -> pd.DataFrame:
     """Per condition, in the order of first appearance: n, mean, std and the ends of the interval of a column."""
     rows = {
-        condition: asdict(mean_interval(group[response], level))
+        condition: mean_interval(group[response], level).as_mean()
         for condition, group in runs.groupby("condition", sort=False)
     }
-    columns = [*MeanInterval.__dataclass_fields__]
+    columns = ["n", "mean", "std", "low", "high"]
     return pd.DataFrame.from_dict(rows, orient="index", columns=columns).rename_axis("condition").reset_index()
 
 
 def paired_difference(
     runs: pd.DataFrame, condition: str, reference: str, response: str, level: float = LEVEL
-) -> MeanInterval:
+) -> Estimate:
     """`condition` minus `reference`, over the seeds both have.
 
     A seed fixes the initial weights and the order of the images, so runs of one seed belong together: the differences
@@ -89,7 +103,7 @@ def by_seed(runs: pd.DataFrame, response: str) -> pd.DataFrame:
     return runs.pivot_table(index="seed", columns="condition", values=response)
 
 
-def difference_of(values: pd.DataFrame, condition: str, reference: str, level: float = LEVEL) -> MeanInterval:
+def difference_of(values: pd.DataFrame, condition: str, reference: str, level: float = LEVEL) -> Estimate:
     """As `paired_difference`, from what `by_seed` gives: where many pairs are asked for, once for all of them."""
     if condition not in values or reference not in values:
         return mean_interval([], level)
@@ -153,10 +167,10 @@ def dissociations(
                 "first": first,
                 "second": second,
                 "n": accuracy.n,
-                "test_acc_difference": accuracy.mean,
+                "test_acc_difference": accuracy.value,
                 "test_acc_low": accuracy.low,
                 "test_acc_high": accuracy.high,
-                "min_mad_difference": locality.mean,
+                "min_mad_difference": locality.value,
                 "min_mad_low": locality.low,
                 "min_mad_high": locality.high,
                 "kind": kinds.get(found, UNSURE),
@@ -165,10 +179,10 @@ def dissociations(
     return pd.DataFrame(rows)
 
 
-def _distance(difference: MeanInterval, margin: float) -> str:
-    if abs(difference.mean) <= margin:
+def _distance(difference: Estimate, margin: float) -> str:
+    if abs(difference.value) <= margin:
         return "close"
-    is_sure = difference.excludes_zero if difference.has_interval else np.isfinite(difference.mean)
+    is_sure = difference.excludes_zero if difference.has_interval else np.isfinite(difference.value)
     return "different" if is_sure else "unsure"
 
 
