@@ -425,7 +425,7 @@ def test_all_runs_of_a_study_are_compared(voc, tmp_path, monkeypatch, capsys):
     assert (found["condition"], found["n"]) == ("LocAt", "2")
     assert float(found["mean"]) == pytest.approx(difference, abs=1e-12)
     verdict = Path("out/verdict.md").read_text()
-    assert "Of 1 claims of S2" in verdict  # of retrieval; segmentation was not asked for
+    assert "Of 1 claim of S2" in verdict  # of retrieval; segmentation was not asked for
     assert "11.10" in verdict  # Table 4: 39.2 to 50.3
     assert "32 pixels, trained on shapes; probed on 3 images of voc-small" in verdict
     assert "Small scale" in verdict

@@ -233,7 +233,7 @@ def probe_verdicts(results: ProbeResults) -> Verdicts | None:
     seeds = seeds_in_words(study.runs.groupby("condition")["seed"].nunique())
     return Verdicts(
         judgements=judgements,
-        title=f"{results.name}: what reproduces of S2's claims about frozen features",
+        title=f"{results.name}: what reproduces of {(own.paper or 'our').split()[0]}'s claims about frozen features",
         scale=results.scale,
         paper=own.paper,
         runs=f"{len(study.runs)} models, {seeds} per condition.",
