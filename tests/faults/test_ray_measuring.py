@@ -82,7 +82,7 @@ def test_the_shard_of_a_worker_that_was_killed_is_measured_again(
     asked[1] = "own_models_on_ray:another_elsewhere"
     capsys.readouterr()
     assert main([*asked, "--device", "cpu", "--out", "other", "--shards", "2", "--engine", "ray"]) == 2
-    assert "others each time they are opened" in capsys.readouterr().err
+    assert "differ each time they are opened" in capsys.readouterr().err
 
 
 def test_what_ray_cannot_do_is_said(capsys: pytest.CaptureFixture[str]) -> None:
