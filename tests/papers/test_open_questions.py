@@ -31,15 +31,14 @@ from nearsight.papers.protocol.unreported import (
     what_moves_it,
 )
 from nearsight.report.claims import OURS
-from nearsight.report.fits import condition_means
+from nearsight.report.contrasts import condition_means
 from nearsight.report.responses import with_early_layers
 from nearsight.report.rules import judge_part, judge_sign
 from nearsight.report.studies import report_of
 from nearsight.report.tables import Table
 from nearsight.report.writing import FIGURES, study_tables, study_verdicts
 from nearsight.study import Cell, Study, StudyResults, run_study
-from nearsight.study.statistics import Estimate
-from nearsight.study.statistics.fits import least_squares
+from nearsight.study.statistics import Estimate, least_squares
 
 Respond = Callable[[Cell], dict[str, float]]
 

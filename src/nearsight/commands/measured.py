@@ -17,13 +17,12 @@ from nearsight.report.explorer import Explorer
 from nearsight.report.figures.models import FIGURES, write_figures
 from nearsight.report.figures.style import figure_files
 from nearsight.report.inputs import DESCRIPTION, ModelHeads, model_heads, shorten, write_measured
-from nearsight.report.page.document import Section
+from nearsight.report.page.document import PAGE, Section
 from nearsight.report.page.models import common_grid, write_page
 from nearsight.report.reading import compare_with_first, describe, layer_table
 from nearsight.train import write_heads
 from nearsight.train.integrity import provenance
 
-PAGE = "report.html"
 LAYERS_NAMED = 3
 LABEL_LIMIT = 40
 EXPLORER = "explorer.json"

@@ -41,7 +41,8 @@ def main(arguments: Sequence[str]) -> int:
     _check(options)
     # Here, because whatever draws figures takes half a second to load: help and mistakes do without.
     from nearsight.papers import declare_all
-    from nearsight.report.page.folders import PAGE, read_folder, read_folders
+    from nearsight.report.page.document import PAGE
+    from nearsight.report.page.folders import read_folder, read_folders
 
     declare_all()
     out = options.out or _default_folder(options)

@@ -10,17 +10,17 @@ import pkgutil
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from nearsight.errors import unknown_name
 from nearsight.study import recipes
 from nearsight.study.recipes import SimulationRecipe, StudyRecipe
 
-__all__ = ["SIMULATIONS", "STUDIES", "Entry", "catalogue", "declare_all", "find_study", "find_study_or_simulation"]
+__all__ = ["SIMULATIONS", "STUDIES", "catalogue", "declare_all", "find_study", "find_study_or_simulation"]
 
 
 @dataclass(frozen=True)
-class Entry:
+class _Entry:
     """A recipe as its file has it."""
 
     module: str
@@ -30,7 +30,7 @@ class Entry:
 
 
 @functools.cache
-def _written() -> dict[str, Entry]:
+def _written() -> dict[str, _Entry]:
     """The name in `@recipe("…")` or `@simulation("…")` → the recipe below it, in every file of this package."""
     found = {}
     for place in pkgutil.walk_packages(__path__, f"{__name__}."):
@@ -44,7 +44,7 @@ def _written() -> dict[str, Entry]:
             for mark in function.decorator_list:
                 match mark:
                     case ast.Call(func=ast.Name(id="recipe" | "simulation"), args=[ast.Constant(value=str(name))]):
-                        found[name] = Entry(module=module, about=ast.get_docstring(function) or "")
+                        found[name] = _Entry(module=module, about=ast.get_docstring(function) or "")
     return found
 
 
@@ -64,20 +64,18 @@ def declare_all() -> None:
 
 
 def find_study(name: str) -> StudyRecipe:
-    _load(name)
-    return recipes.find_study(name)
+    found = find_study_or_simulation(name)
+    if name not in recipes.STUDIES:  # a simulation
+        raise unknown_name("study", name, recipes.STUDIES)
+    return cast("StudyRecipe", found)
 
 
 def find_study_or_simulation(name: str) -> StudyRecipe | SimulationRecipe:
-    _load(name)
-    return recipes.find_study_or_simulation(name)
-
-
-def _load(name: str) -> None:
     if name in _written():
         import_module(f"nearsight.papers.{_written()[name].module}")
     elif name not in catalogue():
         raise unknown_name("study", name, catalogue())
+    return recipes.STUDIES[name] if name in recipes.STUDIES else recipes.SIMULATIONS[name]
 
 
 def __getattr__(name: str) -> Any:

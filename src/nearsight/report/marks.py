@@ -210,16 +210,11 @@ def _round_places(figure: Figure) -> None:
         axes.set_position((left, bottom, width, height))
 
 
-def look(style: ModelStyle, **more: Any) -> dict[str, Any]:
-    """Of a line with markers, or, with linestyle "none", of points."""
-    return {"color": style.colour, "linestyle": style.dash, "marker": style.marker, **more}
-
-
 WHITE_EDGE = {"markeredgecolor": "white", "markeredgewidth": 0.6}
 
 
 def legend_above(figure: Figure, looks: Mapping[str, Mapping[str, Any]]) -> None:
-    """A legend in one row above all panels: name → `look`."""
+    """A legend in one row above all panels: name → look."""
     handles = [Line2D([], [], **one) for one in looks.values()]
     add_legend(figure, handles, list(looks), loc="outside upper left", ncols=len(looks))
 

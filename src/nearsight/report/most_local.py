@@ -121,7 +121,7 @@ def _draw_ours(
             linestyle="none",
             gid=f"seeds-{label}",
         )
-    axes.plot(interval.value, height, **{**style.look, "linestyle": "none"}, markersize=7.5, gid=f"mean-{label}")
+    axes.plot(interval.value, height, **style.look_with(linestyle="none", markersize=7.5), gid=f"mean-{label}")
 
 
 def _write_column(axes: Axes, offset: float, title: str, values: Mapping[int, float], colour: str) -> None:

@@ -1,7 +1,6 @@
 """The report of a simulation: a table of its conditions, and what is declared for it."""
 
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -12,10 +11,10 @@ from numpy.typing import NDArray
 from nearsight.configuration import decode
 from nearsight.data.structured import PatchData
 from nearsight.errors import InputError
-from nearsight.report.claims import Verdicts, judge
+from nearsight.report.claims import Verdicts
 from nearsight.report.reports import Report
 from nearsight.report.studies import report_of
-from nearsight.report.tables import Row, Table, percent, rounded, seeds_in_words, with_interval
+from nearsight.report.tables import Row, Table, percent, rounded, with_interval
 from nearsight.study.simulation_folder import SimulationResults
 from nearsight.study.statistics import Estimate, mean_interval
 from nearsight.train.structure import StructureRun
@@ -175,29 +174,14 @@ def _table_of(results: SimulationResults, rows: list[Row], note: str) -> Table:
 
 def simulation_tables(results: SimulationResults) -> list[Table]:
     is_of_the_model = set(results.runs.columns) >= _OF_THE_MODEL
-    tables = [association_table(results) if is_of_the_model else conditions_table(results)]
-    for make in report_of(results.name).tables:
-        with suppress(InputError):  # the cells there are cannot give it
-            tables.append(make(results))
-    return tables
+    conditions = association_table(results) if is_of_the_model else conditions_table(results)
+    return [conditions, *report_of(results.name).tables_of(results)]
 
 
 def simulation_verdicts(results: SimulationResults) -> Verdicts | None:
     """Every claim that the simulation is about, judged; None where nothing is declared under its name."""
-    own = report_of(results.name)
-    claims = own.claims_of(results)
-    if not claims:
-        return None
     intervals = "± is half the 95 % interval of the mean over seeds; ranges in brackets are 95 % intervals."
-    seeds = seeds_in_words(results.runs.groupby("condition")["seed"].nunique())
-    return Verdicts(
-        judgements=[judge(claim, results) for claim in claims],
-        title=f"{results.name}: {'what reproduces' if own.paper else 'the answers'}",
-        scale=results.scale,
-        paper=own.paper,
-        runs=f"{len(results.runs)} cells, {seeds} per condition.",
-        notes=(intervals, *notes_of(results)),
-    )
+    return report_of(results.name).verdicts_on(results, units="cells", intervals=intervals, notes=notes_of(results))
 
 
 def simulation_report(results: SimulationResults) -> Report:

@@ -4,13 +4,15 @@ A study is one file: its recipe (`nearsight.study.recipes`), what a paper has fo
 figures, and one call of `report_on` that puts them together. Everything that reports results asks `report_of`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from nearsight.report.claims import Claim
+from nearsight.errors import InputError
+from nearsight.report.claims import Claim, Verdicts, judge
 from nearsight.report.marks import Animation, Drawing
-from nearsight.report.tables import Table
+from nearsight.report.tables import Table, seeds_in_words
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +73,32 @@ class StudyReport:
 
     def claims_of(self, results: Any) -> Sequence[Claim]:
         return self.claims(results) if callable(self.claims) else self.claims
+
+    def tables_of(self, results: Any) -> list[Table]:
+        """Those that the runs there are can give."""
+        made = []
+        for make in self.tables:
+            with suppress(InputError):
+                made.append(make(results))
+        return made
+
+    def verdicts_on(
+        self, results: Any, *, units: str, intervals: str, notes: Iterable[str], warning: str = ""
+    ) -> Verdicts | None:
+        """Every claim and question judged; None where there are none. `units`: what the rows of the runs are."""
+        claims = self.claims_of(results)
+        if not claims:
+            return None
+        seeds = seeds_in_words(results.runs.groupby("condition")["seed"].nunique())
+        return Verdicts(
+            judgements=[judge(claim, results) for claim in claims],
+            title=f"{results.name}: {'what reproduces' if self.paper else 'the answers'}",
+            scale=results.scale,
+            paper=self.paper,
+            runs=f"{len(results.runs)} {units}, {seeds} per condition.",
+            warning=warning,
+            notes=(*([warning] if warning else []), intervals, *notes),
+        )
 
 
 _REPORTS: dict[str, StudyReport] = {}

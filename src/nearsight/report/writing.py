@@ -3,13 +3,12 @@
 import dataclasses
 import shutil
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
 from nearsight.errors import InputError
 from nearsight.files import check_output_folder, write_text
-from nearsight.report.claims import Verdicts, judge
+from nearsight.report.claims import Verdicts
 from nearsight.report.conditions import assumed_notes, missing_notes, scale_notes, with_attention
 from nearsight.report.marks import Animation, Drawing
 from nearsight.report.most_local import minimum
@@ -17,7 +16,7 @@ from nearsight.report.reports import Report
 from nearsight.report.studies import report_of
 from nearsight.report.study_figures import key_conditions, maps, plane, profiles
 from nearsight.report.study_tables import common_tables
-from nearsight.report.tables import Table, seeds_in_words
+from nearsight.report.tables import Table
 from nearsight.study import StudyFolder, StudyResults
 
 FIGURES: dict[str, Callable[[StudyResults], Drawing]] = {
@@ -52,13 +51,10 @@ def study_report(results: StudyResults) -> Report:
 
 def study_tables(results: StudyResults) -> list[Table]:
     """What can be said with the runs there are; under every table its scale and what was assumed."""
-    own, tables = report_of(results.name), common_tables(results)
-    for make in own.tables:
-        with suppress(InputError):  # the runs there are cannot give it
-            tables.append(make(results))
+    own = report_of(results.name)
     return [
         dataclasses.replace(table, notes=(*scale_notes(results), *table.notes, *assumed_notes(results)))
-        for table in tables
+        for table in (*common_tables(results), *own.tables_of(results))
         if table.name not in own.without
     ]
 
@@ -66,21 +62,14 @@ def study_tables(results: StudyResults) -> list[Table]:
 def study_verdicts(results: StudyResults) -> Verdicts | None:
     """Every claim and question that the study is about, judged; None where nothing is declared under its name."""
     own = report_of(results.name)
-    claims = own.claims_of(results)
-    if not claims:
-        return None
     of_seeds = "± is half the 95 % interval of the mean over seeds; differences are taken within seeds."
     of_fits = "± is half a 95 % interval; the tables say how each was estimated."
-    intervals = own.intervals or (of_seeds if own.paper else of_fits)
-    seeds = seeds_in_words(results.runs.groupby("condition")["seed"].nunique())
-    return Verdicts(
-        judgements=[judge(claim, results) for claim in claims],
-        title=f"{results.name}: {'what reproduces' if own.paper else 'the answers'}",
-        scale=results.scale,
-        paper=own.paper,
-        runs=f"{len(results.runs)} runs, {seeds} per condition.",
+    return own.verdicts_on(
+        results,
+        units="runs",
+        intervals=own.intervals or (of_seeds if own.paper else of_fits),
+        notes=(*missing_notes(results), *assumed_notes(results)),
         warning="".join(scale_notes(results)),
-        notes=(*scale_notes(results), intervals, *missing_notes(results), *assumed_notes(results)),
     )
 
 

@@ -5,7 +5,6 @@ import functools
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
-from nearsight.errors import unknown_name
 from nearsight.study import Simulation, Study
 
 
@@ -63,17 +62,3 @@ def _naming(make: Callable[..., Named], name: str) -> Callable[..., Named]:
         return dataclasses.replace(make(**seeds), name=name)
 
     return named
-
-
-def find_study(name: str) -> StudyRecipe:
-    if name not in STUDIES:
-        raise unknown_name("study", name, STUDIES)
-    return STUDIES[name]
-
-
-def find_study_or_simulation(name: str) -> StudyRecipe | SimulationRecipe:
-    if name in SIMULATIONS:
-        return SIMULATIONS[name]
-    if name not in STUDIES:
-        raise unknown_name("study", name, {**STUDIES, **SIMULATIONS})
-    return STUDIES[name]

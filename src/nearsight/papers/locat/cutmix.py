@@ -20,7 +20,7 @@ from nearsight.papers.locat.measured import differences_to, layer_profiles, laye
 from nearsight.report.claims import Claim
 from nearsight.report.conditions import FACTOR_NAMES, missing_notes, scale_notes
 from nearsight.report.figures.style import house_style, light_grid, model_style
-from nearsight.report.marks import Drawing, add_footnote, legend_above, look
+from nearsight.report.marks import Drawing, add_footnote, legend_above
 from nearsight.report.responses import known_shares, run_measures, share_notes
 from nearsight.report.rules import CLEARLY_LESS, Finding
 from nearsight.report.studies import report_on
@@ -37,8 +37,7 @@ from nearsight.report.tables import (
 from nearsight.study import OFF, Study
 from nearsight.study.recipes import recipe
 from nearsight.study.results import StudyResults
-from nearsight.study.statistics import Estimate, mean_interval
-from nearsight.study.statistics.fits import LeastSquares, least_squares
+from nearsight.study.statistics import Estimate, LeastSquares, least_squares, mean_interval
 from nearsight.train.recipes import compact_cifar100, trained_for
 
 _EPOCHS = 50
@@ -352,7 +351,7 @@ def interaction(results: StudyResults) -> Drawing:
             panel.set_xlim(-0.4, len(models) - 0.6)
             light_grid(panel, "y")
         names = ("without CutMix", "with CutMix")
-        legend_above(figure, {name: look(model_style(place), markersize=7) for place, name in enumerate(names)})
+        legend_above(figure, {name: model_style(place).look_with(markersize=7) for place, name in enumerate(names)})
     seeds = seeds_in_words(runs.groupby("condition")["seed"].nunique())
     lines = (
         f"Lines: means over {seeds}; small markers: single runs; bars: 95 % intervals, the noise taken from all runs."
@@ -393,9 +392,9 @@ def _draw_line(
         if estimate.has_interval:
             ends = [scale * estimate.low, scale * estimate.high]
             panel.plot([across[-1]] * 2, ends, color=style.colour, linewidth=4, alpha=0.35, gid="interval")
-        single = look(style, linestyle="none", markersize=3)
+        single = style.look_with(linestyle="none", markersize=3)
         panel.plot([across[-1] + aside] * len(here), scale * here[column], **single)
-    panel.plot(across, means, **look(style, markersize=7, linewidth=1.6), gid=f"{column}-{place}")
+    panel.plot(across, means, **style.look_with(markersize=7, linewidth=1.6), gid=f"{column}-{place}")
 
 
 # With CutMix and LocAt as whole, the conditions' names would say of LocAt alone what it lacks.

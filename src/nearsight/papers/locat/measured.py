@@ -9,7 +9,7 @@ from nearsight.errors import InputError
 from nearsight.papers.locat import numbers as s2
 from nearsight.report.conditions import missing_notes, num_seeds, ordered_conditions, scale_notes
 from nearsight.report.figures.style import house_style, light_grid, model_style
-from nearsight.report.marks import Drawing, add_footnote, legend_above, look
+from nearsight.report.marks import Drawing, add_footnote, legend_above
 from nearsight.report.responses import OF_LAYERS, interval_of, layer_measures, measures_of, run_measures, share_notes
 from nearsight.report.study_tables import INTERVALS
 from nearsight.report.tables import MISSING, Row, Table, seeds_in_words
@@ -117,7 +117,7 @@ _PANELS = {
 
 def layer_profiles(conditions: Mapping[str, str]) -> Callable[[StudyResults], Drawing]:
     """A figure of these conditions, layer by layer (S2, Figure 5): label → its name in the legend."""
-    looks = {label: look(model_style(place), linewidth=1.5, markersize=5) for place, label in enumerate(conditions)}
+    looks = {label: model_style(place).look_with(linewidth=1.5, markersize=5) for place, label in enumerate(conditions)}
 
     def draw(results: StudyResults) -> Drawing:
         present = [label for label in conditions if label in ordered_conditions(results)]

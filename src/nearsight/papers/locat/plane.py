@@ -12,7 +12,7 @@ from nearsight.errors import InputError
 from nearsight.papers.locat import numbers as s2
 from nearsight.report.conditions import missing_notes, num_seeds, scale_notes
 from nearsight.report.figures.style import house_style, light_grid, model_style
-from nearsight.report.marks import WHITE_EDGE, Drawing, add_footnote, interval_in_row, look, with_room
+from nearsight.report.marks import WHITE_EDGE, Drawing, add_footnote, interval_in_row, with_room
 from nearsight.report.responses import interval_of, run_measures
 from nearsight.report.tables import rounded, seeds_in_words
 from nearsight.study.results import StudyResults
@@ -98,7 +98,7 @@ def _points(shown: Collection[str]) -> dict[str, dict[str, Any]]:
     if sum(map(bool, families)) == 1:
         families = [[label] for label in shown]
     return {
-        label: look(model_style(place), linestyle="none", markersize=6.5, **WHITE_EDGE)
+        label: model_style(place).look_with(linestyle="none", markersize=6.5, **WHITE_EDGE)
         for place, labels in enumerate(families)
         for label in labels
     }

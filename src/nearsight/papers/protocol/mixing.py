@@ -13,9 +13,8 @@ from typing import Any
 from nearsight.augment import CutFill, CutMix, CutOut, Mixup, RandomErasing, TileShuffle
 from nearsight.errors import InputError
 from nearsight.report.claims import Claim, shared_seeds
-from nearsight.report.contrasts import contrast_figure, contrast_table, of_conditions
+from nearsight.report.contrasts import POOLED, Contrast, between, contrast_figure, contrast_table, of_conditions
 from nearsight.report.findings import Section
-from nearsight.report.fits import POOLED, Contrast, between
 from nearsight.report.marks import Drawing
 from nearsight.report.responses import EARLY_LAYERS, share_notes
 from nearsight.report.rules import PART_OF_WHOLE, SIGN, Finding, judge_part, judge_sign

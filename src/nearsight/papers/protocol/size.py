@@ -18,10 +18,9 @@ from matplotlib.lines import Line2D
 
 from nearsight.augment import CutMix
 from nearsight.report.conditions import noted
-from nearsight.report.contrasts import contrast_table, sign_questions
+from nearsight.report.contrasts import Contrast, contrast_table, sign_questions
 from nearsight.report.figures.style import add_legend, house_style, light_grid, model_style
 from nearsight.report.findings import Section
-from nearsight.report.fits import Contrast
 from nearsight.report.marks import Drawing, dose_style
 from nearsight.report.responses import EARLY, EARLY_LAYERS, known_shares, share_notes, with_early_layers
 from nearsight.report.studies import report_on
@@ -29,7 +28,7 @@ from nearsight.report.tables import Table, seeds_in_words
 from nearsight.study import OFF, Study
 from nearsight.study.recipes import recipe
 from nearsight.study.results import StudyResults
-from nearsight.study.statistics.fits import LeastSquares, least_squares
+from nearsight.study.statistics import LeastSquares, least_squares
 from nearsight.train.recipes import compact_cifar100, trained_for
 
 _EPOCHS = 60

@@ -24,17 +24,16 @@ from nearsight.papers.structure import PAPER
 from nearsight.papers.structure.positional import OF_PROTOCOLS, POSITIONAL, POSITIONAL_VIT, VIT
 from nearsight.report.claims import OURS, Claim
 from nearsight.report.conditions import missing_notes, scale_notes
+from nearsight.report.contrasts import condition_means, pooled_interval
 from nearsight.report.figures.style import MUTED, house_style, light_grid, model_style
-from nearsight.report.fits import condition_means, pooled_interval
-from nearsight.report.marks import WHITE_EDGE, Drawing, add_footnote, legend_above, look, with_room
+from nearsight.report.marks import WHITE_EDGE, Drawing, add_footnote, legend_above, with_room
 from nearsight.report.rules import NO, UNDECIDED, YES, Finding, finding_of, judge_order, judge_within, order_rule
 from nearsight.report.studies import report_on
 from nearsight.report.tables import Row, Table, percent, rounded, seeds_in_words, with_interval
 from nearsight.study import OFF, Study
 from nearsight.study.recipes import recipe
 from nearsight.study.results import StudyResults
-from nearsight.study.statistics import Estimate, mean_interval
-from nearsight.study.statistics.fits import LeastSquares, least_squares
+from nearsight.study.statistics import Estimate, LeastSquares, least_squares, mean_interval
 from nearsight.train.recipes import compact_cifar100, trained_for
 
 _EPOCHS = 12
@@ -356,7 +355,7 @@ def permutation_curves(results: StudyResults) -> Drawing:
 def _line(network: str, *, is_ours: bool) -> dict[str, Any]:
     style = model_style(_NETWORKS.index(network) if network in _NETWORKS else len(_NETWORKS))
     hollow = {"markerfacecolor": "white", "markeredgecolor": style.colour, "markeredgewidth": 1.3, "linewidth": 1.0}
-    return look(style, markersize=6, **({**WHITE_EDGE, "linewidth": 1.6} if is_ours else hollow))
+    return style.look_with(markersize=6, **({**WHITE_EDGE, "linewidth": 1.6} if is_ours else hollow))
 
 
 def _draw_ours(

@@ -18,7 +18,7 @@ from nearsight.papers.structure import PAPER
 from nearsight.report.claims import OURS, Claim
 from nearsight.report.conditions import missing_notes, scale_notes
 from nearsight.report.figures.style import INK, MUTED, ModelStyle, house_style, light_grid, model_style
-from nearsight.report.marks import Drawing, add_footnote, look, with_room
+from nearsight.report.marks import Drawing, add_footnote, with_room
 from nearsight.report.responses import OF_RUNS, Measure, interval_of, measures_of, run_measures, share_notes
 from nearsight.report.rules import COMPARABLE_RULE, WHICH, Finding, change_in_words, judge_comparable, judge_which
 from nearsight.report.studies import report_on
@@ -291,7 +291,7 @@ def _mark_paper(panel: Axes, place: int, value: float, style: ModelStyle, gid: s
 
 
 def _hollow(style: ModelStyle) -> dict[str, Any]:
-    return look(style, linestyle="none", markersize=7, markerfacecolor="white", markeredgewidth=1.3)
+    return style.look_with(linestyle="none", markersize=7, markerfacecolor="white", markeredgewidth=1.3)
 
 
 def _draw_box(panel: Axes, values: list[float], place: int, style: ModelStyle, name: str) -> None:
@@ -316,7 +316,7 @@ def _draw_seeds(panel: Axes, values: list[float], place: int, style: ModelStyle,
     # Side by side in the order of the seeds: equal values do not hide one another.
     num_gaps = max(len(values) - 1, 1)
     places = [place + _INSET * (number / num_gaps - 0.5) * (len(values) > 1) for number in range(len(values))]
-    seeds = look(style, linestyle="none", markersize=4.5, markeredgecolor=INK, markeredgewidth=0.4)
+    seeds = style.look_with(linestyle="none", markersize=4.5, markeredgecolor=INK, markeredgewidth=0.4)
     panel.plot(places, values, **seeds, gid=f"seeds-{name}")
 
 

@@ -206,7 +206,7 @@ def draw_shares(axes: Axes, places: Sequence[float], found: Sequence[Estimate], 
     below = [each.value - min(each.value, max(each.low, 0.0)) for each in found]
     above = [max(each.value, min(each.high, 1.0)) - each.value for each in found]
     means = [each.value for each in found]
-    look = {**style.look, "markersize": 4.5, "linewidth": 1.4, "elinewidth": 0.9, "capsize": 2.5}
+    look = style.look_with(markersize=4.5, linewidth=1.4, elinewidth=0.9, capsize=2.5)
     axes.errorbar(places, means, yerr=[below, above], **look, gid=gid)
 
 

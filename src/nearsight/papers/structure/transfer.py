@@ -353,7 +353,7 @@ def _draw_all_needed(
 def _draw_needed(axes: Axes, needed: Needed, way: str, style: ModelStyle, height: float) -> None:
     reached = needed.samples[np.isfinite(needed.samples)].to_numpy()
     spread = np.linspace(0.14, 0.34, len(reached)) if len(reached) > 1 else np.full(len(reached), 0.24)
-    look = {**style.look, "linestyle": "none"}
+    look = style.look_with(linestyle="none")
     axes.plot(reached, height + spread, **look, markersize=3, alpha=0.6, gid=f"seeds-{way}")
     mean = needed.mean
     if np.isfinite(mean.value):

@@ -74,7 +74,7 @@ def locality_intervals(models: Sequence[ModelHeads], *, grid_size: tuple[int, in
                         clip_on=False,
                         gid=f"{name}-interval-model{index}",
                     )
-                mark = {**style.look, "linestyle": "none", "markersize": 8}
+                mark = style.look_with(linestyle="none", markersize=8)
                 panel.plot(estimate.mean, index, **mark, clip_on=False, gid=f"{name}-mean-model{index}")
                 panel.annotate(
                     f"{estimate.mean:.3f}",
@@ -179,7 +179,7 @@ def _draw_model(panel: Axes, model: ModelHeads, index: int, shown: Sequence[int]
             panel.errorbar(rank, mean, yerr=std, color=colour, linewidth=1.2, capsize=3)
         else:
             panel.fill_between(rank, mean - std, mean + std, color=colour, alpha=0.16, linewidth=0, gid=f"band-{name}")
-        panel.plot(rank, mean, **{**style.look, "color": colour}, linewidth=1.6, markersize=4.5, gid=name)
+        panel.plot(rank, mean, **style.look_with(color=colour, linewidth=1.6, markersize=4.5), gid=name)
 
 
 def _add_legends(figure: Figure, models: Sequence[ModelHeads], shown: Sequence[int], *, with_uniform: bool) -> None:
@@ -294,7 +294,7 @@ def training_curves(models: Sequence[ModelHeads]) -> Figure:
                 panel.plot(
                     history["epoch"],
                     history[column],
-                    **style.look,
+                    **style.look_with(),
                     linewidth=1.5,
                     markersize=4,
                     markevery=max(1, len(history) // 7),

@@ -121,14 +121,13 @@ class ModelStyle:
     dash: Any
     marker: str
 
-    @property
-    def look(self) -> dict[str, Any]:
-        """What matplotlib needs for a line with marks."""
-        return {"color": self.colour, "linestyle": self.dash, "marker": self.marker}
+    def look_with(self, **options: Any) -> dict[str, Any]:
+        """What matplotlib needs for a line with marks or, with linestyle "none", for points."""
+        return {"color": self.colour, "linestyle": self.dash, "marker": self.marker, **options}
 
     def handle(self, **options: Any) -> Line2D:
         """A line of this look for a legend."""
-        return Line2D([], [], **{**self.look, **options})
+        return Line2D([], [], **self.look_with(**options))
 
 
 def model_style(index: int) -> ModelStyle:

@@ -24,6 +24,8 @@ from nearsight.report.inputs import shorten
 from nearsight.report.page.tables import json_text, label_html
 from nearsight.version import __version__
 
+PAGE = "report.html"
+"""Its file in a folder."""
 LIBRARIES = ("vega.min.js", "vega-lite.min.js", "vega-interpreter.min.js")
 """In the order in which they need each other."""
 _SCRIPTS = (

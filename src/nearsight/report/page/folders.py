@@ -11,7 +11,7 @@ from nearsight.files import MEASURED, PROBES, RUN, STUDY, mark_of, read_object, 
 from nearsight.lens import patch_grid
 from nearsight.models import load_model
 from nearsight.report.inputs import ModelHeads, model_heads, read_measured
-from nearsight.report.page.document import BodyPart
+from nearsight.report.page.document import PAGE, BodyPart
 from nearsight.study import SimulationResults, StudyResults, is_simulation
 from nearsight.train import RunFolder
 
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 Kind = Literal["simulation", "study", "probes", "run", "measured", "several"]
 _KINDS: dict[str, Kind] = {PROBES: "probes", RUN: "run", MEASURED: "measured"}
-PAGE = "report.html"
 _KNOWN = (
     "a run (config.json), a study (study.json), what `nearsight measure` leaves (heads.csv) or `nearsight probe all` "
     "(probes.csv), or a folder of such runs or models"

@@ -1,6 +1,6 @@
 """What a study's runs say, as pure functions on data frames with a row per run (or per head of a run)."""
 
-from nearsight.study.statistics.effects import Effects, factorial_effects
+from nearsight.study.statistics.effects import Effects, LeastSquares, factorial_effects, least_squares
 from nearsight.study.statistics.intervals import (
     Estimate,
     by_condition,
@@ -17,6 +17,7 @@ from nearsight.study.statistics.permutation import Separation, separation
 __all__ = [
     "Effects",
     "Estimate",
+    "LeastSquares",
     "Separation",
     "by_condition",
     "correlations",
@@ -24,6 +25,7 @@ __all__ = [
     "energy_distance",
     "factorial_effects",
     "layer_responses",
+    "least_squares",
     "mean_interval",
     "paired_difference",
     "separation",
