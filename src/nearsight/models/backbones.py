@@ -144,12 +144,13 @@ class JumboViT(CompactViT):
         self._make_head()
 
     def _make_head(self) -> None:
-        if not self.num_classes:
-            return
-        place = self.jumbo_mlp.fc1.weight
-        self.head = nn.Linear(self.head_hidden_size, self.num_classes, device=place.device, dtype=place.dtype)
-        nn.init.zeros_(self.head.weight)
-        nn.init.constant_(self.head.bias, -math.log(self.num_classes))
+        if self.num_classes:
+            place = self.jumbo_mlp.fc1.weight
+            self.head = nn.Linear(self.head_hidden_size, self.num_classes, device=place.device, dtype=place.dtype)
+            nn.init.zeros_(self.head.weight)
+            nn.init.constant_(self.head.bias, -math.log(self.num_classes))
+        # Where timm looks first for the pooling that it saves with a model's weights.
+        self.head.global_pool = "token" if isinstance(self.fc_norm, JoinedJumbo) else self.global_pool
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
         if global_pool:

@@ -23,6 +23,7 @@ TALKING = "not a distribution over the keys"
 ONE_TOKEN = "from one token alone"
 BATCH = "between the images of a batch"
 OTHER_IMAGE = "from another image"
+GLOBAL_QUERIES = "all windows share the same queries"
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """Families whose patches look around within windows: their own partition of the image, applied to coordinates."""
 
+import inspect
 from types import ModuleType
 from typing import Any
 
@@ -15,7 +16,7 @@ from timm.models import (
     vision_transformer_sam,
 )
 
-from vit_references.checking import CHANNELS, OTHER_IMAGE, Family
+from vit_references.checking import CHANNELS, GLOBAL_QUERIES, OTHER_IMAGE, Family
 from vit_references.mechanisms import (
     Mechanism,
     blocks_of_nest,
@@ -57,6 +58,8 @@ DAVIT = windows(davit.window_partition, window_size, channels_first=True)
 MSRA = windows(plain_windows, window_resolution, axes="bw", channels_first=True)
 SAM2 = windows(hieradet_sam2.window_partition, window_size)
 SAM = windows(vision_transformer_sam.window_partition, window_size, axes="bwh")
+# Until timm 1.0.30 a window got the global queries of some other image of its batch.
+GCVIT_MIXES_IMAGES = "q_global.repeat(" in inspect.getsource(gcvit)
 
 FAMILIES = [
     Family(
@@ -92,7 +95,7 @@ FAMILIES = [
         (128, 64),
         settings={"img_size": (128, 64)},
         layers={r"stages\.([01]\.blocks\.0|[23]\.blocks\.\d+)\.attn": windows(gcvit.window_partition, window_size)},
-        skipped={r"stages\.[01]\.blocks\.1\.attn": OTHER_IMAGE},
+        skipped={r"stages\.[01]\.blocks\.1\.attn": OTHER_IMAGE if GCVIT_MIXES_IMAGES else GLOBAL_QUERIES},
         note="windows; global queries where there is a single one",
     ),
     Family(
