@@ -150,7 +150,8 @@ class JumboViT(CompactViT):
             nn.init.zeros_(self.head.weight)
             nn.init.constant_(self.head.bias, -math.log(self.num_classes))
         # Where timm looks first for the pooling that it saves with a model's weights.
-        self.head.global_pool = "token" if isinstance(self.fc_norm, JoinedJumbo) else self.global_pool
+        pooling = "token" if isinstance(self.fc_norm, JoinedJumbo) else self.global_pool
+        self.head.global_pool = pooling  # type: ignore[assignment]
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
         if global_pool:
