@@ -1,6 +1,7 @@
 """Claims of papers and questions of our own: how they are judged, and how the verdicts are written down."""
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -8,8 +9,20 @@ from typing import Any
 import pandas as pd
 
 from nearsight.errors import InputError
-from nearsight.report.rules import SHORT, Finding, Verdict
-from nearsight.report.tables import MISSING, Row, Table
+from nearsight.report.rules import (
+    ANSWERS,
+    LEANING_YES,
+    NO,
+    OTHER_WAY,
+    VERDICTS,
+    YES,
+    Finding,
+    Verdict,
+    seeds_to_decide,
+    weigh,
+)
+from nearsight.report.tables import MISSING, Row, Table, probability
+from nearsight.study.statistics.significance import ALPHA, MOST_SEEDS, holm
 
 OURS = "our question"
 """The source of a question that is none of a paper's claims."""
@@ -33,36 +46,80 @@ class Claim:
     """The strict and the weak reading, where the rule is that of every seed."""
     needs: tuple[str, ...] = ()
     """Conditions without which it cannot be judged."""
+    family: str = ""
+    """Claims of one family are corrected together for their number; a paper's claims and our questions are apart."""
     across_seeds: bool = False
     """One fit to all runs judges it, which takes out what each seed does: a seed that lacks a condition counts too."""
     judge: Callable[[Any], Finding]
     """Of the study's results. An `InputError` says why these runs cannot judge it."""
 
+    @property
+    def is_question(self) -> bool:
+        return self.text.endswith("?")
+
 
 def asked(
-    id: str, text: str, *, source: str, paper: str = MISSING, rule: str, needs: tuple[str, ...] = ()
+    id: str, text: str, *, source: str, paper: str = MISSING, rule: str, needs: tuple[str, ...] = (), family: str = ""
 ) -> Callable[[Callable[[Any], Finding]], Claim]:
     """A decorator: turns the function that judges a claim or question into the claim."""
-    return lambda judge: Claim(id=id, text=text, source=source, paper=paper, rule=rule, needs=needs, judge=judge)
+    about = {"source": source, "paper": paper, "rule": rule, "needs": needs, "family": family}
+    return lambda judge: Claim(id=id, text=text, judge=judge, **about)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Judgement:
     claim: Claim
     finding: Finding
+    verdict: Verdict | None
+    """None: the question asks for a description, which is the answer."""
+    p: float
+    """Of the claim, corrected for its family; NaN where nothing was tested."""
+    p_against: float
+    """Of its opposite, likewise."""
+    to_decide: int | None
+    """Seeds that would decide it; None where it is decided, or where that is not known."""
+
+    @property
+    def words(self) -> str:
+        """The verdict on a claim, the answer to a question."""
+        if self.verdict is None:
+            return self.finding.answer
+        if not self.claim.is_question:
+            return str(self.verdict)
+        return (
+            self.finding.opposite if self.verdict is Verdict.CONTRADICTED else ANSWERS.get(self.verdict, self.verdict)
+        )
 
 
 def not_tested(reason: str) -> Finding:
-    return Finding(verdict=Verdict.NOT_TESTED, ours=reason, value=float("nan"), n=0)
+    return Finding(ours=reason, value=float("nan"), n=0)
 
 
-def judge(claim: Claim, results: Any) -> Judgement:
-    """What the runs say about a claim; not tested where they lack a condition or a seed that it needs.
+def judge_all(claims: Iterable[Claim], results: Any) -> list[Judgement]:
+    """What the runs say about each claim, and the verdicts: p-values are corrected (Holm) within families.
 
-    Seeds that lack one of the conditions it needs do not count, so that all its numbers are of the same seeds; where
-    one fit judges it they count, as in the table of that fit.
+    Not tested where they lack a condition or a seed that it needs. Seeds that lack one of the conditions it needs do
+    not count, so that all its numbers are of the same seeds; where one fit judges it they count, as in the table of
+    that fit.
     """
-    return Judgement(claim=claim, finding=_finding(claim, results))
+    found = [(claim, _finding(claim, results)) for claim in claims]
+    families: dict[tuple[bool, str], list[Finding]] = {}
+    for claim, finding in found:
+        families.setdefault((claim.is_question, claim.family), []).append(finding)
+    return [_judgement(claim, finding, families[claim.is_question, claim.family]) for claim, finding in found]
+
+
+def _judgement(claim: Claim, finding: Finding, family: Sequence[Finding]) -> Judgement:
+    place = next(place for place, each in enumerate(family) if each is finding)
+    p, p_against = holm([each.p for each in family])[place], holm([each.p_against for each in family])[place]
+    verdict, to_decide = None, None
+    if not finding.answer:
+        verdict = Verdict.NOT_TESTED if math.isnan(p) else weigh(finding, p, p_against)
+    if verdict in (Verdict.IN_DIRECTION, Verdict.INCONCLUSIVE) and p > ALPHA:
+        # As often as Holm counts it: once for every claim of the family that is not decided more clearly.
+        likely = min(finding.p, finding.p_against)
+        to_decide = seeds_to_decide(finding, sum(likely <= min(each.p, each.p_against) for each in family))
+    return Judgement(claim=claim, finding=finding, verdict=verdict, p=p, p_against=p_against, to_decide=to_decide)
 
 
 def _finding(claim: Claim, results: Any) -> Finding:
@@ -131,9 +188,14 @@ class Verdicts:
             row.keep(paper=claim.paper).both("ours", finding.ours, title="ours" if of_paper else "numbers")
             row.keep(value=finding.value, low=finding.low, high=finding.high, n=finding.n)
             row.show("seeds", str(finding.n) if finding.n else MISSING)
-            row.both(
-                "verdict", str(finding.verdict), "verdict" if of_paper else "answer", f"**{finding.verdict}**"
-            ).keep(scale=self.scale)
+            row.keep(family=claim.family, p=finding.p, p_against=finding.p_against)
+            # The p-value of what is more likely shown: the claim, or its opposite.
+            likely = min(judgement.p, judgement.p_against)
+            row.keep(p_corrected=judgement.p, p_against_corrected=judgement.p_against)
+            row.show("p", probability(likely))
+            row.both("verdict", judgement.words, "verdict" if of_paper else "answer", f"**{judgement.words}**")
+            to_decide = pd.NA if judgement.to_decide is None else judgement.to_decide
+            row.both("to_decide", to_decide, "to decide", _to_decide(judgement)).keep(scale=self.scale)
             rows.append(row)
         return Table.of("verdict", self.title, rows, notes=self.notes)
 
@@ -155,8 +217,11 @@ class Verdicts:
         return " ".join([*sentences, self.runs])
 
     def _rules(self) -> list[str]:
-        about = "Every verdict is computed by one of these rules; the numbers of the rows it judges are in brackets."
-        lines = ["## The rules", "", about, ""]
+        about = (
+            "Every p-value comes from one of these rules; the numbers of the rows that it judges are in brackets. The "
+            "table shows the corrected one, of the claim or of its opposite, whichever is smaller."
+        )
+        lines = ["## The verdicts", "", VERDICTS, "", "## The rules", "", about, ""]
         numbered = list(enumerate((judgement.claim for judgement in self.judgements), start=1))
         for rule in dict.fromkeys(claim.rule for _, claim in numbered):
             claims = [(number, claim) for number, claim in numbered if claim.rule == rule]
@@ -168,10 +233,18 @@ class Verdicts:
         return [*lines, ""]
 
 
+def _to_decide(judgement: Judgement) -> str:
+    """ "5 seeds"."""
+    open_ = judgement.verdict in (Verdict.IN_DIRECTION, Verdict.INCONCLUSIVE) and judgement.p > ALPHA
+    if not open_ or judgement.finding.decides is None or judgement.finding.n < 2:
+        return MISSING
+    return f"more than {MOST_SEEDS}" if judgement.to_decide is None else str(judgement.to_decide)
+
+
 def _counted(what: str, judgements: Sequence[Judgement], whose: str) -> str:
     """ "3 claims of S1: 2 reproduced, 1 not tested"."""
-    known = [*map(str, Verdict), *SHORT, IN_WORDS]
-    found = [str(judgement.finding.verdict) for judgement in judgements]
+    known = [*map(str, Verdict), YES, LEANING_YES, NO, OTHER_WAY, IN_WORDS]
+    found = [IN_WORDS if judgement.verdict is None else judgement.words for judgement in judgements]
     found = [word if word in known else IN_WORDS for word in found]
     counts = ", ".join(f"{found.count(word)} {word}" for word in known if word in found)
     return f"{len(found)} {what if len(found) == 1 else f'{what}s'}{whose}: {counts}"

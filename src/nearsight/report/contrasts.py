@@ -13,7 +13,7 @@ from nearsight.report.claims import OURS, Claim
 from nearsight.report.conditions import noted
 from nearsight.report.marks import Drawing, ForestRow, forest
 from nearsight.report.responses import responses_of, with_early_layers
-from nearsight.report.rules import SIGN, Finding, judge_sign
+from nearsight.report.rules import SIGN_OF_FIT, Finding, judge_sign
 from nearsight.report.tables import Row, Table, difference_in_words, seeds_in_words
 from nearsight.study.results import StudyResults
 from nearsight.study.statistics import Estimate, LeastSquares, least_squares, mean_interval
@@ -152,9 +152,10 @@ def sign_questions(
     def judge(contrast: Contrast, results: StudyResults) -> Finding:
         estimate = fit(results, response).estimate(contrast.weights)
         n = int(results.runs["seed"].nunique())
-        return judge_sign(estimate, sign=contrast.sign, words=f"{contrast.name}: {difference_in_words(estimate)}", n=n)
+        words = f"{contrast.name}: {difference_in_words(estimate)}"
+        return judge_sign(replace(estimate, n=n), sign=contrast.sign, words=words)
 
     return tuple(
-        Claim(id=contrast.name, text=contrast.text, source=source, rule=SIGN, judge=partial(judge, contrast))
+        Claim(id=contrast.name, text=contrast.text, source=source, rule=SIGN_OF_FIT, judge=partial(judge, contrast))
         for contrast in contrasts
     )

@@ -138,7 +138,7 @@ def _answer_rows(
                     "claim or question": judgement.claim.text,
                     "paper": judgement.claim.paper if of_paper and judgement.claim.source != OURS else "",
                     "ours": judgement.finding.ours + _fewer_seeds(judgement, studies[name]),
-                    "verdict": f"**{judgement.finding.verdict}**",
+                    "verdict": f"**{judgement.words}**",
                 }
                 for judgement in _chosen(name, verdicts.judgements if verdicts else [], ids)
             ]

@@ -16,7 +16,7 @@ from matplotlib.ticker import MaxNLocator
 
 from nearsight.errors import InputError
 from nearsight.files import write_text
-from nearsight.report.claims import Verdicts, judge
+from nearsight.report.claims import Verdicts, judge_all
 from nearsight.report.conditions import missing_notes
 from nearsight.report.figures.style import FIGURE_LABEL_LIMIT, house_style, light_grid, model_style
 from nearsight.report.inputs import shorten
@@ -224,7 +224,7 @@ def probe_verdicts(results: ProbeResults) -> Verdicts | None:
     if not claims:
         return None
     study = results.as_study()
-    judgements = [judge(claim, study) for claim in claims]
+    judgements = judge_all(claims, study)
     explained = {
         _OVER_SEEDS: any(judgement.finding.n > 1 for judgement in judgements),
         _OF_ONE_SEED: any(judgement.finding.n == 1 for judgement in judgements),

@@ -1,44 +1,71 @@
-"""From numbers to a verdict: each rule is a function and the words that say what it does.
+"""From numbers to a verdict: what runs say about a claim, and when that decides it.
 
-A claim is judged by what the paper says happened, in sign and in size. The paper trained every condition once, so the
-spread of its numbers is unknown; ours have an interval over seeds.
+A rule turns numbers into a `Finding`: a p-value for the claim, one for its opposite, and whether the size is the
+paper's. `weigh` turns a finding into a verdict, in the same way whatever the rule: by p-values that are corrected for the
+other claims of the family. So a verdict never becomes weaker by a seed that agrees with the mean of the others.
+
+Seeds are clusters: a contrast is taken within each seed first, and Student's t is over seeds. The paper trained every
+condition once, so the spread of its numbers is not known.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import pandas as pd
 
 from nearsight.report.tables import difference_in_words, percent, rounded, share, with_interval
-from nearsight.study.statistics import Estimate, Separation, mean_interval, paired_difference
+from nearsight.study.statistics import Estimate, mean_interval, paired_difference
 from nearsight.study.statistics.intervals import ACCURACY_MARGIN
+from nearsight.study.statistics.significance import (
+    ALPHA,
+    p_of_most,
+    p_of_sign,
+    p_outside,
+    p_within,
+    seeds_to_show,
+    with_seeds,
+)
 
-# How far a size may be from the paper's and still agree, as a share of the paper's.
-SIZE_TOLERANCE = 0.10
-# Shares of the key factor's effect: what does not matter even where its interval excludes 0, what counts as none where
-# it contains 0, and what is clearly less than it.
-NEGLIGIBLE, NO_EFFECT, CLEARLY_LESS = 0.10, 0.25, 0.50
-# By how much two gains may differ and still be comparable, as a share of the larger.
-COMPARABLE = 0.25
-# The paper gives three decimals.
-ROUNDING = 0.0005
+# By which factor a size may differ from the paper's and still be the paper's.
+SIZE_FACTOR = 2.0
+# A share of the key factor's effect: what counts as none beside it, and of the larger gain: what counts as comparable.
+NO_EFFECT, COMPARABLE = 0.25, 0.25
+# Of the pairs of a run with the key factor and one without, in a seed: how many are in order where it separates them.
+SEPARATED = 0.95
+# One-sided, before any correction: odds of three to one that the sign is right.
+LEANING = 0.25
 INFINITE = float("inf")
 
 
 class Verdict(StrEnum):
     REPRODUCED = "reproduced"
-    IN_DIRECTION = "reproduced in direction"
-    NOT_REPRODUCED = "not reproduced"
+    IN_DIRECTION = "in direction"
+    INCONCLUSIVE = "inconclusive"
+    CONTRADICTED = "contradicted"
     NOT_TESTED = "not tested"
+
+
+YES, LEANING_YES, NO, OTHER_WAY = "yes", "leaning yes", "no", "the other way round"
+ANSWERS = {Verdict.REPRODUCED: YES, Verdict.IN_DIRECTION: LEANING_YES, Verdict.CONTRADICTED: OTHER_WAY}
+"""What a verdict is called where it answers a question of our own; the others keep their names."""
+VERDICTS = (
+    "A claim is *shown* where p ≤ 0.05 after Holm's correction for all claims of its family; so is its opposite.\n\n"
+    "- **reproduced** (to a question of our own: *yes*): shown and, where the paper gives a size, between half and "
+    "twice that size.\n"
+    "- **in direction** (*leaning yes*): shown, but with another size; or not shown, with odds of three to one or more "
+    "for it (one-sided p ≤ 0.25, at least two seeds).\n"
+    "- **contradicted** (*no*, *the other way round*): the opposite is shown.\n"
+    "- **inconclusive**: none of these, as always with one seed.\n\n"
+    "*To decide* is how many seeds would decide it, if the mean and the spread over seeds stay as they are."
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
     """What our runs say about a claim."""
 
-    verdict: str
-    """A `Verdict` on a claim of a paper; to a question of our own, the answer in a few words."""
     ours: str
     """Our numbers, with their interval, in words."""
     value: float
@@ -47,130 +74,222 @@ class Finding:
     high: float = float("nan")
     n: int
     """Seeds."""
+    p: float = float("nan")
+    """Small where the claim holds. NaN: nothing is tested."""
+    p_against: float = float("nan")
+    """Small where its opposite holds."""
+    leans: bool = False
+    """The odds are for it."""
+    fits: bool = True
+    """Its size is the paper's."""
+    opposite: str = OTHER_WAY
+    """What a question is answered by where the opposite is shown."""
+    decides: Callable[[int, float], bool] | None = None
+    """Whether so many seeds with this mean and spread would decide it either way, at this level."""
+    answer: str = ""
+    """In words, where a question asks for a description and nothing is tested."""
 
 
+def weigh(finding: Finding, p: float, p_against: float) -> Verdict:
+    """The verdict, by p-values that are corrected for the family."""
+    if p_against <= ALPHA:
+        return Verdict.CONTRADICTED
+    if p <= ALPHA:
+        return Verdict.REPRODUCED if finding.fits else Verdict.IN_DIRECTION
+    return Verdict.IN_DIRECTION if finding.leans else Verdict.INCONCLUSIVE
+
+
+def seeds_to_decide(finding: Finding, correction: float = 1.0) -> int | None:
+    """How many seeds would decide it; None: not known, or too many. `correction`: how often its p-value counts."""
+    if finding.decides is None or finding.n < 2:
+        return None
+    decides = finding.decides
+    return seeds_to_show(lambda n: decides(n, ALPHA / correction), finding.n)
+
+
+def finding_of(ours: Estimate, words: str, **evidence: object) -> Finding:
+    found = Finding(ours=words, value=ours.value, low=ours.low, high=ours.high, n=ours.n)
+    return replace(found, **evidence)  # type: ignore[arg-type]
+
+
+def described(answer: str, words: str, *, value: float, n: int) -> Finding:
+    """The answer to a question that asks when, where or which: nothing is tested."""
+    return Finding(ours=words, value=value, n=n, answer=answer)
+
+
+SIGN = (
+    "*Sign.* The difference is taken within every seed and tested over seeds (Student's t, two-sided): it has the sign "
+    "that is claimed or asked for, or the opposite one."
+)
+SIGN_OF_FIT = (
+    "*Sign.* The contrast is estimated by one fit to all runs, which takes their noise to be the same everywhere, and "
+    "tested by Student's t with the runs left over (two-sided): it has the sign that is asked for, or the opposite one."
+)
 SIZE = (
-    "*Size.* Reproduced: the difference has the paper's sign, its 95 % interval excludes 0, and the paper's number "
-    f"lies in that interval or ours is within {share(SIZE_TOLERANCE)} of it. In direction: sign and interval hold, but "
-    "the size does not, or the paper's number is not known. Not reproduced: otherwise. With one seed there is no "
-    "interval, and the sign alone is the direction."
+    f"{SIGN} Its size is the paper's where it is between {1 / SIZE_FACTOR:g} and {SIZE_FACTOR:g} times the paper's "
+    "number; where the paper gives none, the sign is all that is claimed."
 )
 
 
-def judge_size(ours: Estimate, paper: float | None, *, sign: int, words: str) -> Finding:
-    """A difference with a known sign and, where the paper gives it, a known size."""
-    verdict = Verdict.NOT_REPRODUCED
-    if _has_sign(ours, sign):
-        verdict = Verdict.IN_DIRECTION
-        if paper is not None and (
-            ours.contains(paper) or abs(ours.value - paper) <= SIZE_TOLERANCE * abs(paper) + ROUNDING
-        ):
-            verdict = Verdict.REPRODUCED
-    return Finding(verdict=verdict, ours=words, value=ours.value, low=ours.low, high=ours.high, n=ours.n)
+def judge_sign(ours: Estimate, *, sign: int, words: str, paper: float | None = None) -> Finding:
+    """Whether a difference has a sign, and the paper's size where there is one."""
+    p = p_of_sign(ours, sign)
+    return finding_of(
+        ours,
+        words,
+        p=p,
+        p_against=p_of_sign(ours, -sign),
+        leans=ours.df > 0 and p <= 2 * LEANING,
+        fits=paper is None or 1 / SIZE_FACTOR <= ours.value / paper <= SIZE_FACTOR,
+        decides=lambda n, alpha: min(p_of_sign(with_seeds(ours, n), side) for side in (1, -1)) <= alpha,
+    )
 
 
-def _has_sign(ours: Estimate, sign: int) -> bool:
-    return ours.value * sign > 0 and (ours.n == 1 or ours.excludes_zero)
+def within_rule(margin: str) -> str:
+    """What `judge_within` does; `margin`: in words."""
+    return (
+        f"*Equivalence.* Shown: the difference is within {margin}, by two one-sided t tests over seeds (TOST). "
+        "Contradicted: it is shown to lie outside. It leans that way where the mean is within."
+    )
+
+
+def judge_within(ours: Estimate, lowest: float, highest: float, *, words: str) -> Finding:
+    """Whether a difference lies between two margins. No effect is shown by this, never by a wide interval."""
+
+    def decides(n: int, alpha: float) -> bool:
+        then = with_seeds(ours, n)
+        return min(p_within(then, lowest, highest), p_outside(then, lowest, highest)) <= alpha
+
+    return finding_of(
+        ours,
+        words,
+        p=p_within(ours, lowest, highest),
+        p_against=p_outside(ours, lowest, highest),
+        leans=ours.df > 0 and lowest <= ours.value <= highest,
+        opposite=NO,
+        decides=decides,
+    )
 
 
 NO_EFFECT_RULE = (
-    "*No effect.* The change in min MAD is compared with the one that CutMix makes in the same place. Reproduced: the "
-    f"whole 95 % interval is within {share(NEGLIGIBLE)} of CutMix's change; or the mean is within {share(NO_EFFECT)} "
-    f"of it, and the interval contains 0 and is within {share(CLEARLY_LESS)}. In direction: the mean is within "
-    f"{share(CLEARLY_LESS)}, clearly less than CutMix's, but not shown to be none. Not reproduced: it is more, or "
-    "the interval of CutMix's own change contains 0, or that change has the opposite sign. With one seed only the "
-    "means are compared."
+    f"{within_rule(f'{share(NO_EFFECT)} of the change that CutMix makes in the same place, up or down')} Where "
+    "CutMix's own change does not have its sign with p ≤ 0.05, there is nothing to compare with: inconclusive."
 )
 
 
 def judge_no_effect(ours: Estimate, key: Estimate, *, key_sign: int) -> Finding:
-    """A change that should be nothing compared with the one that the key factor makes."""
-    unit = abs(key.value) if _has_sign(key, key_sign) else None
-    ratio = INFINITE if unit is None else abs(ours.value) / unit
-    reach = INFINITE if unit is None or not ours.has_interval else max(abs(ours.low), abs(ours.high)) / unit
-    none = ours.n == 1 or (ours.contains(0.0) and reach <= CLEARLY_LESS)
-    verdict = Verdict.IN_DIRECTION if ratio <= CLEARLY_LESS else Verdict.NOT_REPRODUCED
-    if reach <= NEGLIGIBLE or (ratio <= NO_EFFECT and none):
-        verdict = Verdict.REPRODUCED
+    """A change that should be nothing beside the one that the key factor makes."""
+    margin = NO_EFFECT * abs(key.value)
     words = f"{with_interval(ours, signed=True)}, CutMix's {with_interval(key, signed=True)}"
-    words += "" if unit is None else f" ({share(ratio)})"
-    return Finding(verdict=verdict, ours=words, value=ours.value, low=ours.low, high=ours.high, n=ours.n)
+    if p_of_sign(key, key_sign) > ALPHA:
+        return finding_of(ours, words, p=1.0, p_against=1.0)
+    words += f" ({share(abs(ours.value / key.value))}; p = {p_within(ours, -margin, margin):.2g} for none)"
+    return judge_within(ours, -margin, margin, words=words)
 
 
 GROUPS = (
-    "*Two groups.* Reproduced: a clean gap; every run with CutMix is at or below the paper's bound for them and every "
-    f"run without at or above the other, give or take {share(SIZE_TOLERANCE)} of the bound. In direction: a clean gap, "
-    "with CutMix below, at other values, or where the paper gives no bounds. Not reproduced: the groups overlap, or "
-    "CutMix is above."
+    "*Two groups.* The mean of a seed's runs with CutMix minus that of its runs without is tested over seeds, as a "
+    f"sign. Reproduced also takes that at least {share(SEPARATED)} of the pairs of a run with CutMix and one without "
+    "are in order (on average over seeds, within each), and, where the paper gives numbers, "
+    f"{1 / SIZE_FACTOR:g} to {SIZE_FACTOR:g} times its difference."
 )
 
 
-def judge_groups(found: Separation, bounds: tuple[float, float] | None, *, n: int) -> Finding:
-    """`bounds`: the paper's largest value with the factor, and its smallest without; None where it gives none."""
-    below = found.clean and found.difference < 0
-    within = (
-        bounds is not None
-        and found.highest_with <= bounds[0] * (1 + SIZE_TOLERANCE) + ROUNDING
-        and found.lowest_without >= bounds[1] * (1 - SIZE_TOLERANCE) - ROUNDING
+def judge_groups(runs: pd.DataFrame, factor: str, levels: Sequence[str], response: str, paper: float | None) -> Finding:
+    """Whether all runs with a factor (its last level) lie below all without; `paper`: its difference of the means."""
+    differences, in_order = [], []
+    known = runs.dropna(subset=[response])
+    for _, seed in known.groupby("seed"):
+        near, far = (seed.loc[seed[factor] == level, response].to_numpy() for level in (levels[-1], levels[0]))
+        if near.size and far.size:
+            differences.append(float(near.mean() - far.mean()))
+            in_order.append(float((near[:, None] < far).mean()))
+    ours, ordered = mean_interval(differences), mean_interval(in_order)
+    highest, lowest = (
+        known.loc[known[factor] == level, response].agg(end) for level, end in ((levels[-1], "max"), (levels[0], "min"))
     )
-    verdict = Verdict.IN_DIRECTION if below else Verdict.NOT_REPRODUCED
-    if below and within:
-        verdict = Verdict.REPRODUCED
-    return Finding(verdict=verdict, ours=groups_in_words(found), value=found.margin, n=n)
-
-
-def groups_in_words(found: Separation) -> str:
-    return (
-        f"with ≤ {rounded(found.highest_with)}, without ≥ {rounded(found.lowest_without)}; "
-        f"margin {rounded(found.margin, signed=True)} "
-        f"(p = {found.p:.2g}, {'exact, ' if found.exact else ''}within pairs)"
+    words = (
+        f"{with_interval(ours, signed=True)}, {share(ordered.value)} of pairs in order; with ≤ {rounded(highest)}, "
+        f"without ≥ {rounded(lowest)}"
     )
+    found = judge_sign(ours, sign=-1, words=words, paper=paper)
+    return replace(found, fits=found.fits and ordered.value >= SEPARATED)
 
 
 EVERY_SEED = (
-    "*Every seed.* For what the paper shows in a figure without a number. Each such claim has a strict reading and a "
-    "weak one, below. Reproduced: the strict one holds in every seed. In direction: the weak one does. Not "
-    "reproduced: otherwise."
+    "*Most seeds.* For what the paper shows in a figure, or proves, without a number to compare. Each such claim has a "
+    "strict reading and a weak one, below, true or false in a seed. Shown: the strict one holds in more seeds than "
+    "half of all would by chance (exact sign test: five of five, seven of eight). It leans that way where the weak one "
+    "holds in most of at least two seeds; its opposite is shown where the weak one fails in so many."
 )
 
 
 def judge_every_seed(strict: Sequence[bool], weak: Sequence[bool], words: str) -> Finding:
-    n = len(strict)
-    verdict = Verdict.IN_DIRECTION if all(weak) else Verdict.NOT_REPRODUCED
-    if all(strict):
-        verdict = Verdict.REPRODUCED
-    text = f"{words}; strict reading in {sum(strict)}, weak in {sum(weak)} of {n} {'seed' if n == 1 else 'seeds'}"
-    return Finding(verdict=verdict, ours=text, value=sum(strict) / n, n=n)
+    n, num_strict, num_weak = len(strict), sum(map(bool, strict)), sum(map(bool, weak))
+
+    def decides(number: int, alpha: float) -> bool:
+        holds, fails = (round(share_of / n * number) for share_of in (num_strict, n - num_weak))
+        return min(p_of_most(holds, number), p_of_most(fails, number)) <= alpha
+
+    return Finding(
+        ours=f"{words}; strict reading in {num_strict}, weak in {num_weak} of {n} {'seed' if n == 1 else 'seeds'}",
+        value=num_strict / n,
+        n=n,
+        p=p_of_most(num_strict, n),
+        p_against=p_of_most(n - num_weak, n),
+        leans=n > 1 and num_weak > n / 2,
+        opposite=NO,
+        decides=decides,
+    )
+
+
+ALL_OF = (
+    "*All of it.* A claim with several parts is as strong as the weakest of them: shown where every part is (the "
+    "largest p-value counts), in direction where every part is at least that, contradicted where the opposite of one "
+    "is shown (by a p-value that counts as often as there are parts)."
+)
+
+
+def all_of(parts: Iterable[Finding], words: str, *, value: float) -> Finding:
+    found = list(parts)
+    tested = [part.decides for part in found]
+    return Finding(
+        ours=words,
+        value=value,
+        n=min(part.n for part in found),
+        p=max(part.p for part in found),
+        p_against=min(1.0, len(found) * min(part.p_against for part in found)),
+        leans=all(part.leans for part in found),
+        fits=all(part.fits for part in found),
+        decides=lambda n, alpha: all(each is not None and each(n, alpha) for each in tested),
+    )
 
 
 DISSOCIATION = (
-    "*Dissociation.* Reproduced: both raise accuracy (95 % intervals above 0), by amounts that differ by at most "
-    f"{share(COMPARABLE)} of the larger; CutMix lowers min MAD (interval below 0), the other changes it by at most "
-    f"{share(NO_EFFECT)} as much. In direction: by their means both raise accuracy; CutMix lowers min MAD "
-    f"(interval below 0), the other changes it by at most {share(CLEARLY_LESS)} as much. Not "
-    "reproduced: otherwise. With one seed only the means are compared."
+    f"{ALL_OF} Here: both raise accuracy; their gains differ by at most {share(COMPARABLE)} of the larger (TOST); "
+    f"CutMix lowers min MAD; the other changes it by at most {share(NO_EFFECT)} as much (TOST)."
 )
 
 
 def judge_dissociation(
-    key_gain: Estimate, other_gain: Estimate, key_change: Estimate, other_change: Estimate
+    key_gain: Estimate, other_gain: Estimate, apart: Estimate, key_change: Estimate, other_change: Estimate
 ) -> Finding:
-    """Two factors with similar gains in accuracy, of which only the key factor makes heads local."""
-    ratio = abs(other_change.value) / abs(key_change.value) if key_change.value < 0 else INFINITE
-    larger = max(key_gain.value, other_gain.value)
-    apart = abs(key_gain.value - other_gain.value) / larger if larger > 0 else INFINITE
-    all_shown = _has_sign(key_gain, 1) and _has_sign(other_gain, 1) and _has_sign(key_change, -1)
-    verdict = Verdict.NOT_REPRODUCED
-    if all_shown and apart <= COMPARABLE and ratio <= NO_EFFECT:
-        verdict = Verdict.REPRODUCED
-    elif min(key_gain.value, other_gain.value) > 0 and _has_sign(key_change, -1) and ratio <= CLEARLY_LESS:
-        verdict = Verdict.IN_DIRECTION
+    """Two factors with similar gains in accuracy, `apart` from each other, of which only the key factor makes heads
+    local."""
+    margin = COMPARABLE * max(key_gain.value, other_gain.value, 0.0)
     words = (
         f"accuracy {with_interval(key_gain, scale=100, digits=2, signed=True)} and "
         f"{with_interval(other_gain, scale=100, digits=2, signed=True)} points; min MAD "
         f"{with_interval(key_change, signed=True)} and {with_interval(other_change, signed=True)}"
     )
-    return Finding(verdict=verdict, ours=words, value=ratio, n=key_gain.n)
+    parts = (
+        judge_sign(key_gain, sign=1, words=""),
+        judge_sign(other_gain, sign=1, words=""),
+        judge_within(apart, -margin, margin, words=""),
+        judge_sign(key_change, sign=-1, words=""),
+        judge_no_effect(other_change, key_change, key_sign=-1),
+    )
+    return all_of(parts, words, value=other_change.value / key_change.value if key_change.value else INFINITE)
 
 
 def change_in_words(before: Estimate, after: Estimate, change: Estimate, *, accuracy: bool) -> str:
@@ -188,96 +307,40 @@ def paired_change(runs: pd.DataFrame, condition: str, reference: str, response: 
     return ours, change_in_words(before, after, ours, accuracy=response == "test_acc")
 
 
-# How questions of our own are answered: the rules, stated before the runs were made.
-
-
-YES, IN_PART, NO, OTHER_WAY = "yes", "in part", "no", "the other way round"
-UNDECIDED, NOT_SHOWN = "undecided", "not shown"
-SHORT = (YES, IN_PART, NO, OTHER_WAY, UNDECIDED, NOT_SHOWN)
-"""Answers that can be counted; others are words of their own."""
-
 PART_OF_WHOLE = (
-    "*Part of the whole.* A contrast between conditions is compared with the whole effect of CutMix (CutMix minus "
-    f"None, taken as it is). No: its 95 % interval lies within {share(NO_EFFECT)} of CutMix's either way; or the "
-    f"contrast does, and the interval contains 0 and lies within {share(CLEARLY_LESS)}. Yes: it has CutMix's sign, "
-    f"its interval excludes 0, and it is at least {share(CLEARLY_LESS)} of CutMix's. In part: the same, but less of "
-    "it. The other way round: its interval lies on the other side of 0. Undecided: otherwise, or if the interval of "
-    "CutMix's own effect contains 0. Without an interval the contrast alone is compared with these shares."
+    "*Part of the whole.* A contrast between conditions, by one fit to all runs (the noise of a run is the same "
+    "everywhere; seeds have effects of their own). Yes: it is more than "
+    f"{share(NO_EFFECT)} of CutMix's whole effect (CutMix minus None) and is shown to have its sign. The other way "
+    "round: the same, with the opposite sign. No: it is shown to be less than that share, up or down (TOST)."
 )
 
 
 def judge_part(part: Estimate, whole: Estimate, *, n: int) -> Finding:
-    """How much of the whole effect a part has by itself."""
-    sign = -1 if whole.value < 0 else 1
-    ratio = part.value / whole.value if whole.value else float("nan")
-    unit = abs(whole.value)
-    reach = max(abs(part.low), abs(part.high)) if part.has_interval else abs(part.value)
-    is_none = reach <= NO_EFFECT * unit
-    holds_zero = not part.has_sign(1) and not part.has_sign(-1)
+    """Whether a part of the whole effect is there by itself, or none of it is."""
+    margin, ratio = NO_EFFECT * abs(whole.value), part.value / whole.value if whole.value else math.nan
     words = f"{difference_in_words(part)}, CutMix's {difference_in_words(whole)} ({rounded(100 * ratio, 0)} %)"
-    answer = UNDECIDED
-    if not whole.has_sign(sign):
-        words = f"{difference_in_words(part)}; CutMix itself {difference_in_words(whole)}"
-    elif is_none or (holds_zero and abs(part.value) <= NO_EFFECT * unit and reach <= CLEARLY_LESS * unit):
-        answer = NO
-    elif part.has_sign(sign):
-        answer = YES if ratio >= CLEARLY_LESS else IN_PART
-    elif part.has_sign(-sign):
-        answer = OTHER_WAY
-    return Finding(verdict=answer, ours=words, value=part.value, low=part.low, high=part.high, n=n)
+    found = replace(part, n=n)
+    if abs(part.value) > margin:
+        return judge_sign(found, sign=-1 if whole.value < 0 else 1, words=words)
+    none = judge_within(found, -margin, margin, words=words)
+    return replace(none, p=1.0, p_against=none.p, leans=False)
 
 
-SIGN = (
-    "*Sign.* Yes: the estimate has the sign that the question asks for, and its 95 % interval excludes 0. The other "
-    "way round: the interval lies on the other side of 0. Not shown: it contains 0. Without an interval the sign alone "
-    "decides."
-)
-
-
-def judge_sign(estimate: Estimate, *, sign: int, words: str, n: int) -> Finding:
-    """Whether a number and its interval lie on one side of 0."""
-    answer = NOT_SHOWN
-    if estimate.has_sign(sign):
-        answer = YES
-    elif estimate.has_sign(-sign):
-        answer = OTHER_WAY
-    return Finding(verdict=answer, ours=words, value=estimate.value, low=estimate.low, high=estimate.high, n=n)
-
-
-# Where only the direction can be compared, or a margin was stated before.
-
-
-def finding_of(verdict: str, ours: Estimate, words: str) -> Finding:
-    return Finding(verdict=verdict, ours=words, value=ours.value, low=ours.low, high=ours.high, n=ours.n)
+# Where a margin was stated before.
 
 
 def order_rule(reason: str) -> str:
-    """What `judge_order` does; `reason`: why sizes cannot be compared."""
-    return (
-        f"*Order.* {reason}, so the direction of a difference is compared, not its size. Reproduced: it has the "
-        "paper's sign, and its 95 % interval excludes 0. In direction: it has that sign in every seed, but the "
-        "interval contains 0 or, with one seed, there is none. Not reproduced: otherwise."
-    )
-
-
-def judge_order(values: Iterable[float], ours: Estimate, *, sign: int, words: str) -> Finding:
-    """`values`: the difference in each seed; `ours`: their mean."""
-    verdict = Verdict.IN_DIRECTION if all(value * sign > 0 for value in values) else Verdict.NOT_REPRODUCED
-    if ours.value * sign > 0 and ours.excludes_zero:
-        verdict = Verdict.REPRODUCED
-    return finding_of(verdict, ours, words)
+    """What judges a difference whose size cannot be compared; `reason`: why."""
+    return f"{SIGN} {reason}, so its size is not compared."
 
 
 _POINT = f"{100 * ACCURACY_MARGIN:g} point"
 COMPARABLE_RULE = (
-    f"*Comparable.* Reproduced: the whole 95 % interval of the difference is within {_POINT} of accuracy on either "
-    "side. In direction: its mean is. Not reproduced: otherwise. With one seed there is only the mean. In the paper "
-    f"all that performs comparably is within {_POINT}."
+    f"{within_rule(f'{_POINT} of accuracy on either side')} In the paper all that performs comparably is within that."
 )
 NOT_WORSE = (
-    "*Not worse.* The difference to the best of the others in each seed. Reproduced: the lower end of its 95 % "
-    f"interval is above −{_POINT} of accuracy. In direction: its mean is. Not reproduced: otherwise. With one seed "
-    "there is only the mean."
+    f"*Not worse.* The difference to the best of the others in each seed. Shown: it is above −{_POINT} of accuracy, by "
+    "a one-sided t test over seeds. Contradicted: it is shown to be below. It leans that way where the mean is above."
 )
 
 
@@ -287,25 +350,3 @@ def judge_comparable(ours: Estimate, *, words: str) -> Finding:
 
 def judge_not_worse(ours: Estimate, *, words: str) -> Finding:
     return judge_within(ours, -ACCURACY_MARGIN, INFINITE, words=words)
-
-
-def judge_within(ours: Estimate, lowest: float, highest: float, *, words: str) -> Finding:
-    """Whether a difference is between two margins: the whole interval or, which is less, its mean."""
-    verdict = Verdict.IN_DIRECTION if lowest <= ours.value <= highest else Verdict.NOT_REPRODUCED
-    if lowest <= ours.low and ours.high <= highest:  # false without an interval
-        verdict = Verdict.REPRODUCED
-    return finding_of(verdict, ours, words)
-
-
-WHICH = (
-    "*Which of the two.* The one that the sign of the difference points to, if its 95 % interval excludes 0. Not "
-    "shown: it contains 0 or, with one seed, there is none."
-)
-
-
-def judge_which(ours: Estimate, *, larger: str, smaller: str, words: str) -> Finding:
-    """`larger`: the answer if the difference is positive; `smaller`: if it is negative."""
-    answer = NOT_SHOWN
-    if ours.excludes_zero:
-        answer = larger if ours.value > 0 else smaller
-    return finding_of(answer, ours, words)

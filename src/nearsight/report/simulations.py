@@ -1,6 +1,6 @@
 """The report of a simulation: a table of its conditions, and what is declared for it."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -17,20 +17,10 @@ from nearsight.report.studies import report_of
 from nearsight.report.tables import Row, Table, percent, rounded, with_interval
 from nearsight.study.simulation_folder import SimulationResults
 from nearsight.study.statistics import Estimate, mean_interval
+from nearsight.study.statistics.significance import share_interval
 from nearsight.train.structure import StructureRun
 
 SMALL = "Small scale: few dimensions, samples and steps. This tests the path, not the paper's claims."
-
-
-def share_interval(holds: Iterable[float]) -> Estimate:
-    """How often something held, with Clopper and Pearson's interval: of seeds, ten of which are not a hundred."""
-    from scipy import stats  # here, because it takes most of a second
-
-    values = [bool(value) for value in holds]
-    if not values:
-        return Estimate(value=np.nan)
-    found = stats.binomtest(sum(values), len(values)).proportion_ci()
-    return Estimate(n=len(values), value=sum(values) / len(values), low=float(found.low), high=float(found.high))
 
 
 def share_in_words(interval: Estimate) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nearsight.errors import InputError
-from nearsight.report.claims import Claim, Verdicts, judge
+from nearsight.report.claims import Claim, Verdicts, judge_all
 from nearsight.report.marks import Animation, Drawing
 from nearsight.report.tables import Table, seeds_in_words
 
@@ -91,7 +91,7 @@ class StudyReport:
             return None
         seeds = seeds_in_words(results.runs.groupby("condition")["seed"].nunique())
         return Verdicts(
-            judgements=[judge(claim, results) for claim in claims],
+            judgements=judge_all(claims, results),
             title=f"{results.name}: {'what reproduces' if self.paper else 'the answers'}",
             scale=results.scale,
             paper=self.paper,

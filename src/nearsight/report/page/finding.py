@@ -29,10 +29,10 @@ def judged_in_words(verdicts: Verdicts) -> Words | None:
     """The first claim or question that the runs can judge, with its numbers; None where there is none."""
     for judgement in verdicts.judgements:
         text, finding = judgement.claim.text, judgement.finding
-        if finding.verdict == Verdict.NOT_TESTED:
+        if judgement.verdict is Verdict.NOT_TESTED:
             continue
-        answer = str(finding.verdict)
-        headline = f"{text}: {answer}." if verdicts.paper else f"{text} {answer[:1].upper()}{answer[1:]}."
+        answer = judgement.words
+        headline = f"{text} {answer[:1].upper()}{answer[1:]}." if judgement.claim.is_question else f"{text}: {answer}."
         seeds = "1 seed" if finding.n == 1 else f"{finding.n} seeds"
         return Words(headline=headline, sentences=(f"{finding.ours[:1].upper()}{finding.ours[1:]} ({seeds}).",))
     return None

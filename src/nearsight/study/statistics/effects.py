@@ -49,7 +49,7 @@ class LeastSquares:
         with np.errstate(divide="ignore", invalid="ignore"):  # runs without any noise
             p = 2 * float(stats.t.sf(np.abs(value / error), self.residual_df))
         half = float(stats.t.ppf((1 + level) / 2, self.residual_df)) * float(error)
-        return Estimate(value=value, low=value - half, high=value + half, error=float(error), p=p)
+        return Estimate(value=value, low=value - half, high=value + half, error=float(error), df=self.residual_df, p=p)
 
 
 def least_squares(columns: pd.DataFrame, values: Sequence[float] | pd.Series) -> LeastSquares:

@@ -33,9 +33,11 @@ class Estimate:
     std: float = float("nan")
     """Of a mean: over the runs, with n − 1 in the denominator."""
     error: float = float("nan")
-    """Of a fit: the standard error."""
+    """The standard error."""
+    df: float = float("nan")
+    """The degrees of freedom that it was estimated with."""
     p: float = float("nan")
-    """Of a fit: of its being 0, in a two-sided t test."""
+    """Of its being 0, in a two-sided t test."""
 
     @property
     def has_interval(self) -> bool:
@@ -69,12 +71,15 @@ def mean_interval(values: ArrayLike, level: float = LEVEL) -> Estimate:
     n = numbers.size
     mean = float(numbers.mean()) if n else float("nan")
     std = float(numbers.std(ddof=1)) if n > 1 else float("nan")
-    half = float("nan")
-    if n > 1:
-        from scipy import stats  # here, because it takes most of a second
+    if n < 2:
+        return Estimate(n=n, value=mean)
+    from scipy import stats  # here, because it takes most of a second
 
-        half = float(stats.t.ppf((1 + level) / 2, n - 1)) * std / n**0.5
-    return Estimate(n=n, value=mean, std=std, low=mean - half, high=mean + half)
+    error = std / n**0.5
+    half = float(stats.t.ppf((1 + level) / 2, n - 1)) * error
+    with np.errstate(divide="ignore", invalid="ignore"):  # values without any spread
+        p = 2 * float(stats.t.sf(np.abs(np.float64(mean) / error), n - 1))
+    return Estimate(n=n, value=mean, std=std, low=mean - half, high=mean + half, error=error, df=n - 1, p=p)
 
 
 def by_condition(runs: pd.DataFrame, response: str, level: float = LEVEL) -> pd.DataFrame:
