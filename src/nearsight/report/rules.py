@@ -1,8 +1,8 @@
 """From numbers to a verdict: what runs say about a claim, and when that decides it.
 
 A rule turns numbers into a `Finding`: a p-value for the claim, one for its opposite, and whether the size is the
-paper's. `weigh` turns a finding into a verdict, in the same way whatever the rule: by p-values that are corrected for the
-other claims of the family. So a verdict never becomes weaker by a seed that agrees with the mean of the others.
+paper's. `weigh` turns a finding into a verdict, in the same way whatever the rule: by p-values that are corrected for
+the other claims of the family. So a verdict never becomes weaker by a seed that agrees with the mean of the others.
 
 Seeds are clusters: a contrast is taken within each seed first, and Student's t is over seeds. The paper trained every
 condition once, so the spread of its numbers is not known.

@@ -13,6 +13,7 @@ from nearsight.study.statistics.intervals import (
     sorted_heads,
 )
 from nearsight.study.statistics.permutation import Separation, separation
+from nearsight.study.statistics.significance import holm, p_of_sign, p_within, share_interval
 
 __all__ = [
     "Effects",
@@ -24,10 +25,14 @@ __all__ = [
     "dissociations",
     "energy_distance",
     "factorial_effects",
+    "holm",
     "layer_responses",
     "least_squares",
     "mean_interval",
+    "p_of_sign",
+    "p_within",
     "paired_difference",
     "separation",
+    "share_interval",
     "sorted_heads",
 ]
