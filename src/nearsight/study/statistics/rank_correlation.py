@@ -24,8 +24,8 @@ METHOD = (
 
 
 WITHIN = (
-    "Within conditions: both numbers minus their mean over the runs of the condition, and permutations among the runs of "
-    "a condition only, so that what distinguishes the conditions makes no link."
+    "Within conditions: both numbers minus their mean over the runs of the condition, and permutations only among the "
+    "runs of a condition, so that what distinguishes the conditions makes no link."
 )
 
 
