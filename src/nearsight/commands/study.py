@@ -1,4 +1,4 @@
-"""`nearsight study {list,run,show}`: the papers' experiments, with error bars."""
+"""`nearsight study {list,power,run,show}`: the papers' experiments, with error bars."""
 
 import json
 import re
@@ -14,13 +14,14 @@ import tyro
 from nearsight.commands.options import DEFAULT_ADDRESS, Common, Engine, check_engine, dispatch, parse, stoppable
 from nearsight.commands.study_progress import SimulationProgress, StudyProgress
 from nearsight.commands.study_tables import described, described_simulation, simulation_table, table
-from nearsight.errors import InputError
+from nearsight.errors import InputError, check_at_least
 from nearsight.papers import catalogue, find_study_or_simulation
 from nearsight.study import (
     Simulation,
     SimulationResults,
     Study,
     StudyFolder,
+    StudyResults,
     is_simulation,
     run_simulation,
     run_study,
@@ -84,8 +85,22 @@ class ShowOptions(ListOptions):
     """The study's folder or URL, or its name: then what is in runs/NAME, results/NAME or runs/NAME-small."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class PowerOptions(ListOptions):
+    """What so many seeds of a study can show, before it runs: its own verdicts on made-up runs."""
+
+    name: _NAME
+    """The study, as `nearsight study list` calls it."""
+    seeds: tuple[int, ...] = ()
+    """Numbers of seeds per condition; the recipe's own, 2, 3, 5 and 10 by default."""
+    pilot: Path | None = None
+    """Folder of earlier runs of these conditions, whose means and spread are taken; by default the paper's means."""
+    draws: int = 200
+    """Studies that are made up, for each number of seeds, with the effects and without any."""
+
+
 def main(arguments: Sequence[str]) -> int:
-    return dispatch("study", arguments, {"list": _list, "run": _run, "show": _show})
+    return dispatch("study", arguments, {"list": _list, "power": _power, "run": _run, "show": _show})
 
 
 def _list(arguments: list[str]) -> int:
@@ -108,6 +123,29 @@ def _num_cells(name: str, about: str) -> int:
     """As the line `Cost` of its recipe says; making the study, for those that do not say it, loads what draws it."""
     stated = re.search(r"^ *Cost +(\d+) cells", about, re.MULTILINE)
     return int(stated[1]) if stated else len(find_study_or_simulation(name)().cells)
+
+
+def _power(arguments: list[str]) -> int:
+    options = parse(PowerOptions, arguments, prog="nearsight study power")
+    check_at_least("draws", options.draws, 1)
+    for number in options.seeds:
+        check_at_least("seeds", number, 1)
+    study = find_study_or_simulation(options.name)()
+    if isinstance(study, Simulation):
+        raise InputError(f"study {options.name!r} simulates its own data; its claims have no numbers to draw around")
+    from nearsight.papers import declare_all
+    from nearsight.report.power import NUMBERS_OF_SEEDS, of_paper, of_runs, power_table
+
+    declare_all()
+    assumed = of_paper(study) if options.pilot is None else of_runs(StudyResults.read(options.pilot))
+    seeds = options.seeds or sorted({*NUMBERS_OF_SEEDS, len(study.seed_list)})
+    found = power_table(study, assumed, seeds=seeds, num_draws=options.draws)
+    if options.json:
+        claims = found.numbers.to_dict(orient="records")
+        print(json.dumps({"study": study.name, "claims": claims, "notes": found.notes}, ensure_ascii=False))
+    else:
+        print(found.markdown())
+    return 0
 
 
 def _run(arguments: list[str]) -> int:
