@@ -4,6 +4,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import pandas as pd
@@ -76,8 +77,17 @@ class Judgement:
     """Of the claim, corrected for its family; NaN where nothing was tested."""
     p_against: float
     """Of its opposite, likewise."""
-    to_decide: int | None
-    """Seeds that would decide it; None where it is decided, or where that is not known."""
+    counts: int = 1
+    """How often Holm counts its p-value: once for every claim of the family that is not decided more clearly."""
+
+    @property
+    def is_open(self) -> bool:
+        return self.verdict in (Verdict.IN_DIRECTION, Verdict.INCONCLUSIVE) and self.p > ALPHA
+
+    @cached_property
+    def to_decide(self) -> int | None:
+        """Seeds that would decide it; None where it is decided, or where that is not known."""
+        return seeds_to_decide(self.finding, self.counts) if self.is_open else None
 
     @property
     def words(self) -> str:
@@ -112,14 +122,12 @@ def judge_all(claims: Iterable[Claim], results: Any) -> list[Judgement]:
 def _judgement(claim: Claim, finding: Finding, family: Sequence[Finding]) -> Judgement:
     place = next(place for place, each in enumerate(family) if each is finding)
     p, p_against = holm([each.p for each in family])[place], holm([each.p_against for each in family])[place]
-    verdict, to_decide = None, None
+    verdict = None
     if not finding.answer:
         verdict = Verdict.NOT_TESTED if math.isnan(p) else weigh(finding, p, p_against)
-    if verdict in (Verdict.IN_DIRECTION, Verdict.INCONCLUSIVE) and p > ALPHA:
-        # As often as Holm counts it: once for every claim of the family that is not decided more clearly.
-        likely = min(finding.p, finding.p_against)
-        to_decide = seeds_to_decide(finding, sum(likely <= min(each.p, each.p_against) for each in family))
-    return Judgement(claim=claim, finding=finding, verdict=verdict, p=p, p_against=p_against, to_decide=to_decide)
+    likely = min(finding.p, finding.p_against)
+    counts = sum(likely <= min(each.p, each.p_against) for each in family)
+    return Judgement(claim=claim, finding=finding, verdict=verdict, p=p, p_against=p_against, counts=max(counts, 1))
 
 
 def _finding(claim: Claim, results: Any) -> Finding:
@@ -235,8 +243,7 @@ class Verdicts:
 
 def _to_decide(judgement: Judgement) -> str:
     """ "5 seeds"."""
-    open_ = judgement.verdict in (Verdict.IN_DIRECTION, Verdict.INCONCLUSIVE) and judgement.p > ALPHA
-    if not open_ or judgement.finding.decides is None or judgement.finding.n < 2:
+    if not judgement.is_open or judgement.finding.decides is None or judgement.finding.n < 2:
         return MISSING
     return f"more than {MOST_SEEDS}" if judgement.to_decide is None else str(judgement.to_decide)
 

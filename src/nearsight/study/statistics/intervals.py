@@ -3,6 +3,7 @@ and locality go together."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import combinations
 
 import numpy as np
@@ -73,13 +74,21 @@ def mean_interval(values: ArrayLike, level: float = LEVEL) -> Estimate:
     std = float(numbers.std(ddof=1)) if n > 1 else float("nan")
     if n < 2:
         return Estimate(n=n, value=mean)
-    from scipy import stats  # here, because it takes most of a second
+    from scipy.special import stdtr
 
     error = std / n**0.5
-    half = float(stats.t.ppf((1 + level) / 2, n - 1)) * error
+    half = _quantile((1 + level) / 2, n - 1) * error
     with np.errstate(divide="ignore", invalid="ignore"):  # values without any spread
-        p = 2 * float(stats.t.sf(np.abs(np.float64(mean) / error), n - 1))
+        p = 2 * float(stdtr(n - 1, -np.abs(np.float64(mean) / error)))
     return Estimate(n=n, value=mean, std=std, low=mean - half, high=mean + half, error=error, df=n - 1, p=p)
+
+
+@lru_cache(maxsize=256)  # it takes longer than the rest of a mean
+def _quantile(probability: float, df: int) -> float:
+    """Of Student's t."""
+    from scipy import stats  # here, because it takes most of a second
+
+    return float(stats.t.ppf(probability, df))
 
 
 def by_condition(runs: pd.DataFrame, response: str, level: float = LEVEL) -> pd.DataFrame:

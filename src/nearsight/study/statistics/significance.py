@@ -6,6 +6,7 @@ has. Small p-values speak for a statement; `holm` corrects those of a family of 
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -32,25 +33,18 @@ def holm(ps: Sequence[float]) -> list[float]:
 
 def p_above(estimate: Estimate, bound: float) -> float:
     """One-sided: small where the true value is above the bound; 1 without a spread, as for a single seed."""
-    from scipy import stats  # here, because it takes most of a second
+    from scipy.special import stdtr  # the t distribution, a hundred times as fast as that of scipy.stats
 
     if not estimate.df > 0:
         return 1.0
     apart = estimate.value - bound
     if estimate.error == 0:  # seeds without any spread
         return 0.0 if apart > 0 else 1.0
-    return float(stats.t.sf(apart / estimate.error, estimate.df))
+    return float(stdtr(estimate.df, -apart / estimate.error))
 
 
 def p_below(estimate: Estimate, bound: float) -> float:
-    from scipy import stats  # here, because it takes most of a second
-
-    if not estimate.df > 0:
-        return 1.0
-    apart = estimate.value - bound
-    if estimate.error == 0:
-        return 0.0 if apart < 0 else 1.0
-    return float(stats.t.cdf(apart / estimate.error, estimate.df))
+    return p_above(replace(estimate, value=-estimate.value), -bound)
 
 
 def p_within(estimate: Estimate, lowest: float, highest: float) -> float:
