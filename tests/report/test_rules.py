@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -82,10 +83,14 @@ RULES: dict[str, Callable[[Table], Finding]] = {
 }
 
 
+def _said(finding: Finding, results: StudyResults) -> Finding:
+    return finding
+
+
 def judged(findings: Sequence[Finding]) -> list[Verdict]:
     """As one family."""
     claims = [
-        Claim(id=str(place), text="It is so", source="", rule="", judge=lambda _, finding=finding: finding)
+        Claim(id=str(place), text="It is so", source="", rule="", judge=partial(_said, finding))
         for place, finding in enumerate(findings)
     ]
     return [judgement.verdict for judgement in judge_all(claims, NO_RUNS) if judgement.verdict is not None]

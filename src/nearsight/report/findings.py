@@ -1,50 +1,53 @@
-"""One page for a reader with ten minutes, from the committed results alone: no number in it is typed by hand."""
+"""The page of findings: a few sentences each, which rest on verdicts and are refused where one comes out otherwise.
 
-import json
+No number on it is typed by hand: it is computed from the committed results alone.
+"""
+
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from nearsight.errors import InputError
 from nearsight.files import write_text
-from nearsight.report.claims import OURS, Judgement, Verdicts
+from nearsight.report.claims import Judgement, Verdicts
 from nearsight.report.marks import Drawing
-from nearsight.report.studies import report_of
+from nearsight.report.probe_tables import probe_verdicts
+from nearsight.report.probes import ProbeResults
+from nearsight.report.simulations import simulation_verdicts
 from nearsight.report.tables import markdown_rows, seeds_in_words
 from nearsight.report.writing import study_verdicts
-from nearsight.study.results import StudyResults
+from nearsight.study import SimulationResults, StudyResults, is_simulation
 
-Row = dict[str, str]
-"""Of a table of answers: column → cell."""
+ANY = ""
+"""Of a claim that is shown, whatever came out."""
+_PLACE = re.compile(r"\{([^{}]+)\}")
+_WIDTH = 560
+"""Of a figure on the page, in pixels."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
     title: str
-    """The question."""
-    claim: str
-    """What is at stake, and who says so."""
-    answers: Mapping[str, tuple[str, ...]]
-    """Study → the ids of its claims that are shown."""
-    in_short: tuple[str, ...]
-    """Those of them that decide the question, for the summary."""
-    hinges_on: tuple[str, ...] = ()
-    """Studies one of which must have results for the question to be answered at all; by default any of them."""
-    figures: tuple[tuple[str, str], ...] = ()
-    """Study and file name of its figures."""
-    draw: tuple[str, Callable[[Mapping[str, StudyResults]], Drawing]] | None = None
-    """Name and function of a figure of several studies, where none of them has it."""
-    words: Mapping[str, Callable[[StudyResults], str]] = field(default_factory=dict)
-    """Study → a sentence with numbers."""
-    change_our_mind: str
+    """The finding."""
+    text: str
+    """In a few sentences. {folder:claim} stands for our numbers on a claim, {name} for what `numbers` says."""
+    rests_on: Mapping[str, Mapping[str, str]]
+    """Folder of results → id of a claim → the verdict or answer without which the sentences do not hold, or `ANY`."""
+    numbers: Callable[[Mapping[str, Any]], Mapping[str, str]] = field(default=lambda results: {})
+    """Of the results by folder: further numbers, in words."""
+    figure: str | tuple[str, Callable[[Mapping[str, Any]], Drawing]]
+    """Its path below the results; or name and function of one that no study has alone."""
+    limits: str
+    """What it does not say, and what would change our mind."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Findings:
-    """A page of sections, each of which says what some studies found about one question."""
+    """A page of sections, and a list of all other results."""
 
     title: str
     about: str
@@ -52,155 +55,108 @@ class Findings:
 
     def write(self, results: Path, page: Path) -> tuple[Path, ...]:
         """Write the page and, next to it in images/, the figures that no study has alone; the files written."""
-        studies = self.read_studies(results)
-        written: list[Path] = []
-        for section in self._answered(studies):
-            if section.draw is not None:
-                name, draw = section.draw
-                with suppress(InputError):  # the studies there are cannot give it
-                    written += draw(studies).save(page.parent / "images", name)
+        found = _read(results)
+        drawn: list[Path] = []
+        for section in self._answered(found):
+            if not isinstance(section.figure, str):
+                name, draw = section.figure
+                drawn += draw(found).save(page.parent / "images", name)
         write_text(page, self.markdown(results, page))
-        return (page, *written)
+        return (page, *drawn)
 
     def markdown(self, results: Path, page: Path) -> str:
         """The text of the page; `page` is where it will stand, for its links."""
-        studies = self.read_studies(results)
-        sections = self._answered(studies)
-        judged = {name: study_verdicts(study) for name, study in studies.items()}
-        answered = {section.title: _answer_rows(section, studies, judged) for section in sections}
-        lines = [self.title, "", self.about, "", "## In short", "", *_in_short(sections, answered), ""]
+        found = _read(results)
+        sections = self._answered(found)
+        if not sections:
+            raise InputError(f"{results} has no results that the page is about; run one of the studies first")
+        judged = {name: verdicts for name, each in found.items() if (verdicts := verdicts_on(each)) is not None}
+        link = partial(_link, page=page)
+        lines = [f"# {self.title}", "", self.about, ""]
         for number, section in enumerate(sections, start=1):
-            lines += [f"## {_heading(number, section)}", "", f"**The claim.** {section.claim}", ""]
-            lines += _answers(answered[section.title])
-            words = (describe(studies[name]) for name, describe in section.words.items() if name in studies)
-            lines += [line for sentence in words for line in (sentence, "")]
-            lines += _figures(section, studies, results, page)
-            lines += [f"**What would change our mind.** {section.change_our_mind}", ""]
-            lines += [*_runs(section, studies, results, page), ""]
+            chosen = [(name, _chosen(section, name, judged[name])) for name in section.rests_on]
+            lines += [f"## {number}. {section.title}", "", _filled(section, found, chosen), ""]
+            lines += [*markdown_rows([row for _, some in chosen for row in map(_row, some)]), ""]
+            if isinstance(section.figure, str):
+                image = link(results / section.figure)
+            else:
+                image = f"images/{section.figure[0]}.png"
+            lines += [f'<img src="{image}" width="{_WIDTH}" alt="{section.title}">', "", section.limits, ""]
+            rest = "; ".join(
+                f"[{name}]({link(results / name / 'verdict.md')}), {_runs(found[name])}" for name, _ in chosen
+            )
+            lines += [f"*{rest}.*", ""]
+        told = {name for section in sections for name in section.rests_on}
+        lines += ["## All other results", ""]
+        lines += [
+            f"- [{name}]({link(results / name / 'verdict.md')}): {verdicts.summary()}"
+            for name, verdicts in judged.items()
+            if name not in told
+        ]
         return "\n".join(lines).rstrip() + "\n"
 
-    def read_studies(self, results: Path) -> dict[str, StudyResults]:
-        """The studies of the page that have results at full scale, by name."""
-        names = dict.fromkeys(name for section in self.sections for name in section.answers)
-        found = {name: StudyResults.read(results / name) for name in names if (results / name / "study.json").exists()}
-        full = {name: study for name, study in found.items() if study.scale == "full" and len(study.runs)}
-        if not full:
-            raise InputError(f"{results} has no results of {', '.join(names)}; run one of them first")
-        return full
-
-    def _answered(self, studies: Mapping[str, StudyResults]) -> list[Section]:
-        return [one for one in self.sections if any(name in studies for name in one.hinges_on or one.answers)]
+    def _answered(self, found: Mapping[str, Any]) -> list[Section]:
+        return [section for section in self.sections if all(name in found for name in section.rests_on)]
 
 
-def _heading(number: int, section: Section) -> str:
-    return f"{number}. {section.title}"
+def _read(results: Path) -> dict[str, Any]:
+    """Every study, simulation and set of probed models below a folder, by its path there; at full scale, with runs."""
+    found: dict[str, Any] = {}
+    for path in sorted([*results.rglob("study.json"), *results.rglob("probes.json")]):
+        folder, name = path.parent, path.parent.relative_to(results).as_posix()
+        if path.name == "probes.json":
+            found[name] = ProbeResults.read(folder)
+        elif is_simulation(folder):
+            found[name] = SimulationResults.read(folder)
+        else:
+            found[name] = StudyResults.read(folder)
+    return {name: each for name, each in found.items() if each.scale == "full" and _has_runs(each)}
 
 
-def _anchor(heading: str) -> str:
-    """What Markdown viewers call a heading in links: its words without punctuation."""
-    return re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
+def _has_runs(results: Any) -> bool:
+    return isinstance(results, ProbeResults) or bool(len(results.runs))
 
 
-def _in_short(sections: Iterable[Section], answered: Mapping[str, list[Row]]) -> list[str]:
-    """What decides each question, in a table: the question stands once, with the first of its answers."""
-    rows = []
-    for number, section in enumerate(sections, start=1):
-        question = f"[{section.title}](#{_anchor(_heading(number, section))})"
-        for row in answered[section.title]:
-            if row["id"] in section.in_short:
-                rows.append({"question": question, **{name: row[name] for name in _OF_SUMMARY}})
-                question = ""
-    return markdown_rows(rows)
+def verdicts_on(results: Any) -> Verdicts | None:
+    """Of a study, a simulation or probed models."""
+    if isinstance(results, ProbeResults):
+        return probe_verdicts(results)
+    return simulation_verdicts(results) if isinstance(results, SimulationResults) else study_verdicts(results)
 
 
-_OF_SUMMARY = ("claim or question", "study", "ours", "verdict")
+def _chosen(section: Section, name: str, verdicts: Verdicts) -> list[Judgement]:
+    """The judgements that a section rests on. One that came out otherwise is an error: its sentences do not hold."""
+    by_id = {judgement.claim.id: judgement for judgement in verdicts.judgements}
+    for claim, expected in section.rests_on[name].items():
+        if claim not in by_id:
+            raise KeyError(f"{name} has no claim {claim!r}; it has {sorted(by_id)}")
+        if expected != ANY and by_id[claim].words != expected:
+            raise InputError(
+                f"the finding {section.title!r} rests on {claim!r} of {name} being {expected!r}, but it is "
+                f"{by_id[claim].words!r}: rewrite it"
+            )
+    return [by_id[claim] for claim in section.rests_on[name]]
 
 
-def _answers(rows: list[Row]) -> list[str]:
-    # A column that says the same in every row, or nothing, is not worth its place.
-    idle = {"id", "study"} if len({row["study"] for row in rows}) == 1 else {"id"}
-    idle |= set() if any(row["paper"] for row in rows) else {"paper"}
-    return [*markdown_rows([{name: cell for name, cell in row.items() if name not in idle} for row in rows]), ""]
+def _filled(section: Section, found: Mapping[str, Any], chosen: Iterable[tuple[str, list[Judgement]]]) -> str:
+    numbers = dict(section.numbers(found))
+    numbers |= {f"{name}:{each.claim.id}": each.finding.ours for name, some in chosen for each in some}
+    return _PLACE.sub(lambda place: numbers[place[1]], section.text)
 
 
-def _answer_rows(
-    section: Section, studies: Mapping[str, StudyResults], judged: Mapping[str, Verdicts | None]
-) -> list[Row]:
-    rows = []
-    for name, ids in section.answers.items():
-        if name in studies:
-            verdicts = judged[name]
-            of_paper = report_of(name).paper is not None
-            rows += [
-                {
-                    "id": judgement.claim.id,
-                    "study": name,
-                    "claim or question": judgement.claim.text,
-                    "paper": judgement.claim.paper if of_paper and judgement.claim.source != OURS else "",
-                    "ours": judgement.finding.ours + _fewer_seeds(judgement, studies[name]),
-                    "verdict": f"**{judgement.words}**",
-                }
-                for judgement in _chosen(name, verdicts.judgements if verdicts else [], ids)
-            ]
-    return rows
+def _row(judgement: Judgement) -> dict[str, str]:
+    n = judgement.finding.n
+    return {
+        "claim or question": f"{judgement.claim.text} ({judgement.claim.source})",
+        "ours": f"{judgement.finding.ours}; {seeds_in_words([n])}" if n else judgement.finding.ours,
+        "verdict": f"**{judgement.words}**",
+    }
 
 
-def _fewer_seeds(judgement: Judgement, study: StudyResults) -> str:
-    """How many seeds it rests on, where others of the study rest on more and it does not say so itself."""
-    n, words = judgement.finding.n, seeds_in_words([judgement.finding.n])
-    is_worth_saying = 0 < n < study.runs["seed"].nunique() and not judgement.finding.ours.endswith(words)
-    return f" ({words})" if is_worth_saying else ""
+def _runs(results: Any) -> str:
+    runs = results.as_study().runs if isinstance(results, ProbeResults) else results.runs
+    return f"{len(runs)} runs, {seeds_in_words(runs.groupby('condition')['seed'].nunique())} per condition"
 
 
-def _chosen(study: str, judgements: Sequence[Judgement], ids: tuple[str, ...]) -> list[Judgement]:
-    """Those of these ids, or all, in the study's order. An id that it does not have is an error in the code."""
-    known = [judgement.claim.id for judgement in judgements]
-    if unknown := set(ids) - set(known):
-        raise KeyError(f"study {study!r} has no claims {sorted(unknown)}; it has {known}")
-    return [judgement for judgement in judgements if not ids or judgement.claim.id in ids]
-
-
-def _figures(section: Section, studies: Mapping[str, StudyResults], results: Path, page: Path) -> list[str]:
-    if section.draw is not None:
-        name, draw = section.draw
-        try:
-            caption = draw(studies).caption
-        except InputError:
-            return []
-        return [f"![{section.title}](images/{name}.png)", "", f"*{caption}*", ""]
-    present = [(study, name) for study, name in section.figures if study in studies]
-    images = [results / study / "figures" / name for study, name in present]
-    return [line for image in images for line in (f"![{section.title}]({_link(image, page)})", "")]
-
-
-def _runs(section: Section, studies: Mapping[str, StudyResults], results: Path, page: Path) -> list[str]:
-    """What the section rests on: runs, seeds, images, and minutes where they are known."""
-    words = []
-    for name in section.answers:
-        if name not in studies:
-            continue
-        runs = studies[name].runs
-        seeds = seeds_in_words(runs.groupby("condition")["seed"].nunique())
-        link = f"[{name}]({_link(results / name / 'verdict.md', page)})"
-        words.append(f"{link}: {len(runs)} runs, {seeds} per condition{_cost(results / name / 'provenance.json')}")
-    return [f"*{'; '.join(words)}.*"]
-
-
-def _cost(path: Path) -> str:
-    try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-        machines = ", ".join(dict.fromkeys(each.get("gpu", each["device"]) for each in record["hardware"]))
-        # Results of earlier versions say the seconds of their epochs, of a stack's once.
-        seconds = record["elapsed_seconds"] if "elapsed_seconds" in record else record["device_seconds"]
-        # Which runs came from the tables of other studies, whose time is reported there.
-        taken = "".join(f", {number} of them from {study}" for study, number in record.get("taken_from", {}).items())
-        cost = f", {record['images'] / 1e6:.0f} M images in {seconds / 60:.0f} minutes on {machines}"
-        return taken + (cost if record["images"] else "")
-    except FileNotFoundError:
-        return ""
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise InputError(f"{path} is damaged: {error}") from error
-
-
-def _link(target: Path, page: Path) -> str:
+def _link(target: Path, *, page: Path) -> str:
     return Path(os.path.relpath(target, page.parent)).as_posix()
