@@ -339,8 +339,8 @@ COMPARABLE_RULE = (
     f"{within_rule(f'{_POINT} of accuracy on either side')} In the paper all that performs comparably is within that."
 )
 NOT_WORSE = (
-    f"*Not worse.* The difference to the best of the others in each seed. Shown: it is above −{_POINT} of accuracy, by "
-    "a one-sided t test over seeds. Contradicted: it is shown to be below. It leans that way where the mean is above."
+    f"*Not worse.* Shown: the difference is above −{_POINT} of accuracy, by a one-sided t test over seeds. "
+    "Contradicted: it is shown to be below. It leans that way where the mean is above."
 )
 
 
