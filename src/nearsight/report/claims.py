@@ -221,7 +221,7 @@ class Verdicts:
             "Every p-value comes from one of these rules; the numbers of the rows that it judges are in brackets. The "
             "table shows the corrected one, of the claim or of its opposite, whichever is smaller."
         )
-        lines = ["## The verdicts", "", VERDICTS, "", "## The rules", "", about, ""]
+        lines = ["## The verdicts", "", VERDICTS, "", *self._families(), "## The rules", "", about, ""]
         numbered = list(enumerate((judgement.claim for judgement in self.judgements), start=1))
         for rule in dict.fromkeys(claim.rule for _, claim in numbered):
             claims = [(number, claim) for number, claim in numbered if claim.rule == rule]
@@ -231,6 +231,17 @@ class Verdicts:
                     strict, weak = claim.readings
                     lines.append(f"  - {number}. Strict: {strict}. Weak: {weak}.")
         return [*lines, ""]
+
+    def _families(self) -> list[str]:
+        """Which rows are corrected together; nothing where all are."""
+        members: dict[tuple[bool, str], list[str]] = {}
+        for number, judgement in enumerate(self.judgements, start=1):
+            claim = judgement.claim
+            members.setdefault((claim.is_question, claim.family), []).append(str(number))
+        if not any(family for _, family in members):
+            return []
+        words = (f"{family or 'the others'}: {', '.join(rows)}" for (_, family), rows in members.items())
+        return [f"Families, by the numbers of their rows: {'; '.join(words)}.", ""]
 
 
 def _to_decide(judgement: Judgement) -> str:
