@@ -16,6 +16,7 @@ from nearsight.papers.locat.dense import all_claims, claims_about
 from nearsight.report.page.folders import read_folder
 from nearsight.report.probe_tables import (
     conditions_table,
+    difference_over_images,
     differences,
     differences_of_conditions,
     differences_table,
@@ -130,11 +131,11 @@ def test_a_difference_of_one_seed_has_an_interval_over_images():
         r"\+30\.00 \(\+27\.\d\d to \+32\.\d\d\)", table.shown.set_index("condition").loc[s2.LOCAT, "k-NN, k = 20"]
     )
     assert table.shown.set_index("condition").loc[s2.LOCAT, "linear"] == "0.00"
-    assert any("a single seed" in note for note in table.notes)
+    assert any(note.startswith("In brackets: 95 % over test images") for note in table.notes)
     assert "over test images, since there is one seed" in differences_of_conditions(results, "knn_20").caption
     several = differences_table(made_up())
     assert set(several.numbers["interval_over"]) == {"seeds"}
-    assert not any("a single seed" in note for note in several.notes)
+    assert not any("In brackets" in note for note in several.notes)
 
 
 def test_the_papers_numbers_are_those_of_its_text():
@@ -152,52 +153,86 @@ def test_the_papers_numbers_are_those_of_its_text():
 
 
 def judged(results):
-    return {one.claim.text: one.finding for one in probe_verdicts(results).judgements}
+    return {one.claim.text: one for one in probe_verdicts(results).judgements}
+
+
+SEGMENTS, GAUG = "LocAt's frozen features segment better than ViT's", "GAug alone makes features segment better"
+RETRIEVES = "LocAt's patches retrieve better than ViT's, without training"
 
 
 def test_verdicts_follow_the_scores():
-    results = made_up()
+    results = made_up(noise=0.0005)
     found = judged(results)
     assert len(found) == len(claims_about(results)) == 6  # no kernels, no DINO, nothing without positions
-    assert found["LocAt's frozen features segment better than ViT's"].verdict == Verdict.REPRODUCED
-    assert found["LocAt's patches retrieve better than ViT's, without training"].verdict == Verdict.NOT_REPRODUCED
-    assert found["GAug alone makes features segment better"].verdict == Verdict.REPRODUCED
+    assert found[SEGMENTS].verdict == Verdict.REPRODUCED
+    assert found[RETRIEVES].verdict == Verdict.INCONCLUSIVE
+    assert found[GAUG].verdict == Verdict.REPRODUCED
     beyond = found["Together they make them better than the better of the two alone"]
-    assert (beyond.verdict, round(beyond.value, 2)) == (Verdict.REPRODUCED, 0.02)
+    assert (beyond.verdict, round(beyond.finding.value, 2)) == (Verdict.REPRODUCED, 0.02)
     gap = found["PRR makes features segment better than average pooling (GAP)"]
-    assert (gap.verdict, round(gap.value, 2)) == (Verdict.NOT_REPRODUCED, -0.01)
-    assert "2.4 M parameters, 32 pixels, trained on cifar100; probed on 321 images of voc-small" in gap.ours
-    # One seed says which way, and no more; a condition that is planned and missing is not tested.
-    one = judged(made_up(seeds=(0,)))
-    assert one["LocAt's frozen features segment better than ViT's"].verdict == Verdict.IN_DIRECTION
-    # Nor does it say so much where other images might turn it round: 0.02 above, of scores that may be 0.02 off.
-    gaug = one["GAug alone makes features segment better"]
-    assert gaug.verdict == Verdict.NOT_REPRODUCED
-    assert (gaug.low, gaug.high) == pytest.approx((gaug.value - 0.02236, gaug.value + 0.02236), abs=1e-4)
-    assert re.search(r"%: \+\d\.\d\d \(−0\.\d\d to \+\d\.\d\d\) points: 2.4 M", gaug.ours)
-    # Nor do two seeds of that sign, if they are as little above.
-    two = judged(made_up(seeds=(0, 1), noise=0.0005))
-    assert two["LocAt's frozen features segment better than ViT's"].verdict == Verdict.REPRODUCED
-    pair = made_up(seeds=(0, 1), conditions=(s2.VIT, s2.GAUG), noise=0)
-    for above, verdict in ((0.03, Verdict.IN_DIRECTION), (0.01, Verdict.NOT_REPRODUCED)):
-        value = pair.rows["value"] + (above - GAINS[s2.GAUG]) * (pair.rows["condition"] == s2.GAUG)
-        value += 0.005 * (-1.0) ** pair.rows["seed"].astype(float) * (pair.rows["condition"] == s2.GAUG)
-        moved = pair.rows.assign(value=value, low=value - 0.01, high=value + 0.02)
-        gaug = judged(replace(pair, rows=moved))["GAug alone makes features segment better"]
-        assert gaug.verdict == verdict
-        assert gaug.low < 0
-    for seeds, note in (((0,), "In brackets, of a single seed"), ((0, 1, 2), "± is half")):
-        shown = made_up(seeds=seeds)
-        notes = probe_verdicts(shown).notes
-        assert [words for words in ("In brackets, of a single seed", "± is half") if words in " ".join(notes)] == [note]
+    assert (gap.verdict, round(gap.finding.value, 2)) == (Verdict.CONTRADICTED, -0.01)
+    assert "2.4 M parameters, 32 pixels, trained on cifar100; probed on 321 images of voc-small" in gap.finding.ours
     planned = made_up(conditions=(s2.VIT, s2.GAUG))
     unfinished = ProbeResults(name="pairs", scale="full", planned=tuple(GAINS), rows=planned.rows)
-    late = judged(unfinished)
-    assert late["PRR alone makes features segment better"].verdict == Verdict.NOT_TESTED
+    assert judged(unfinished)["PRR alone makes features segment better"].verdict == Verdict.NOT_TESTED
     text = probe_verdicts(results).markdown()
-    assert "Of 6 claims of S2 (arXiv 2603.04892): 4 reproduced, 2 not reproduced. 15 models, 3 seeds" in text
+    assert (
+        "Of 6 claims of S2 (arXiv 2603.04892): 4 reproduced, 1 inconclusive, 1 contradicted. 15 models, 3 seeds" in text
+    )
     assert "ViT-T and ViT-B, 6 and 86 M parameters, 224 pixels, trained on ImageNet-1K" in text
-    assert text.count("*Order.*") == 1
+    assert "LocAt's features (Tables 1 and 4): 1, 2; parts (Table 5): 3, 4, 5, 6." in text
+
+
+def test_verdicts_are_of_a_t_test_over_seeds_corrected_for_the_table_of_the_paper():
+    results = made_up(noise=0.01)
+    values = results.rows[results.rows["measure"] == "segment_miou"].pivot_table(
+        index="seed", columns="condition", values="value"
+    )
+    found = judged(results)
+    pairs = {
+        GAUG: (s2.GAUG, s2.VIT),
+        "PRR alone makes features segment better": (s2.PRR, s2.VIT),
+        "PRR makes features segment better than average pooling (GAP)": (s2.PRR, s2.GAP),
+    }
+    ps = {}
+    for text, (condition, reference) in pairs.items():
+        test = stats.ttest_rel(values[condition], values[reference])
+        finding = found[text].finding
+        assert (finding.p, finding.p_against) == pytest.approx(
+            (test.pvalue, 1) if test.statistic > 0 else (1, test.pvalue)
+        )
+        ps[text] = finding.p
+    both = [stats.ttest_rel(values[s2.LOCAT], values[part]) for part in (s2.GAUG, s2.PRR)]
+    together = "Together they make them better than the better of the two alone"
+    ps[together] = found[together].finding.p
+    assert ps[together] == pytest.approx(max(1 if test.statistic < 0 else test.pvalue for test in both))
+    so_far = 0
+    for place, text in enumerate(sorted(ps, key=ps.__getitem__)):
+        so_far = max(so_far, min(1, (4 - place) * ps[text]))
+        assert found[text].p == pytest.approx(so_far)
+
+
+def test_one_seed_decides_nothing_and_images_stand_in_brackets():
+    one = judged(made_up(seeds=(0,)))
+    assert {judgement.verdict for judgement in one.values()} == {Verdict.INCONCLUSIVE}
+    gaug = one[GAUG].finding  # 0.02 above, of scores that may be 0.01 less or 0.02 more
+    assert (gaug.low, gaug.high) == pytest.approx((gaug.value - 0.02236, gaug.value + 0.02236), abs=1e-4)
+    assert re.search(r"%: \+\d\.\d\d \(−0\.\d\d to \+\d\.\d\d\) points: 2.4 M", gaug.ours)
+    # Of several seeds their spread decides, however little other images tell.
+    results = made_up()
+    several = judged(results)[GAUG]
+    assert several.verdict == Verdict.REPRODUCED
+    over_images = difference_over_images(results, s2.GAUG, s2.VIT, "segment_miou")
+    assert over_images.low < 0 < several.finding.low
+    ends = " to ".join(f"{100 * end:+.2f}".replace("-", "−") for end in (over_images.low, over_images.high))
+    assert f" ± {100 * (several.finding.high - several.finding.value):.2f} ({ends}) points" in several.finding.ours
+    for seeds, kinds in (((0,), ["In brackets"]), ((0, 1, 2), ["± is half", "In brackets"])):
+        notes = " ".join(probe_verdicts(made_up(seeds=seeds)).notes)
+        assert [words for words in ("± is half", "In brackets") if words in notes] == kinds
+    linear = made_up(conditions=(s2.VIT, s2.LOCAT))
+    without_ends = replace(linear, rows=linear.rows.assign(low=None, high=None).astype({"low": float, "high": float}))
+    assert "In brackets" not in " ".join(probe_verdicts(without_ends).notes)
+    assert "(" not in judged(without_ends)[SEGMENTS].finding.ours
 
 
 def test_files_can_be_read_again_and_are_the_same(tmp_path):

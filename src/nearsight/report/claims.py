@@ -196,11 +196,15 @@ class Verdicts:
             row.keep(paper=claim.paper).both("ours", finding.ours, title="ours" if of_paper else "numbers")
             row.keep(value=finding.value, low=finding.low, high=finding.high, n=finding.n)
             row.show("seeds", str(finding.n) if finding.n else MISSING)
-            row.keep(family=claim.family, p=finding.p, p_against=finding.p_against)
+            row.keep(
+                family=claim.family or ("questions" if claim.is_question else "claims"),
+                p=finding.p,
+                p_against=finding.p_against,
+            )
             # The p-value of what is more likely shown: the claim, or its opposite.
             likely = min(judgement.p, judgement.p_against)
             row.keep(p_corrected=judgement.p, p_against_corrected=judgement.p_against)
-            row.show("p", probability(likely))
+            row.show("p", probability(likely if finding.n > 1 else float("nan")))
             row.both("verdict", judgement.words, "verdict" if of_paper else "answer", f"**{judgement.words}**")
             to_decide = pd.NA if judgement.to_decide is None else judgement.to_decide
             row.both("to_decide", to_decide, "to decide", _to_decide(judgement)).keep(scale=self.scale)
@@ -229,7 +233,7 @@ class Verdicts:
             "Every p-value comes from one of these rules; the numbers of the rows that it judges are in brackets. The "
             "table shows the corrected one, of the claim or of its opposite, whichever is smaller."
         )
-        lines = ["## The verdicts", "", VERDICTS, "", "## The rules", "", about, ""]
+        lines = ["## The verdicts", "", VERDICTS, "", *self._families(), "## The rules", "", about, ""]
         numbered = list(enumerate((judgement.claim for judgement in self.judgements), start=1))
         for rule in dict.fromkeys(claim.rule for _, claim in numbered):
             claims = [(number, claim) for number, claim in numbered if claim.rule == rule]
@@ -239,6 +243,17 @@ class Verdicts:
                     strict, weak = claim.readings
                     lines.append(f"  - {number}. Strict: {strict}. Weak: {weak}.")
         return [*lines, ""]
+
+    def _families(self) -> list[str]:
+        """Which rows are corrected together; nothing where all are."""
+        members: dict[tuple[bool, str], list[str]] = {}
+        for number, judgement in enumerate(self.judgements, start=1):
+            claim = judgement.claim
+            members.setdefault((claim.is_question, claim.family), []).append(str(number))
+        if not any(family for _, family in members):
+            return []
+        words = (f"{family or 'the others'}: {', '.join(rows)}" for (_, family), rows in members.items())
+        return [f"Families, by the numbers of their rows: {'; '.join(words)}.", ""]
 
 
 def _to_decide(judgement: Judgement) -> str:

@@ -32,9 +32,9 @@ OVER_IMAGES = (
     "how another training of it would."
 )
 _OVER_SEEDS = "± is half the 95 % interval of the mean over seeds (Student's t)."
-_OF_ONE_SEED = (
-    "In brackets, of a single seed: 95 % over test images, from the intervals of both scores (square and add). They "
-    "say what other images would change, not what another training would."
+_IN_BRACKETS = (
+    "In brackets: 95 % over test images, from the intervals of both scores (square and add). They say what other "
+    "images would change, not what another training would."
 )
 _SEEDS, _IMAGES = "seeds", "test images"
 
@@ -50,8 +50,13 @@ class Difference(Estimate):
         """In points."""
         if self.interval_over != _IMAGES:
             return with_interval(self, scale=100, digits=2, signed=True)
-        value, low, high = (rounded(100 * number, 2, signed=True) for number in (self.value, self.low, self.high))
-        return f"{value} ({span(low, high)})"
+        return f"{rounded(100 * self.value, 2, signed=True)} {ends_in_words(self)}"
+
+
+def ends_in_words(found: Estimate) -> str:
+    """ "(+0.07 to +2.75)": the interval over test images, in points."""
+    low, high = (rounded(100 * end, 2, signed=True) for end in (found.low, found.high))
+    return f"({span(low, high)})"
 
 
 def differences(results: ProbeResults, measure: str) -> dict[str, Difference]:
@@ -149,7 +154,7 @@ def differences_table(results: ProbeResults) -> Table:
             if name in main:
                 words.show(title_of(name), found[condition].in_words() if condition in found else MISSING)
     over = {row["interval_over"] for row in rows}
-    explained = (words for kind, words in ((_SEEDS, _OVER_SEEDS), (_IMAGES, _OF_ONE_SEED)) if kind in over)
+    explained = (words for kind, words in ((_SEEDS, _OVER_SEEDS), (_IMAGES, _IN_BRACKETS)) if kind in over)
     columns = ["condition", "measure", "n", "mean", "std", "low", "high", "interval_over"]
     return Table(
         name="differences",
@@ -227,7 +232,7 @@ def probe_verdicts(results: ProbeResults) -> Verdicts | None:
     judgements = judge_all(claims, study)
     explained = {
         _OVER_SEEDS: any(judgement.finding.n > 1 for judgement in judgements),
-        _OF_ONE_SEED: any(judgement.finding.n == 1 for judgement in judgements),
+        _IN_BRACKETS: any(judgement.finding.n for judgement in judgements) and results.rows["low"].notna().any(),
     }
     intervals = (words for words, is_needed in explained.items() if is_needed)
     seeds = seeds_in_words(study.runs.groupby("condition")["seed"].nunique())

@@ -54,8 +54,8 @@ VERDICTS = (
     "A claim is *shown* where p ≤ 0.05 after Holm's correction for all claims of its family; so is its opposite.\n\n"
     "- **reproduced** (to a question of our own: *yes*): shown and, where the paper gives a size, between half and "
     "twice that size.\n"
-    "- **in direction** (*leaning yes*): shown, but with another size; or not shown, with odds of three to one or more "
-    "for it (one-sided p ≤ 0.25, at least two seeds).\n"
+    "- **in direction** (*leaning yes*): shown, but with another size; or not shown, with at least two seeds that lean "
+    "that way: odds of three to one for it (one-sided p ≤ 0.25, not corrected), or what its rule says.\n"
     "- **contradicted** (*no*, *the other way round*): the opposite is shown.\n"
     "- **inconclusive**: none of these, as always with one seed.\n\n"
     "*To decide* is how many seeds would decide it, if the mean and the spread over seeds stay as they are."
@@ -339,8 +339,8 @@ COMPARABLE_RULE = (
     f"{within_rule(f'{_POINT} of accuracy on either side')} In the paper all that performs comparably is within that."
 )
 NOT_WORSE = (
-    f"*Not worse.* The difference to the best of the others in each seed. Shown: it is above −{_POINT} of accuracy, by "
-    "a one-sided t test over seeds. Contradicted: it is shown to be below. It leans that way where the mean is above."
+    f"*Not worse.* Shown: the difference is above −{_POINT} of accuracy, by a one-sided t test over seeds. "
+    "Contradicted: it is shown to be below. It leans that way where the mean is above."
 )
 
 

@@ -4,7 +4,6 @@ The question that no paper asked: S1 meets S2, in a factorial of CutMix and the 
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from enum import StrEnum
 from functools import partial
 from itertools import product
 from typing import Any, NamedTuple
@@ -22,22 +21,15 @@ from nearsight.report.conditions import FACTOR_NAMES, missing_notes, scale_notes
 from nearsight.report.figures.style import house_style, light_grid, model_style
 from nearsight.report.marks import Drawing, add_footnote, legend_above
 from nearsight.report.responses import known_shares, run_measures, share_notes
-from nearsight.report.rules import CLEARLY_LESS, Finding
+from nearsight.report.rules import SIGN, Finding, judge_sign
 from nearsight.report.studies import report_on
-from nearsight.report.tables import (
-    MISSING,
-    Row,
-    Table,
-    difference_in_words,
-    probability,
-    rounded,
-    seeds_in_words,
-    share,
-)
+from nearsight.report.study_tables import INTERVALS
+from nearsight.report.tables import MISSING, Row, Table, difference_in_words, rounded, seeds_in_words
 from nearsight.study import OFF, Study
 from nearsight.study.recipes import recipe
 from nearsight.study.results import StudyResults
 from nearsight.study.statistics import Estimate, LeastSquares, least_squares, mean_interval
+from nearsight.study.statistics.significance import ALPHA, p_of_sign
 from nearsight.train.recipes import compact_cifar100, trained_for
 
 _EPOCHS = 50
@@ -62,33 +54,6 @@ def locat_cutmix_cifar100(*, seeds: int = 3) -> Study:
     return Study(base, factors=factors, seeds=seeds, ends=("Baseline", "CutMix + LocAt"))
 
 
-class Answer(StrEnum):
-    """Does the factor still do it where the other already does?"""
-
-    STILL = "yes, still"
-    LESS = "yes, but less"
-    NOT = "not any more"
-    REVERSED = "reversed"
-    UNDECIDED = "undecided"
-    NOT_EVEN_ALONE = "not even alone"
-
-
-_ANSWERS = (
-    "*With the other.* The factor's effect without the other, its effect with it, and their difference (the "
-    "interaction), each with its 95 % interval: ordinary least squares over all runs of the factorial, seeds as "
-    "replicates. Where the question is about two of the three factors, effects are means over the third; LocAt is GAug "
-    "and PRR, switched together. The noise is that of all runs, so the interval of an effect that all seeds agree on "
-    "can contain 0 here; its differences within seeds are in the table. An effect is shown where its interval excludes "
-    "0; it shrinks where the interval of the difference excludes 0 and its sign is opposite to the effect without. "
-    f"*{Answer.NOT_EVEN_ALONE}*: the effect without the other is not shown, or has the opposite sign, so that there is "
-    f"nothing to keep. *{Answer.REVERSED}*: with the other it is shown with the opposite sign. *{Answer.NOT}*: it "
-    "shrinks, and with the other its interval contains 0 and is within "
-    f"{share(CLEARLY_LESS)} of the effect without. *{Answer.LESS}*: it shrinks, but is not shown to vanish. "
-    f"*{Answer.STILL}*: with the other it is shown, and it is not shown to shrink. *{Answer.UNDECIDED}*: neither that "
-    "it remains nor that it shrinks is shown."
-)
-
-
 class Beside(NamedTuple):
     """What a factor does to a response without another factor and with it."""
 
@@ -96,24 +61,6 @@ class Beside(NamedTuple):
     with_other: Estimate
     change: Estimate
     """The second minus the first: the interaction."""
-
-    def answer(self, sign: int) -> Answer:
-        """`sign`: which way the factor is expected to move the response."""
-        if not _is_shown(self.without, sign):
-            return Answer.NOT_EVEN_ALONE
-        if _is_shown(self.with_other, -sign):
-            return Answer.REVERSED
-        if _is_shown(self.change, -sign):
-            is_small = max(abs(self.with_other.low), abs(self.with_other.high)) <= CLEARLY_LESS * abs(
-                self.without.value
-            )
-            return Answer.NOT if is_small and not _is_shown(self.with_other, sign) else Answer.LESS
-        return Answer.STILL if _is_shown(self.with_other, sign) else Answer.UNDECIDED
-
-
-def _is_shown(effect: Estimate, sign: int) -> bool:
-    """By its interval; nothing is shown without one."""
-    return effect.has_interval and effect.has_sign(sign)
 
 
 _Factors = Mapping[str, tuple[str, ...]]
@@ -123,39 +70,39 @@ _Factors = Mapping[str, tuple[str, ...]]
 def beside(
     runs: pd.DataFrame, factors: _Factors, response: str, *, factor: tuple[str, ...], other: tuple[str, ...]
 ) -> Beside:
-    """Differences of means of the factorial's cells, with the noise within all of them.
+    """Differences of means of the factorial's cells, within each seed that has all of them.
 
     Several factors are switched together; over those that are in neither, means are taken. An `InputError` says what
     these runs cannot show.
     """
-    if not np.isfinite(runs[response]).all():
-        raise InputError(f"{response} is not known of every run")
-    fitted = _cell_means(runs, factors, response)
+    values = runs.assign(cell=_cell_names(runs, factors)).pivot_table(index="seed", columns="cell", values=response)
 
-    def mean(*on: str) -> dict[str, float]:
-        """The weights of cells in the mean with these factors on, and the others of the question off."""
-        ends = {name: (levels[-1] if name in on else levels[0],) for name, levels in factors.items()}
+    def mean(*on: str) -> "pd.Series[float]":
+        """Of a seed's cells with these factors on, and the others of the question off."""
+        ends = {name: (levels[-1 if name in on else 0],) for name, levels in factors.items()}
         rest = {name: levels for name, levels in factors.items() if name not in (*factor, *other)}
         cells = [_cell_name(levels) for levels in product(*(ends | rest).values())]
-        return dict.fromkeys(cells, 1 / len(cells))
+        return values.reindex(columns=cells).mean(axis=1, skipna=False)
 
-    without = _minus(mean(*factor), mean())
-    with_other = _minus(mean(*factor, *other), mean(*other))
-    return Beside(*map(fitted.estimate, (without, with_other, _minus(with_other, without))))
-
-
-def _minus(one: dict[str, float], other: dict[str, float]) -> dict[str, float]:
-    return {cell: one.get(cell, 0.0) - other.get(cell, 0.0) for cell in {**one, **other}}
+    effects = {"without": mean(*factor) - mean(), "with_other": mean(*factor, *other) - mean(*other)}
+    known = pd.DataFrame(effects).dropna()
+    if known.empty:
+        raise InputError(f"no seed has a {response} of every run that is compared")
+    changes = known["with_other"] - known["without"]
+    return Beside(*map(mean_interval, (known["without"], known["with_other"], changes)))
 
 
 def _cell_name(levels: Iterable[str]) -> str:
     return ", ".join(levels)
 
 
+def _cell_names(runs: pd.DataFrame, factors: _Factors) -> "pd.Series[str]":
+    return pd.Series(map(_cell_name, runs[list(factors)].itertuples(index=False)), index=runs.index)
+
+
 def _cell_means(runs: pd.DataFrame, factors: _Factors, response: str) -> LeastSquares:
     """A mean per cell of the factorial, by `_cell_name`, with one noise for all cells and seeds as replicates."""
-    names = [_cell_name(levels) for levels in runs[list(factors)].itertuples(index=False)]
-    return least_squares(pd.get_dummies(pd.Series(names, index=runs.index), dtype=float), runs[response])
+    return least_squares(pd.get_dummies(_cell_names(runs, factors), dtype=float), runs[response])
 
 
 class _Response(NamedTuple):
@@ -209,40 +156,87 @@ _WAYS = (
     _Way((_CUTMIX,), (_GAUG,)),
     _Way((_GAUG,), (_CUTMIX,)),
 )
+_PAIRS = tuple(way for way in _WAYS if way.factor == (_CUTMIX,))
+"""An interaction is the same both ways."""
 _QUESTIONS = {
     "min_mad": "Does {} still make the most local head more local where {} already does?",
     "mean_mad": "Does {} still make heads more local on average where {} already does?",
     "log_min_mad": "Does {} still make the most local head more local, relative to what {} leaves of its distance?",
     "test_acc": "Does {} still raise accuracy where {} already does?",
 }
+_INTERACTIONS = {
+    "min_mad": "Do {} and {} take from each other's effect on the most local head?",
+    "mean_mad": "Do {} and {} take from each other's effect on heads on average?",
+    "log_min_mad": "Do {} and {} take from each other's effect on the most local head, relative to its distance?",
+    "test_acc": "Do {} and {} take from each other's effect on accuracy?",
+}
+_WITHIN = (
+    "LocAt is GAug and PRR, switched together; where GAug is asked for alone, effects are means over models with and "
+    "without PRR. The four responses of a question are one family."
+)
+_STILL = (
+    f"{SIGN} Here: what the factor changes where the other already is. What it changes without the other is not "
+    f"judged; *not shown* behind it: its p-value, not corrected, is above {ALPHA:.2g}. {_WITHIN}"
+)
+_LESS = (
+    f"{SIGN} Here: the interaction, what a factor changes with the other minus what it changes without. Both are "
+    "expected to lower MAD and to raise accuracy. Yes: they do so less together than the sum of what each does alone. "
+    f"The other way round: more. {_WITHIN}"
+)
 
 
 def _spelt(factors: tuple[str, ...]) -> str:
     return "LocAt" if factors == _LOCAT else " and ".join(FACTOR_NAMES.get(factor, factor) for factor in factors)
 
 
+def _source(way: _Way) -> str:
+    """LocAt as a whole was asked after when a first table, of GAug over models, hid what it does."""
+    return "no paper asks it; asked after the runs" if _LOCAT in way else "no paper asks it"
+
+
 def _question(way: _Way, response: _Response) -> Claim:
+    """The effect where the other is."""
+    factor, other = _spelt(way.factor), _spelt(way.other)
     return Claim(
         id=f"{'+'.join(way.factor)} beside {'+'.join(way.other)}-{response.column}",
-        text=_QUESTIONS[response.column].format(_spelt(way.factor), _spelt(way.other)),
-        source="no paper asks it",
-        rule=_ANSWERS,
-        judge=partial(_judge, way, response),
+        text=_QUESTIONS[response.column].format(factor, other),
+        source=_source(way),
+        rule=_STILL,
+        family=f"{factor} where {other} is",
+        judge=partial(_judge_still, way, response),
     )
 
 
-def _judge(way: _Way, response: _Response, results: StudyResults) -> Finding:
-    found = beside(_measured_runs(results), results.factors, response.column, factor=way.factor, other=way.other)
+def _judge_still(way: _Way, response: _Response, results: StudyResults) -> Finding:
+    found = _found(way, response, results)
+    without, with_other, _ = map(response.describe, found)
+    shown = "" if p_of_sign(found.without, response.sign) <= ALPHA else " (not shown)"
+    words = f"without {_spelt(way.other)} {without}{shown}, with it {with_other}"
+    return judge_sign(found.with_other, sign=response.sign, words=words)
+
+
+def _interaction_question(way: _Way, response: _Response) -> Claim:
+    factor, other = _spelt(way.factor), _spelt(way.other)
+    return Claim(
+        id=f"{'+'.join(way.factor)} x {'+'.join(way.other)}-{response.column}",
+        text=_INTERACTIONS[response.column].format(factor, other),
+        source=_source(way),
+        rule=_LESS,
+        family=f"{factor} and {other} together",
+        judge=partial(_judge_less, way, response),
+    )
+
+
+def _judge_less(way: _Way, response: _Response, results: StudyResults) -> Finding:
+    found = _found(way, response, results)
+    factor, other = _spelt(way.factor), _spelt(way.other)
     without, with_other, change = map(response.describe, found)
-    return Finding(
-        verdict=found.answer(response.sign),
-        ours=f"without {_spelt(way.other)} {without}, with it {with_other}; "
-        f"changed by {change} (p = {probability(found.change.p)})",
-        value=found.change.value,
-        low=found.change.low,
-        high=found.change.high,
-        n=int(results.runs["seed"].nunique()),
-    )
+    words = f"{factor} without {other} {without}, with it {with_other}: changed by {change}"
+    return judge_sign(found.change, sign=-response.sign, words=words)
+
+
+def _found(way: _Way, response: _Response, results: StudyResults) -> Beside:
+    return beside(_measured_runs(results), results.factors, response.column, factor=way.factor, other=way.other)
 
 
 class _Effect(NamedTuple):
@@ -250,8 +244,6 @@ class _Effect(NamedTuple):
     where: str
     response: _Response
     effect: Estimate
-    n: int
-    """The runs, or pairs of runs, that it comes from."""
     p: float = float("nan")
 
 
@@ -269,17 +261,16 @@ def cutmix_table(results: StudyResults) -> Table:
     for one in found:
         named = {"factor": "+".join(one.factor), "where": one.where, "response": one.response.column}
         ends = {"value": one.effect.value, "low": one.effect.low, "high": one.effect.high}
-        rows.append(Row().keep(**named, scale=results.scale, **ends, n=one.n, p=one.p))
+        rows.append(Row().keep(**named, scale=results.scale, **ends, n=one.effect.n, p=one.p))
         if (one.factor, one.where) not in shown:
-            words = Row().show("effect of", _spelt(one.factor)).show("where", one.where).show("n", str(one.n))
+            words = Row().show("effect of", _spelt(one.factor)).show("where", one.where).show("n", str(one.effect.n))
             words.words |= dict.fromkeys((response.title for response in responses), MISSING)
             shown[one.factor, one.where] = words
         shown[one.factor, one.where].show(one.response.title, one.response.describe(one.effect))
     notes = (
-        "± is half the 95 % interval. Of one model: differences within seeds, n of them (Student's t; with one "
-        "seed there is no interval). Over models, and with or without LocAt (GAug and PRR): ordinary least squares "
-        "with seeds as replicates and one noise for all, from n runs. Change: what the other changes in the "
-        "effect, the interaction.",
+        f"{INTERVALS} n: seeds. Everything is taken within seeds: a difference of runs, of means over models with and "
+        "without PRR (all models), or of two such differences (change: what the other changes in the effect, the "
+        "interaction). LocAt: GAug and PRR together.",
         "Relative: the change of the smallest distance in per cent, with the ends of its interval; in rows of "
         "changes, the ratio of two such changes. No distance is below 0, so where little of it is left less "
         "can be taken off: the relative change allows for that.",
@@ -303,7 +294,7 @@ def _in_each_model(runs: pd.DataFrame, factors: _Factors, way: _Way, response: _
         interval = mean_interval(values.iloc[:, -1] - values.iloc[:, 0])
         on = [_spelt((name,)) for name, level in levels.items() if level != factors[name][0]]
         where = f"with {' and '.join(on)}" if on else "alone"
-        yield _Effect((factor,), where, response, interval, interval.n)
+        yield _Effect((factor,), where, response, interval)
 
 
 def _at(runs: pd.DataFrame, levels: Mapping[str, str]) -> pd.DataFrame:
@@ -317,9 +308,9 @@ def _beside(runs: pd.DataFrame, factors: _Factors, way: _Way, response: _Respons
     except InputError:
         return
     other, models = _spelt(way.other), "all models " if way.is_over_models else ""
-    yield _Effect(way.factor, f"{models}without {other}", response, found.without, len(runs))
-    yield _Effect(way.factor, f"{models}with {other}", response, found.with_other, len(runs))
-    yield _Effect(way.factor, f"change by {other}", response, found.change, len(runs), found.change.p)
+    yield _Effect(way.factor, f"{models}without {other}", response, found.without)
+    yield _Effect(way.factor, f"{models}with {other}", response, found.with_other)
+    yield _Effect(way.factor, f"change by {other}", response, found.change, found.change.p)
 
 
 _PANELS = {
@@ -406,7 +397,11 @@ _CUTMIX_AND_LOCAT = {
 }
 report_on(
     "locat-cutmix-cifar100",
-    claims=[_question(way, response) for way in _WAYS for response in _RESPONSES],
+    claims=[
+        *(_question(way, response) for way in _WAYS for response in _RESPONSES),
+        *(_interaction_question(way, response) for way in _PAIRS for response in _RESPONSES),
+    ],
+    intervals=f"{INTERVALS} Effects are taken within seeds.",
     tables=(locality_table, layers_table, differences_to("Baseline"), cutmix_table),
     figures={"figure-6-interaction": interaction, "figure-7-layers": layer_profiles(_CUTMIX_AND_LOCAT)},
 )

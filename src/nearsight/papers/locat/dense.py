@@ -13,10 +13,10 @@ from nearsight.errors import InputError
 from nearsight.papers.locat import numbers as s2
 from nearsight.papers.locat.numbers import PublishedTable, above
 from nearsight.report.claims import Claim
-from nearsight.report.probe_tables import difference, difference_over_images
+from nearsight.report.probe_tables import difference, difference_over_images, ends_in_words
 from nearsight.report.probes import ProbeResults, knn_measure, title_of
 from nearsight.report.responses import of_shared_seeds
-from nearsight.report.rules import Finding, Verdict, judge_order
+from nearsight.report.rules import Finding, judge_sign, order_rule
 from nearsight.report.studies import PROBES, report_on
 from nearsight.report.tables import percent, with_interval
 from nearsight.study.results import StudyResults
@@ -91,11 +91,16 @@ def _dino(vit: float, locat: float) -> _Published:
 
 
 _ORDER = (
-    "*Order.* The paper's models are larger and see larger images, so the direction of a difference is compared, not "
-    "its size. Reproduced: it has the paper's sign, and its 95 % interval over seeds excludes 0. In direction: it has "
-    "that sign in every seed, and other test images would not turn it round: the 95 % interval over them excludes 0 "
-    "(where more than two conditions are compared, the sign decides). Not reproduced: otherwise."
+    f"{order_rule(s2.LARGER)} What other test images would change stands in brackets and decides nothing: a claim is "
+    "about training, of which a single seed says nothing."
 )
+_WHOLE, _RETRIEVED, _PRETRAINED = "S2 §5.2, Table 1", "S2 §5.2, Table 4", "S2 §5.2, Table 3"
+_PARTS, _KERNELS = "S2 §5.4, Table 5", "S2 App. E, Table 8"
+_FAMILIES = {
+    **dict.fromkeys((_WHOLE, _RETRIEVED), "LocAt's features (Tables 1 and 4)"),
+    **{_PARTS: "parts (Table 5)", _KERNELS: "kernels (Table 8)", _PRETRAINED: "DINO (Table 3)"},
+}
+"""Where the paper makes a claim → the claims it is corrected with."""
 
 
 def _claim(
@@ -114,8 +119,9 @@ def _claim(
         text=text,
         source=source,
         paper=f"{words} points: {published.scale}",
-        rule=_ORDER,
+        rule=f"{_ORDER} {s2.EACH}" if contrast.parts else _ORDER,
         needs=contrast.needs,
+        family=_FAMILIES[source],
         judge=partial(_judge, probed, measure, contrast),
     )
 
@@ -124,20 +130,18 @@ def _judge(probed: ProbeResults, measure: str, contrast: s2.Contrast, results: S
     if measure not in results.runs:
         raise InputError(f"no model has a {title_of(measure)}")
     values = of_shared_seeds(results.runs, measure, contrast.needs, title_of(measure))
-    found = contrast.of(values)
-    ours, scale = mean_interval(found), _scale_of(probed, measure, contrast.needs)
-    if len(contrast.needs) > 2:
-        words = f"{with_interval(ours, scale=100, digits=2, signed=True)} points: {scale}"
-        return judge_order(found, ours, sign=1, words=words)
+    ours, scale = mean_interval(contrast.of(values)), _scale_of(probed, measure, contrast.needs)
+    judge = partial(s2.judge_contrast, contrast, values, partial(judge_sign, sign=1, words=""))
+    if contrast.parts:
+        return judge(words=f"{with_interval(ours, scale=100, digits=2, signed=True)} points: {scale}")
     reference, condition = contrast.needs
     between = difference(probed, condition, reference, measure)
     before, after = (percent(float(values[label].mean())) for label in contrast.needs)
-    words = f"{before} to {after} %: {between.in_words()} points: {scale}"
-    finding = judge_order(found, ours, sign=1, words=words)
+    words = f"{before} to {after} %: {between.in_words()}"
     over_images = difference_over_images(probed, condition, reference, measure)
-    if finding.verdict == Verdict.IN_DIRECTION and over_images.has_interval and not over_images.has_sign(1):
-        finding = replace(finding, verdict=Verdict.NOT_REPRODUCED)
-    return replace(finding, low=between.low, high=between.high)
+    if between.n > 1 and over_images.has_interval:
+        words += f" {ends_in_words(over_images)}"
+    return replace(judge(words=f"{words} points: {scale}"), low=between.low, high=between.high)
 
 
 def _scale_of(probed: ProbeResults, measure: str, conditions: tuple[str, ...]) -> str:
@@ -154,7 +158,6 @@ def _scale_of(probed: ProbeResults, measure: str, conditions: tuple[str, ...]) -
 
 def all_claims(probed: ProbeResults) -> list[tuple[str, Claim]]:
     """The measure of each, and the claim, which is judged by these results."""
-    parts, kernels = "S2 §5.4, Table 5", "S2 App. E, Table 8"
     segments = partial(_claim, probed, "segment_miou", _SEGMENTATION)
     retrieves = partial(_claim, probed, "retrieve_miou", _RETRIEVAL)
     without = s2.LOCAT_WITHOUT_POSITIONS
@@ -162,43 +165,43 @@ def all_claims(probed: ProbeResults) -> list[tuple[str, Claim]]:
         segments(
             "locat",
             "LocAt's frozen features segment better than ViT's",
-            "S2 §5.2, Table 1",
+            _WHOLE,
             above(s2.LOCAT, s2.VIT),
         ),
         retrieves(
             "retrieval",
             "LocAt's patches retrieve better than ViT's, without training",
-            "S2 §5.2, Table 4",
+            _RETRIEVED,
             above(s2.LOCAT, s2.VIT),
         ),
-        segments("gaug", "GAug alone makes features segment better", parts, above(s2.GAUG, s2.VIT)),
-        segments("prr", "PRR alone makes features segment better", parts, above(s2.PRR, s2.VIT)),
-        segments("together", "Together they make them better than the better of the two alone", parts, s2.TOGETHER),
+        segments("gaug", "GAug alone makes features segment better", _PARTS, above(s2.GAUG, s2.VIT)),
+        segments("prr", "PRR alone makes features segment better", _PARTS, above(s2.PRR, s2.VIT)),
+        segments("together", "Together they make them better than the better of the two alone", _PARTS, s2.TOGETHER),
         segments(
             "without-positions",
             "Without positions LocAt segments better than ViT",
-            parts,
+            _PARTS,
             above(without, s2.VIT_WITHOUT_POSITIONS),
         ),
         segments(
             "without-positions-beats-vit",
             "LocAt without positions segments better than ViT with them",
-            parts,
+            _PARTS,
             above(without, s2.VIT),
         ),
         segments(
             "prr-beats-gap",
             "PRR makes features segment better than average pooling (GAP)",
-            parts,
+            _PARTS,
             above(s2.PRR, s2.GAP),
         ),
         segments(
             "every-kernel",
             "With every kernel, Gaussian, Laplace or inverse distance, features segment better than ViT's",
-            kernels,
+            _KERNELS,
             s2.EVERY_KERNEL,
         ),
-        segments("gaussian-strongest", "The Gaussian kernel gives the strongest segmentation", kernels, s2.GAUSSIAN),
+        segments("gaussian-strongest", "The Gaussian kernel gives the strongest segmentation", _KERNELS, s2.GAUSSIAN),
         *(
             _claim(
                 probed,
@@ -206,7 +209,7 @@ def all_claims(probed: ProbeResults) -> list[tuple[str, Claim]]:
                 _dino(*scores),
                 f"dino-{measure}",
                 f"Pretrained by DINO, LocAt's features are better than ViT's: {title_of(measure)}",
-                "S2 §5.2, Table 3",
+                _PRETRAINED,
                 above(_DINO_LOCAT, _DINO_VIT),
             )
             for measure, scores in _DINO.items()

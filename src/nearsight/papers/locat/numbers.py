@@ -1,4 +1,4 @@
-"""The accuracies S2 published, as data, to compare with ours.
+"""The accuracies S2 published, as data, and the comparisons that are made in them and in our runs.
 
 S2 is "Locality-Attending Vision Transformer" (ICLR 2026, arXiv 2603.04892). Its models are ViTs of patch 16 at 224
 pixels, Tiny to Base, with one number each and no spread; ours is S1's compact ViT at 32 or 64 pixels. So what can be
@@ -7,11 +7,13 @@ Accuracies are fractions, as in all data of this package.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pandas as pd
 
+from nearsight.report.rules import Finding, all_of
 from nearsight.report.tables import rounded
+from nearsight.study.statistics import Estimate, mean_interval
 
 PAPER = "S2 (arXiv 2603.04892)"
 # The conditions of the studies, in the words of their recipes.
@@ -37,18 +39,51 @@ class Contrast:
     """The conditions that it compares."""
     of: Callable[[pd.DataFrame], "pd.Series[float]"]
     """From a column per condition to a number per row: a row is a seed, or a size of the paper's."""
+    parts: tuple["Contrast", ...] = ()
+    """Where several differences are claimed together, each of them."""
 
 
 def above(condition: str, reference: str) -> Contrast:
     return Contrast((reference, condition), lambda values: values[condition] - values[reference])
 
 
-TOGETHER = Contrast((GAUG, PRR, LOCAT), lambda values: values[LOCAT] - values[[GAUG, PRR]].max(axis=1))
+def weakest(*parts: Contrast, sign: int = 1) -> Contrast:
+    """Of differences that are all claimed to have a sign: in each row the one that has it least."""
+    needs = tuple(dict.fromkeys(label for part in parts for label in part.needs))
+
+    def of(values: pd.DataFrame) -> "pd.Series[float]":
+        every = pd.concat([part.of(values) for part in parts], axis=1)
+        return every.min(axis=1) if sign > 0 else every.max(axis=1)
+
+    return Contrast(needs, of, parts)
+
+
+TOGETHER = weakest(*(above(LOCAT, part) for part in (GAUG, PRR)))
 """LocAt above the better of its parts."""
-EVERY_KERNEL = Contrast((VIT, LOCAT, *KERNELS), lambda values: values[[LOCAT, *KERNELS]].min(axis=1) - values[VIT])
+EVERY_KERNEL = weakest(*(above(kernel, VIT) for kernel in (LOCAT, *KERNELS)))
 """The worst kernel above ViT."""
-GAUSSIAN = Contrast((LOCAT, *KERNELS), lambda values: values[LOCAT] - values[[*KERNELS]].max(axis=1))
+GAUSSIAN = weakest(*(above(LOCAT, kernel) for kernel in KERNELS))
 """The Gaussian kernel above the better of the others."""
+BEST_FIXED = weakest(*(above(width, LOCAT) for width in FIXED), sign=-1)
+"""The best of the fixed widths above LocAt, than which all are claimed to be worse."""
+LARGER = "The paper's models are larger and see larger images"
+"""Why the size of a difference is not compared."""
+EACH = (
+    "Several differences are claimed together, and the numbers are of the weakest one in each seed. Each difference is "
+    "tested by itself, since the weakest of equal ones has the opposite sign by chance: all have to be shown (the "
+    "largest p-value counts), or the opposite of one (by a p-value that counts as often as there are differences)."
+)
+
+
+def judge_contrast(
+    contrast: Contrast, values: pd.DataFrame, judge: Callable[[Estimate], Finding], *, words: str
+) -> Finding:
+    """By a rule for one difference, over seeds; where several are claimed together, by this rule on each of them."""
+    ours = mean_interval(contrast.of(values))
+    if not contrast.parts:
+        return replace(judge(ours), ours=words)
+    parts = [judge(mean_interval(part.of(values))) for part in contrast.parts]
+    return replace(all_of(parts, words, value=ours.value), low=ours.low, high=ours.high)
 
 
 @dataclass(frozen=True, kw_only=True)

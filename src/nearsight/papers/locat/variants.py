@@ -5,7 +5,7 @@ model of this size). All epochs are trained, without early stopping, so that eve
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -27,7 +27,7 @@ from nearsight.report.rules import (
     judge_comparable,
     judge_every_seed,
     judge_not_worse,
-    judge_order,
+    judge_sign,
     order_rule,
 )
 from nearsight.report.studies import report_on
@@ -35,7 +35,7 @@ from nearsight.report.tables import percent, rounded, span, with_interval
 from nearsight.study import OFF, Study
 from nearsight.study.recipes import recipe
 from nearsight.study.results import StudyResults
-from nearsight.study.statistics import mean_interval
+from nearsight.study.statistics import Estimate, mean_interval
 from nearsight.train import RunConfig, locat
 from nearsight.train.recipes import compact_cifar100, compact_tiny_imagenet, trained_for
 
@@ -104,9 +104,15 @@ def _trained_as_in_s2(run: RunConfig, epochs: int) -> RunConfig:
     return trained_for(dataclasses.replace(run, protocol=protocol), epochs)
 
 
-_ORDER = order_rule("The paper's models are larger and see larger images")
+_ORDER = order_rule(s2.LARGER)
 _Rule = Literal["higher", "lower", "comparable", "not worse"]
-_RULES = {"higher": _ORDER, "lower": _ORDER, "comparable": COMPARABLE_RULE, "not worse": NOT_WORSE}
+_RULES: Mapping[_Rule, tuple[str, Callable[[Estimate], Finding]]] = {
+    "higher": (_ORDER, partial(judge_sign, sign=1, words="")),
+    "lower": (_ORDER, partial(judge_sign, sign=-1, words="")),
+    "comparable": (COMPARABLE_RULE, partial(judge_comparable, words="")),
+    "not worse": (NOT_WORSE, partial(judge_not_worse, words="")),
+}
+"""In words, and what judges a difference."""
 
 
 def _of_accuracy(
@@ -116,31 +122,37 @@ def _of_accuracy(
     *,
     source: str,
     published: Sequence[s2.PublishedTable],
+    family: str,
     rule: _Rule = "higher",
 ) -> Claim:
-    """One comparison, of the paper's tables and of our runs."""
+    """One comparison, of the paper's tables and of our runs. A family: what one table of the paper says."""
+    rule_in_words, judge_difference = _RULES[rule]
 
     def judge(results: StudyResults) -> Finding:
         values = of_shared_seeds(results.runs, "test_acc", contrast.needs, OF_RUNS["test_acc"].title)
-        differences = contrast.of(values)
-        ours = mean_interval(differences)
+        ours = mean_interval(contrast.of(values))
         words = f"{with_interval(ours, scale=100, digits=2, signed=True)} points"
         if len(contrast.needs) == 2:
             before, after = (percent(float(values[label].mean())) for label in contrast.needs)
             words = f"{before} to {after} %: {words}"
-        if rule == "comparable":
-            return judge_comparable(ours, words=words)
-        if rule == "not worse":
-            return judge_not_worse(ours, words=words)
-        return judge_order(differences, ours, sign=1 if rule == "higher" else -1, words=words)
+        return s2.judge_contrast(contrast, values, judge_difference, words=words)
 
-    paper = "; ".join(f"{table.in_words(contrast)} points ({table.dataset}, {table.source})" for table in published)
-    return Claim(id=id, text=text, source=source, paper=paper, rule=_RULES[rule], needs=contrast.needs, judge=judge)
+    return Claim(
+        id=id,
+        text=text,
+        source=source,
+        paper="; ".join(f"{table.in_words(contrast)} points ({table.dataset}, {table.source})" for table in published),
+        rule=f"{rule_in_words} {s2.EACH}" if contrast.parts else rule_in_words,
+        needs=contrast.needs,
+        family=family,
+        judge=judge,
+    )
 
 
-_of_parts = partial(_of_accuracy, source="S2 §5.4, Table 5", published=[s2.TABLE_5])
-_of_kernels = partial(_of_accuracy, source="S2 App. E, Table 8", published=[s2.TABLE_8])
-_of_widths = partial(_of_accuracy, source="S2 App. D, Table 7", published=[s2.TABLE_7])
+_PARTS, _ATTENTION, _TOKENS = "parts (Table 5)", "attention (§4.1)", "tokens (App. F)"
+_of_parts = partial(_of_accuracy, source="S2 §5.4, Table 5", published=[s2.TABLE_5], family=_PARTS)
+_of_kernels = partial(_of_accuracy, source="S2 App. E, Table 8", published=[s2.TABLE_8], family="kernels (Table 8)")
+_of_widths = partial(_of_accuracy, source="S2 App. D, Table 7", published=[s2.TABLE_7], family="widths (Table 7)")
 
 
 def _core_claims(small_set: s2.PublishedTable) -> tuple[Claim, ...]:
@@ -152,6 +164,7 @@ def _core_claims(small_set: s2.PublishedTable) -> tuple[Claim, ...]:
             above(s2.LOCAT, s2.VIT),
             source="S2 §5.2, Tables 3 and 5",
             published=[small_set, s2.TABLE_5],
+            family=_PARTS,
         ),
         _of_parts("gaug", "GAug alone raises accuracy", above(s2.GAUG, s2.VIT)),
         _of_parts("prr", "PRR alone raises accuracy", above(s2.PRR, s2.VIT)),
@@ -162,10 +175,6 @@ def _core_claims(small_set: s2.PublishedTable) -> tuple[Claim, ...]:
 def _loses_less(accuracy: pd.DataFrame) -> "pd.Series[float]":
     with_locat = accuracy[s2.LOCAT_WITHOUT_POSITIONS] - accuracy[s2.LOCAT]
     return with_locat - (accuracy[s2.VIT_WITHOUT_POSITIONS] - accuracy[s2.VIT])
-
-
-def _best_fixed_width(accuracy: pd.DataFrame) -> "pd.Series[float]":
-    return accuracy[[*s2.FIXED]].max(axis=1) - accuracy[s2.LOCAT]
 
 
 _VARIANT_CLAIMS = (
@@ -211,7 +220,7 @@ _VARIANT_CLAIMS = (
     _of_widths(
         "fixed-width",
         "A fixed width, even the best of three, is worse than one from the query",
-        s2.Contrast((s2.LOCAT, *s2.FIXED), _best_fixed_width),
+        s2.BEST_FIXED,
         rule="lower",
     ),
     _of_widths("no-scale", "Without a scale LocAt is worse", above(s2.NO_SCALE, s2.LOCAT), rule="lower"),
@@ -239,11 +248,10 @@ def _more_local(what: str, column: str) -> Claim:
 
     def judge(results: StudyResults) -> Finding:
         values = of_shared_seeds(run_measures(results), column, contrast.needs, OF_RUNS[column].title)
-        differences = contrast.of(values)
-        ours = mean_interval(differences)
+        ours = mean_interval(contrast.of(values))
         before, after = (rounded(float(values[label].mean())) for label in contrast.needs)
         words = f"{before} to {after}: {OF_RUNS[column].in_words(ours, signed=True)}"
-        return judge_order(differences, ours, sign=-1, words=words)
+        return judge_sign(ours, sign=-1, words=words)
 
     return Claim(
         id=f"gaug-{column}",
@@ -252,6 +260,7 @@ def _more_local(what: str, column: str) -> Claim:
         paper=_IN_WORDS,
         rule=_ORDER,
         needs=contrast.needs,
+        family=_ATTENTION,
         judge=judge,
     )
 
@@ -325,6 +334,7 @@ _LAYER_CLAIMS = (
             "it is on average over the layers",
         ),
         needs=(s2.VIT, s2.GAUG),
+        family=_ATTENTION,
         judge=partial(_judge_shifted, "mean_mad", s2.VIT, s2.GAUG, -1, 0),
     ),
     Claim(
@@ -338,6 +348,7 @@ _LAYER_CLAIMS = (
             "it is on average over these layers",
         ),
         needs=(s2.VIT, s2.LOCAT),
+        family=_TOKENS,
         judge=partial(_judge_shifted, "locality_score", s2.VIT, s2.LOCAT, 1, _AFTER),
     ),
     Claim(
@@ -351,6 +362,7 @@ _LAYER_CLAIMS = (
             "it is on average over the layers",
         ),
         needs=(s2.VIT, s2.LOCAT),
+        family=_TOKENS,
         judge=partial(_judge_shifted, "patch_cls_similarity", s2.VIT, s2.LOCAT, -1, 0),
     ),
     Claim(
@@ -365,6 +377,7 @@ _LAYER_CLAIMS = (
             "the similarity is higher in the last layer than in the first",
         ),
         needs=(s2.VIT,),
+        family=_TOKENS,
         judge=_judge_drawn_to_cls,
     ),
 )
