@@ -123,8 +123,9 @@ def _means(results: StudyResults) -> Iterator[_Said]:
     runs, factor = _associated_runs(results), grouping(results)
     for level, words in groups(results).items():
         ours = mean_interval(runs[runs[factor] == level].groupby("seed")[ASSOCIATION].mean())
-        if ours.n:
-            yield _Said(f"association, {words}", _MEAN, ours, ours.n, "seeds", group=words)
+        if ours.n:  # that it is not 0 is no question
+            found = dataclasses.replace(ours, p=float("nan"))
+            yield _Said(f"association, {words}", _MEAN, found, ours.n, "seeds", group=words)
 
 
 def _change(results: StudyResults) -> Estimate:

@@ -76,7 +76,7 @@ def mean_interval(values: ArrayLike, level: float = LEVEL) -> Estimate:
     from scipy import stats  # here, because it takes most of a second
 
     error = std / n**0.5
-    half = float(stats.t.ppf((1 + level) / 2, n - 1)) * error
+    half = float(stats.t.ppf((1 + level) / 2, n - 1)) * std / n**0.5  # in this order, to the last digit
     with np.errstate(divide="ignore", invalid="ignore"):  # values without any spread
         p = 2 * float(stats.t.sf(np.abs(np.float64(mean) / error), n - 1))
     return Estimate(n=n, value=mean, std=std, low=mean - half, high=mean + half, error=error, df=n - 1, p=p)
