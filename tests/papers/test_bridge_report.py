@@ -27,6 +27,7 @@ from nearsight.study import Cell, Study, StudyResults
 from nearsight.study.statistics.rank_correlation import rank_correlation
 
 UNTESTED = Verdict.NOT_TESTED
+CHANGE = "change of association, with CutMix minus without CutMix"
 
 
 @pytest.mark.parametrize("n", [3, 5, 6])
@@ -96,9 +97,20 @@ def test_cutmix_and_association_in_an_ablation() -> None:
     effect = table.loc["effect on association, CutMix"]
     assert effect["value"] == pytest.approx(means["p=0.5"] - means["off"])
     assert effect["low"] < 0.2 < effect["high"]
+    by_seed = results.runs.groupby(["seed", "cutmix"])["position_association"].mean().unstack()
+    theirs = stats.ttest_rel(by_seed["p=0.5"], by_seed["off"])
+    change = table.loc[CHANGE]
+    assert (change["value"], change["p"], change["n"]) == (
+        pytest.approx(effect["value"]),
+        pytest.approx(theirs.pvalue),
+        3,
+    )
+    ends = theirs.confidence_interval(0.95)
+    assert (change["low"], change["high"]) == pytest.approx((ends.low, ends.high))
     assert table.loc["association, with CutMix", "value"] == pytest.approx(means["p=0.5"])
     found = answers(results)
-    assert found["effect on association, CutMix"] == "yes"
+    assert found[CHANGE] == "yes"
+    assert found["effect on association, CutMix"] == "–"
     assert found["effect on association, AutoAugment"] == "–"
     groups = ("all runs", "without CutMix", "with CutMix")
     assert [found[f"association and min MAD, {group}"] for group in groups] == ["yes"] * 3
@@ -106,8 +118,9 @@ def test_cutmix_and_association_in_an_ablation() -> None:
     confounded = answers(of_ablation(link=1.0))
     told = [confounded[f"association and min MAD, {group}"] for group in groups]
     assert told == ["yes", "the other way round", "the other way round"]
-    assert answers(of_ablation(effect=-0.2))["effect on association, CutMix"] == "the other way round"
-    assert answers(of_ablation(effect=0.0))["effect on association, CutMix"] == "not shown"
+    assert answers(of_ablation(effect=-0.2))[CHANGE] == "the other way round"
+    assert answers(of_ablation(effect=0.0))[CHANGE] not in ("yes", "the other way round")
+    assert answers(of_ablation(seeds=1))[CHANGE] == "inconclusive"
 
 
 def test_association_with_missing_runs() -> None:
@@ -115,12 +128,17 @@ def test_association_with_missing_runs() -> None:
     results.runs.loc[results.runs["condition"] == "Modern", "position_association"] = math.nan
     table = association_table(results)
     assert any("21 runs" in note for note in table.notes)
-    assert answers(results)["effect on association, CutMix"] == "yes"
+    assert answers(results)[CHANGE] == "yes"
+    # The mean over the pairs that are left in a seed: that of Modern and −CutMix is not.
+    kept = results.runs.dropna(subset="position_association")
+    kept = kept[kept["condition"] != "−CutMix"].groupby(["seed", "cutmix"])["position_association"].mean().unstack()
+    value = table.numbers.set_index("what").loc[CHANGE, "value"]
+    assert value == pytest.approx((kept["p=0.5"] - kept["off"]).mean())
     without = only(of_ablation(), lambda runs: runs["cutmix"] == "off")
     left = answers(without)
-    assert "effect on association, CutMix" not in left
+    assert not {"effect on association, CutMix", CHANGE} & left.keys()
     assert left["association and min MAD, all runs"] == "yes"
-    assert left["association and min MAD, with CutMix"] == "not shown"
+    assert left["association and min MAD, with CutMix"] == UNTESTED
     assert "with CutMix none (n = 0)" in association_and_distance(without).caption
     without.runs["min_mad"] = math.nan
     with pytest.raises(InputError, match="and measured heads"):
@@ -150,6 +168,8 @@ def test_the_bridge_needs_tables_alone(tmp_path: Path) -> None:
     }
     judged = pd.read_csv(tmp_path / "bridge" / "tables" / "verdict.csv")
     assert list(judged["verdict"]) == ["yes"] * 4
+    table = pd.read_csv(tmp_path / "bridge" / "tables" / "position-association.csv")
+    assert list(table["answer"][table["answer"] != "–"]) == list(judged["verdict"])
     assert list(judged["n"]) == [3] * 4
     means = results.runs.groupby("cutmix")["position_association"].mean()
     assert judged["value"][0] == pytest.approx(means["p=0.5"] - means["off"])

@@ -30,7 +30,7 @@ from nearsight.train.engine import Stack
 from nearsight.train.planning import cell_bytes, plan_stacks
 from nearsight.train.runner import load_data
 
-REPRODUCED, DIRECTION, NOT, UNTESTED = tuple(Verdict)
+REPRODUCED, DIRECTION, OPEN, CONTRADICTED, UNTESTED = tuple(Verdict)
 PERMUTED = {
     "ViT": {"1×1": 0.45, "4×4": 0.448, "32×32": 0.445},
     "Positional ViT": {"1×1": 0.44, "4×4": 0.439, "32×32": 0.436},
@@ -53,7 +53,7 @@ def of_permuted(*, seeds: int = 3, spread: float = 0.001, **changed: dict[str, f
 
 
 def verdicts(results: StudyResults) -> list[str]:
-    return [str(judgement.finding.verdict) for judgement in study_verdicts(results).judgements]
+    return [judgement.words for judgement in study_verdicts(results).judgements]
 
 
 # permuted-cifar100
@@ -63,13 +63,13 @@ def test_shuffled_tiles_are_judged_by_what_was_planted() -> None:
     # Per size of tiles: the ViT keeps, the ResNet loses, and more than the ViT; then, positions alone keep as much.
     assert verdicts(of_permuted()) == [REPRODUCED] * 6 + ["yes"] * 2
     lost = of_permuted(ViT={"32×32": 0.38}, Positional={"4×4": 0.38})
-    assert verdicts(lost) == [REPRODUCED] * 3 + [NOT, REPRODUCED, REPRODUCED, "no", "yes"]
+    assert verdicts(lost) == [REPRODUCED] * 3 + [CONTRADICTED, REPRODUCED, REPRODUCED, "no", "yes"]
     robust = of_permuted(ResNet={"4×4": 0.65 + 0.01, "32×32": 0.66})
-    assert verdicts(robust) == [REPRODUCED, NOT, NOT] * 2 + ["yes"] * 2
+    assert verdicts(robust) == [REPRODUCED, CONTRADICTED, CONTRADICTED] * 2 + ["yes"] * 2
     noisy = of_permuted(seeds=2, spread=0.02, ViT={"4×4": 0.45})
     assert verdicts(noisy)[0] == DIRECTION
     one_seed = of_permuted(seeds=1)
-    assert verdicts(one_seed) == [DIRECTION] * 6 + ["yes"] * 2
+    assert verdicts(one_seed) == [OPEN] * 8
 
 
 def test_the_drops_are_paired_within_seeds() -> None:
@@ -107,6 +107,14 @@ def test_two_seeds_have_intervals_from_the_spread_of_all_conditions() -> None:
         ends = (row[f"{name}_mean"] - half, row[f"{name}_mean"] + half)
         assert (row[f"{name}_low"], row[f"{name}_high"]) == pytest.approx(ends), name
     assert all("±" in words for words in permutation_table(results).shown["test accuracy, %"])
+    # The verdicts rest on the same spread: that of a change is of two runs, that of a difference of changes of four.
+    findings = [judgement.finding for judgement in study_verdicts(results).judgements]
+    kept = (wide["ViT", "4×4"] - wide["ViT", "1×1"]).mean()
+    lost = (wide["ResNet-18", "4×4"] - wide["ResNet-18", "1×1"]).mean()
+    assert findings[0].p == pytest.approx(stats.t.sf((kept + 0.02) / math.sqrt(within_seeds), 8))
+    assert findings[0].p_against == pytest.approx(1 - findings[0].p)
+    assert findings[1].p == pytest.approx(2 * stats.t.cdf(lost / math.sqrt(within_seeds), 8))
+    assert findings[2].p == pytest.approx(2 * stats.t.cdf((lost - kept) / math.sqrt(2 * within_seeds), 8))
     # Seeds without a condition in common tell nothing of pairs, and one seed of everything nothing at all.
     apart = only(results, lambda runs: (runs["seed"] == 0) == (runs["model"] == "ViT"))
     assert permutation_table(apart).numbers["change_low"].isna().all()
@@ -124,13 +132,14 @@ def test_the_papers_claims_and_our_questions_are_counted_apart() -> None:
     results = of_permuted(ViT={"32×32": 0.38})
     text = study_verdicts(results).markdown()
     summary = text.splitlines()[2]
-    assert summary.startswith("Of 6 claims of S3 (arXiv 2210.09221): 5 reproduced, 1 not reproduced.")
+    assert summary.startswith("Of 6 claims of S3 (arXiv 2210.09221): 5 reproduced, 1 contradicted.")
     assert "Of 2 questions of our own: 2 yes. 27 runs, 3 seeds per condition." in summary
     assert "| claim or question | paper | ours |" in text
     assert "estimated from all runs" in text
     positional = of_positional()
     summary = study_verdicts(positional).markdown().splitlines()[2]
-    assert "Of 1 claim of S3 (arXiv 2210.09221): 1 reproduced. Of 3 questions of our own: 3 answered" in summary
+    claims, questions = "1 claim of S3 (arXiv 2210.09221): 1 reproduced", "1 yes, 2 the other way round"
+    assert f"Of {claims}. Of 3 questions of our own: {questions}." in summary
 
 
 @pytest.mark.parametrize("made", ["permuted", "positional"])
@@ -209,10 +218,23 @@ def of_positional(*, accuracy: float = -0.002, distance: float = 0.1, associatio
 
 
 def test_positional_attention_is_judged_by_what_was_planted() -> None:
-    assert verdicts(of_positional()) == [REPRODUCED, "ViT", "ViT", "Positional ViT"]
+    assert verdicts(of_positional()) == [REPRODUCED, "the other way round", "the other way round", "yes"]
     other = of_positional(accuracy=-0.03, distance=-0.1, association=-0.1)
-    assert verdicts(other) == [NOT, "Positional ViT", "Positional ViT", "ViT"]
-    assert verdicts(of_positional(association=0.0))[3] == "not shown"
+    assert verdicts(other) == [CONTRADICTED, "yes", "yes", "the other way round"]
+    assert verdicts(of_positional(association=0.0))[3] not in ("yes", "the other way round")
+    accuracies = of_positional().runs.pivot(index="seed", columns="model", values="test_acc")
+    apart = accuracies["Positional ViT"] - accuracies["ViT"]
+    on_par = study_verdicts(of_positional()).judgements[0]
+    sides = ((-0.01, "greater"), (0.01, "less"))
+    assert on_par.p == pytest.approx(max(stats.ttest_1samp(apart, end, alternative=side).pvalue for end, side in sides))
+    # With a large spread over seeds nothing is shown, and nothing is ruled out.
+    wide = of_positional()
+    wide.runs.loc[wide.runs["model"] == "ViT", "test_acc"] += np.array([0.04, -0.04, 0.0, 0.03, -0.03])
+    assert verdicts(wide)[0] == DIRECTION
+    far = of_positional(accuracy=0.02)
+    far.runs.loc[far.runs["model"] == "ViT", "test_acc"] += np.array([0.04, -0.04, 0.0, 0.03, -0.03])
+    assert verdicts(far)[0] == OPEN
+    assert verdicts(only(of_positional(), lambda runs: runs["seed"] == 0)) == [OPEN] * 4
     unmeasured = of_positional()
     unmeasured.runs["position_association"] = math.nan
     assert verdicts(unmeasured)[3] == UNTESTED

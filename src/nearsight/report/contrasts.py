@@ -74,11 +74,13 @@ def pooled_interval(values: "pd.Series[float]", fit: LeastSquares, *, num_runs: 
     """
     from scipy import stats  # here, because it takes most of a second
 
-    plain, half = mean_interval(values), float("nan")
-    if fit.residual_df and plain.n:
-        error = float(np.sqrt(num_runs * fit.noise / plain.n))
-        half = float(stats.t.ppf((1 + LEVEL) / 2, fit.residual_df)) * error
-    return replace(plain, low=plain.value - half, high=plain.value + half)
+    plain = mean_interval(values)
+    found = Estimate(value=plain.value, n=plain.n, std=plain.std)
+    if not (fit.residual_df and plain.n):
+        return found
+    error, df = float(np.sqrt(num_runs * fit.noise / plain.n)), fit.residual_df
+    half = float(stats.t.ppf((1 + LEVEL) / 2, df)) * error
+    return replace(found, low=found.value - half, high=found.value + half, error=error, df=df)
 
 
 Fit = Callable[[StudyResults, str], LeastSquares]

@@ -225,7 +225,9 @@ EVERY_SEED = (
 
 
 def judge_every_seed(strict: Sequence[bool], weak: Sequence[bool], words: str) -> Finding:
-    n, num_strict, num_weak = len(strict), sum(map(bool, strict)), sum(map(bool, weak))
+    n, num_strict = len(strict), sum(map(bool, strict))
+    # What holds strictly counts as holding weakly, too: else both the claim and its opposite could be shown.
+    num_weak = sum(bool(one or other) for one, other in zip(strict, weak, strict=True))
 
     def decides(number: int, alpha: float) -> bool:
         holds, fails = (round(share_of / n * number) for share_of in (num_strict, n - num_weak))

@@ -24,12 +24,11 @@ from nearsight.papers.protocol.links import (
     grouping,
     groups,
     judge_link,
-    link,
     link_rule,
     scatter_by_cutmix,
 )
 from nearsight.papers.structure.positional import ASSOCIATION, WHAT_ASSOCIATION_IS
-from nearsight.report.claims import Claim, Verdicts, judge
+from nearsight.report.claims import Claim, Verdicts, judge_all
 from nearsight.report.conditions import FACTOR_NAMES, assumed_notes, missing_notes, ordered_conditions, scale_notes
 from nearsight.report.figures.style import MUTED
 from nearsight.report.marks import Drawing, add_footnote
@@ -37,14 +36,26 @@ from nearsight.report.reports import Report
 from nearsight.report.responses import patches_per_side
 from nearsight.report.rules import SIGN, Finding, judge_sign
 from nearsight.report.study_tables import INTERVALS, NOT_CORRECTED
-from nearsight.report.tables import MISSING, Row, Table, difference_in_words, probability, records, rounded, span
+from nearsight.report.tables import (
+    MISSING,
+    Row,
+    Table,
+    difference_in_words,
+    probability,
+    records,
+    rounded,
+    seeds_in_words,
+    span,
+)
 from nearsight.study.results import StudyResults
-from nearsight.study.statistics import Estimate, factorial_effects, mean_interval, paired_difference
+from nearsight.study.statistics import Estimate, factorial_effects, mean_interval
 from nearsight.study.statistics.rank_correlation import METHOD as CORRELATION
 
 _MEAN, _EFFECT, _CORRELATED = "mean", "effect", "rank correlation"
 """Kinds of what is said."""
 _LINK = link_rule("association")
+_RAISED = "association"
+"""The question of what CutMix does; those of links are named after their groups."""
 
 
 class _Said(NamedTuple):
@@ -56,9 +67,10 @@ class _Said(NamedTuple):
     n: int
     """Seeds of a mean or of a difference within seeds; otherwise runs."""
     counted: str
-    answer: str = MISSING
+    question: str = ""
+    """The id of the one that it answers."""
     group: str = ""
-    """Of a mean or a rank correlation: which runs."""
+    """Of a mean: which runs."""
     exact: bool | None = None
     """Of a rank correlation: all orders were counted for p."""
 
@@ -79,6 +91,7 @@ def chance_association(settings: Mapping[str, object]) -> float | None:
 def association_table(results: StudyResults) -> Table:
     """Means of the groups, effects on association, and its rank correlation with the smallest distance."""
     chance, rows = chance_association(results.settings), []
+    answers = {judgement.claim.id: judgement.words for judgement in judge_all(_questions(results), results)}
     for said in (*_means(results), *_effects(results), *_correlations(results)):
         signed, found = said.kind != _MEAN, said.found
         low, high = (rounded(end, signed=signed) for end in (found.low, found.high))
@@ -87,7 +100,8 @@ def association_table(results: StudyResults) -> Table:
         row.both("value", found.value, words=rounded(found.value, signed=signed)).keep(low=found.low, high=found.high)
         row.show("95 % interval", span(low, high)).both("p", found.p, words=p)
         row.keep(exact=said.exact, n=said.n, counted=said.counted).show("from", f"{said.n} {said.counted}")
-        row.both("answer", said.answer, words=said.answer if said.answer == MISSING else f"**{said.answer}**")
+        answer = answers.get(said.question, MISSING)
+        row.both("answer", answer, words=answer if answer == MISSING else f"**{answer}**")
         rows.append(row.keep(chance=chance, scale=results.scale))
     notes = (
         WHAT_ASSOCIATION_IS,
@@ -98,7 +112,7 @@ def association_table(results: StudyResults) -> Table:
         "A factor that moves both makes them correlate over all runs; what is left within a group is the link itself.",
         f"Does CutMix, or Modern, raise association? {SIGN}",
         f"Do runs with more association have a more local head? {_LINK}",
-        NOT_CORRECTED,
+        f"{NOT_CORRECTED} The answers rest on p-values that are corrected for the number of questions (Holm).",
         *missing_notes(results),
     )
     title = f"{results.name}: do learned positions know neighbours, and do local heads go with it?"
@@ -109,50 +123,55 @@ def _means(results: StudyResults) -> Iterator[_Said]:
     runs, factor = _associated_runs(results), grouping(results)
     for level, words in groups(results).items():
         ours = mean_interval(runs[runs[factor] == level].groupby("seed")[ASSOCIATION].mean())
-        if ours.n:
-            yield _Said(f"association, {words}", _MEAN, ours, ours.n, "seeds", group=words)
+        if ours.n:  # that it is not 0 is no question
+            found = dataclasses.replace(ours, p=float("nan"))
+            yield _Said(f"association, {words}", _MEAN, found, ours.n, "seeds", group=words)
+
+
+def _change(results: StudyResults) -> Estimate:
+    """What CutMix, or the protocol with it, changes: the mean within each seed, of its pairs of runs that differ in
+    nothing else, over seeds."""
+    runs, factor = _associated_runs(results), grouping(results)
+    others = [name for name in results.factors if name != factor]
+    pairs = runs.pivot_table(index=["seed", *others], columns=factor, values=ASSOCIATION)
+    pairs = pairs.reindex(columns=list(results.factors[factor]))
+    return mean_interval((pairs.iloc[:, -1] - pairs.iloc[:, 0]).dropna().groupby("seed").mean())
 
 
 def _effects(results: StudyResults) -> Iterator[_Said]:
-    """What each factor does to association; of two protocols, what Modern does within seeds. Only CutMix is judged."""
-    runs, factor = _associated_runs(results), grouping(results)
+    """What CutMix does to association within seeds, which is judged; and what each factor does, by one fit."""
+    runs, factor, change = _associated_runs(results), grouping(results), _change(results)
+    names = results.factors[factor] if factor == PROTOCOL else tuple(groups(results).values())
+    if change.n:
+        what = f"change of association, {names[-1]} minus {names[0]}"
+        yield _Said(what, _EFFECT, change, change.n, "seeds", question=_RAISED)
     if factor == PROTOCOL:
-        first, last = results.factors[factor][0], results.factors[factor][-1]
-        ours = paired_difference(runs.assign(condition=runs[factor]), last, first, ASSOCIATION)
-        if ours.n:
-            found, what = ours, f"change of association, {last} minus {first}"
-            yield _Said(what, _EFFECT, found, ours.n, "seeds", _is_raised(found, ours.n))
         return
     for row in records(factorial_effects(runs, results.factors, ASSOCIATION).table):
         if row["order"] == 1:
             found = Estimate(value=row["effect"], low=row["low"], high=row["high"], p=row["p"])
             what = f"effect on association, {FACTOR_NAMES.get(row['term'], row['term'])}"
-            answer = _is_raised(found, len(runs)) if row["term"] == factor else MISSING
-            yield _Said(what, _EFFECT, found, len(runs), "runs", answer)
-
-
-def _is_raised(effect: Estimate, n: int) -> str:
-    return judge_sign(effect, sign=1, words="", n=n).verdict
+            yield _Said(what, _EFFECT, found, len(runs), "runs")
 
 
 def _correlations(results: StudyResults) -> Iterator[_Said]:
     for words, found in correlations(results, ASSOCIATION).items():
         estimate = Estimate(value=found.value, low=found.low, high=found.high, p=found.p)
         what = f"association and min MAD, {words}"
-        yield _Said(what, _CORRELATED, estimate, found.n, "runs", link(found), group=words, exact=found.exact)
+        yield _Said(what, _CORRELATED, estimate, found.n, "runs", question=_of_link(words), exact=found.exact)
 
 
 def _how_effects(results: StudyResults) -> list[str]:
+    within = "The change is taken within seeds, with Student's t interval"
     if grouping(results) == PROTOCOL:
-        return [
-            "The change is taken within seeds, with Student's t interval; the protocols differ in more than CutMix."
-        ]
+        return [f"{within}; the protocols differ in more than CutMix."]
     effects = factorial_effects(_associated_runs(results), results.factors, ASSOCIATION)
     words = (
         "Effects: the mean with a factor minus the mean without it, by ordinary least squares with all interactions, "
         f"seeds as replicates; {effects.num_runs} runs, {effects.residual_df} of them left over to estimate the noise."
     )
-    return [words, *(f"{note[0].upper()}{note[1:]}." for note in effects.notes)]
+    within = f"{within}: the mean over a seed's pairs of runs that differ in CutMix alone."
+    return [within, words, *(f"{note[0].upper()}{note[1:]}." for note in effects.notes)]
 
 
 def association_and_distance(results: StudyResults) -> Drawing:
@@ -212,7 +231,7 @@ def _bridge_report(results: StudyResults) -> Report:
         tables=[dataclasses.replace(table, notes=(*table.notes, *about)) for table in tables],
         figures={"position-association": partial(association_and_distance, results)},
         verdicts=Verdicts(
-            judgements=[judge(question, results) for question in _questions(results)],
+            judgements=judge_all(_questions(results), results),
             title=f"{_TITLE}: the answers of {results.name}",
             scale=results.scale,
             paper=None,
@@ -236,7 +255,7 @@ def _questions(results: StudyResults) -> tuple[Claim, ...]:
     link = "Do runs whose positions are more associated have a more local head"
     return (
         Claim(
-            id="association",
+            id=_RAISED,
             text=f"Does {whose} raise the association of learned positions with neighbours?",
             source=_SOURCE,
             rule=SIGN,
@@ -244,7 +263,7 @@ def _questions(results: StudyResults) -> tuple[Claim, ...]:
         ),
         *(
             Claim(
-                id=f"link-{group}",
+                id=_of_link(group),
                 text=f"{link}: {group}?",
                 source=_SOURCE,
                 rule=_LINK,
@@ -255,15 +274,16 @@ def _questions(results: StudyResults) -> tuple[Claim, ...]:
     )
 
 
+def _of_link(group: str) -> str:
+    return f"link-{group}"
+
+
 def _judge_effect(results: StudyResults) -> Finding:
-    judged = [said for said in _effects(results) if said.answer != MISSING]
-    if not judged:
+    ours = _change(results)
+    if not ours.n:
         raise InputError("there are no runs to compare with those that have CutMix")
-    (said,) = judged
     means = ", ".join(f"{rounded(mean.found.value)} {mean.group}" for mean in _means(results))
-    words = f"{means}: {difference_in_words(said.found)} ({said.n} {said.counted})"
-    seeds, found = int(_associated_runs(results)["seed"].nunique()), said.found
-    return Finding(verdict=said.answer, ours=words, value=found.value, low=found.low, high=found.high, n=seeds)
+    return judge_sign(ours, sign=1, words=f"{means}: {difference_in_words(ours)} ({seeds_in_words([ours.n])})")
 
 
 def _conditions_table(results: StudyResults) -> Table:

@@ -20,7 +20,7 @@ from nearsight.report.conditions import missing_notes, scale_notes
 from nearsight.report.figures.style import INK, MUTED, ModelStyle, house_style, light_grid, model_style
 from nearsight.report.marks import Drawing, add_footnote, with_room
 from nearsight.report.responses import OF_RUNS, Measure, interval_of, measures_of, run_measures, share_notes
-from nearsight.report.rules import COMPARABLE_RULE, WHICH, Finding, change_in_words, judge_comparable, judge_which
+from nearsight.report.rules import COMPARABLE_RULE, SIGN, Finding, change_in_words, judge_comparable, judge_sign
 from nearsight.report.studies import report_on
 from nearsight.report.study_tables import INTERVALS
 from nearsight.report.tables import Row, Table, rounded, seeds_in_words
@@ -147,17 +147,17 @@ def _judge_on_par(results: StudyResults) -> Finding:
     return judge_comparable(ours, words=words)
 
 
-def _judge_which(column: str, larger: str, smaller: str, results: StudyResults) -> Finding:
+def _judge_sign(column: str, sign: int, results: StudyResults) -> Finding:
     ours, words = _difference(results, column)
-    return judge_which(ours, larger=larger, smaller=smaller, words=words)
+    return judge_sign(ours, sign=sign, words=words)
 
 
 def _claims(published: _Pair) -> tuple[Claim, ...]:
     before, after, change = map(mean_interval, (published.vit, published.positional, published.difference))
     questions = {
-        "min_mad": ("Which of the two has the more local head (lower min MAD)?", VIT, POSITIONAL_VIT),
-        "mean_mad": ("Whose heads are more local on average?", VIT, POSITIONAL_VIT),
-        ASSOCIATION: ("Whose learned positions are more associated with neighbours?", POSITIONAL_VIT, VIT),
+        "min_mad": ("Does a positional ViT have a more local head than a ViT (lower min MAD)?", -1),
+        "mean_mad": ("Are a positional ViT's heads more local on average (lower mean MAD)?", -1),
+        ASSOCIATION: ("Are a positional ViT's learned positions more associated with neighbours than a ViT's?", 1),
     }
     return (
         Claim(
@@ -169,8 +169,8 @@ def _claims(published: _Pair) -> tuple[Claim, ...]:
             judge=_judge_on_par,
         ),
         *(
-            Claim(id=column, text=text, source=OURS, rule=WHICH, judge=partial(_judge_which, column, larger, smaller))
-            for column, (text, larger, smaller) in questions.items()
+            Claim(id=column, text=text, source=OURS, rule=SIGN, judge=partial(_judge_sign, column, sign))
+            for column, (text, sign) in questions.items()
         ),
     )
 

@@ -17,7 +17,7 @@ from nearsight.papers.structure.simulated import DOTTED, QUICK, draw_shares, sim
 from nearsight.report.claims import Claim
 from nearsight.report.figures.style import MUTED, ModelStyle, add_legend, house_style, light_grid, model_style
 from nearsight.report.marks import Drawing, add_footnote
-from nearsight.report.rules import Finding, Verdict, finding_of
+from nearsight.report.rules import ALL_OF, NO, SIGN, Finding, all_of, judge_sign
 from nearsight.report.simulations import conditions_of, notes_of, patches_of
 from nearsight.report.studies import report_on
 from nearsight.report.tables import MISSING, Row, Table, percent, seeds_in_words, with_interval
@@ -25,6 +25,7 @@ from nearsight.study import Simulation
 from nearsight.study.recipes import simulation
 from nearsight.study.simulation_folder import SimulationResults
 from nearsight.study.statistics import Estimate, mean_interval
+from nearsight.study.statistics.significance import p_of_most
 from nearsight.train.structure import StructureRun
 from nearsight.train.structure.descent import NEAR
 
@@ -116,7 +117,7 @@ class Needed:
     @property
     def mean(self) -> Estimate:
         """The geometric mean and its interval; neither where some seed needs more than was tried."""
-        return _geometric(self.samples)
+        return _powers(_logarithms(self.samples))
 
     @property
     def is_at_the_least(self) -> bool:
@@ -142,15 +143,20 @@ def samples_needed(results: SimulationResults, way: str, accuracy: float) -> Nee
     return Needed(samples=samples, least=int(numbers.min()), most=int(numbers.max()))
 
 
-def fewer_times(results: SimulationResults, way: str, accuracy: float) -> Estimate:
-    """How many times fewer samples `way` takes than from scratch: the geometric mean over seeds, and its interval.
+def log_times(results: SimulationResults, way: str, accuracy: float) -> Estimate:
+    """How many times fewer samples `way` takes than from scratch: the mean of its logarithm over seeds.
 
     A seed that needs more than was tried from scratch counts with the most that was tried, which favours scratch. Where
     one needs more than that with `way`, there is no answer: NaN.
     """
     scratch, ours = samples_needed(results, _COMPARED[way], accuracy), samples_needed(results, way, accuracy)
     ratio = (scratch.samples.clip(upper=scratch.most) / ours.samples).dropna()
-    return _geometric(ratio)
+    return _logarithms(ratio)
+
+
+def fewer_times(results: SimulationResults, way: str, accuracy: float) -> Estimate:
+    """The geometric mean over seeds, and its interval."""
+    return _powers(log_times(results, way, accuracy))
 
 
 def advantage(results: SimulationResults, way: str) -> dict[int, Estimate]:
@@ -161,13 +167,17 @@ def advantage(results: SimulationResults, way: str) -> dict[int, Estimate]:
     return {int(str(size)): mean_interval(row.dropna()) for size, row in differences.iterrows()}
 
 
-def _geometric(of_seeds: "pd.Series[float]") -> Estimate:
-    """Mean and Student's t interval of the logarithms; NaN where a value has none."""
+def _logarithms(of_seeds: "pd.Series[float]") -> Estimate:
+    """Their mean and Student's t interval; NaN where a value has none."""
     values = np.asarray(of_seeds, dtype=np.float64)
     has_logarithms = bool((np.isfinite(values) & (values > 0)).all())
-    found = mean_interval(np.log10(values) if has_logarithms else np.full(len(values), np.nan))
-    mean, low, high = (float(10**value) for value in (found.value, found.low, found.high))
-    return Estimate(n=found.n, value=mean, low=low, high=high)
+    return mean_interval(np.log10(values) if has_logarithms else np.full(len(values), np.nan))
+
+
+def _powers(logarithms: Estimate) -> Estimate:
+    """The geometric mean and its interval."""
+    mean, low, high = (float(10**value) for value in (logarithms.value, logarithms.low, logarithms.high))
+    return Estimate(n=logarithms.n, value=mean, low=low, high=high)
 
 
 def _in_words(found: Estimate, *, digits: int) -> str:
@@ -179,50 +189,63 @@ def _in_words(found: Estimate, *, digits: int) -> str:
 
 
 _FEWER = (
-    "*Fewer.* Within seeds, the samples needed from scratch are divided by those needed with the attention kept. "
-    "Reproduced: the 95 % interval of the geometric mean lies above 1. In direction: the mean does. Not reproduced: "
-    "otherwise. Where an interval has no width, every seed gave the same."
+    f"{SIGN} Here: the logarithm of how many times fewer samples are needed with the attention kept. Few numbers of "
+    "samples were tried, so that seeds may agree by chance: no p-value counts as smaller than that of a sign test of "
+    "all seeds. A seed that needs more than was tried counts with the most that was, from scratch; with the attention "
+    "kept it leaves the claim undecided."
 )
 
 
-def judge_fewer(times: Estimate, words: str) -> Finding:
-    verdict = Verdict.NOT_REPRODUCED
-    if np.isfinite(times.value) and times.value > 1:
-        verdict = Verdict.REPRODUCED if times.low > 1 else Verdict.IN_DIRECTION
-    return finding_of(verdict, times, words)
+def judge_fewer(logarithms: Estimate, words: str) -> Finding:
+    """`logarithms`: of how many times fewer samples are needed."""
+    times = _powers(logarithms)
+    found = judge_sign(logarithms, sign=1, words=words)
+    of_signs = p_of_most(found.n, found.n)
+
+    def decides(n: int, alpha: float) -> bool:
+        return p_of_most(n, n) <= alpha and found.decides is not None and found.decides(n, alpha)
+
+    return dataclasses.replace(
+        found,
+        value=times.value,
+        low=times.low,
+        high=times.high,
+        p=max(found.p, of_signs),
+        p_against=max(found.p_against, of_signs),
+        decides=decides,
+    )
 
 
 _EVERYWHERE = (
-    "*Everywhere.* Reproduced: at every number of samples that was tried the test accuracy is higher than from scratch "
-    "(95 % interval of the differences within seeds above 0). In direction: at more than half of the numbers. Not "
-    "reproduced: otherwise."
+    f"{ALL_OF} Here: at every number of samples that was tried the test accuracy is higher than from scratch (t of the "
+    "differences within seeds, two-sided)."
 )
 
 
 def judge_everywhere(differences: dict[int, Estimate]) -> Finding:
     """`differences`: in accuracy, by the number of samples."""
     higher = {size: d.value > 0 and (d.n == 1 or d.excludes_zero) for size, d in differences.items()}
-    verdict = Verdict.IN_DIRECTION if sum(higher.values()) > len(higher) / 2 else Verdict.NOT_REPRODUCED
-    if all(higher.values()) and all(d.has_interval for d in differences.values()):  # else the sign is the direction
-        verdict = Verdict.REPRODUCED
     worst = min(differences, key=lambda size: differences[size].value)
     except_for = ", ".join(f"{size:,}" for size, is_higher in higher.items() if not is_higher)
     words = f"higher at {sum(higher.values())} of {len(higher)} numbers of samples"
     words += f", not at {except_for}" if except_for else ""
-    least = with_interval(differences[worst], scale=100, digits=2, signed=True)
-    return finding_of(verdict, differences[worst], f"{words}; least difference {least} points, at {worst:,}")
+    least = differences[worst]
+    words += f"; least difference {with_interval(least, scale=100, digits=2, signed=True)} points, at {worst:,}"
+    parts = [judge_sign(each, sign=1, words="") for each in differences.values()]
+    found = all_of(parts, words, value=least.value)
+    return dataclasses.replace(found, low=least.low, high=least.high, opposite=NO)
 
 
 def _fewer(way: str, text: str) -> Claim:
     def judge(results: SimulationResults) -> Finding:
         target = _target(results)
-        times = fewer_times(results, way, target)
+        logarithms = log_times(results, way, target)
         kept, scratch = (samples_needed(results, each, target) for each in (way, _COMPARED[way]))
         words = (
             f"for {percent(target)} %: {kept.in_words()} with the attention kept, {scratch.in_words()} from scratch; "
-            f"{_in_words(times, digits=1)} times fewer{', or more' if kept.is_at_the_least else ''}"
+            f"{_in_words(_powers(logarithms), digits=1)} times fewer{', or more' if kept.is_at_the_least else ''}"
         )
-        return judge_fewer(times, words)
+        return judge_fewer(logarithms, words)
 
     return _claim(f"fewer-samples-{way}", text, rule=_FEWER, judge=judge)
 

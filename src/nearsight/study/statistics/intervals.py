@@ -77,7 +77,7 @@ def mean_interval(values: ArrayLike, level: float = LEVEL) -> Estimate:
     from scipy.special import stdtr
 
     error = std / n**0.5
-    half = _quantile((1 + level) / 2, n - 1) * std / n**0.5
+    half = _quantile((1 + level) / 2, n - 1) * std / n**0.5  # in this order, to the last digit
     with np.errstate(divide="ignore", invalid="ignore"):  # values without any spread
         p = 2 * float(stdtr(n - 1, -np.abs(np.float64(mean) / error)))
     return Estimate(n=n, value=mean, std=std, low=mean - half, high=mean + half, error=error, df=n - 1, p=p)
