@@ -2,7 +2,6 @@
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -14,7 +13,7 @@ from nearsight.data.structured import StructuredPatches
 from nearsight.errors import InputError
 from nearsight.papers.structure import PAPER
 from nearsight.papers.structure.simulated import DOTTED, QUICK, draw_shares, simulation_of
-from nearsight.report.claims import Claim
+from nearsight.report.claims import OURS, Claim, asked
 from nearsight.report.figures.style import MUTED, ModelStyle, add_legend, house_style, light_grid, model_style
 from nearsight.report.marks import Drawing, add_footnote
 from nearsight.report.rules import ALL_OF, NO, SIGN, Finding, all_of, judge_sign
@@ -247,26 +246,27 @@ def _fewer(way: str, text: str) -> Claim:
         )
         return judge_fewer(logarithms, words)
 
-    return _claim(f"fewer-samples-{way}", text, rule=_FEWER, judge=judge)
+    paper = "no number given"
+    return Claim(id=f"fewer-samples-{way}", text=text, source="S3 abstract", paper=paper, rule=_FEWER, judge=judge)
 
 
 def _everywhere(way: str, text: str) -> Claim:
-    return _claim(
-        f"everywhere-{way}", text, rule=_EVERYWHERE, judge=lambda results: judge_everywhere(advantage(results, way))
-    )
+    """Of our own: that it takes fewer samples does not say that it helps with any number of them."""
 
+    @asked(f"everywhere-{way}", text, source=OURS, rule=_EVERYWHERE)
+    def question(results: SimulationResults) -> Finding:
+        return judge_everywhere(advantage(results, way))
 
-def _claim(name: str, text: str, **judged: Any) -> Claim:
-    return Claim(id=name, text=text, source="S3 abstract", paper="no number given", **judged)
+    return question
 
 
 _CLAIMS = (
     _fewer(KEPT, "A model that knows the sets learns a new feature from fewer samples than one that does not"),
     _fewer(_KEPT_LONG, "Also if v is trained for as many steps as from scratch"),
     _fewer(_KEPT_NOISY, "Also in more noise, where the feature itself takes many samples"),
-    _everywhere(KEPT, "Knowing the sets helps at any number of samples"),
-    _everywhere(_KEPT_LONG, "Also if v is trained for as many steps as from scratch"),
-    _everywhere(_KEPT_NOISY, "Also in more noise"),
+    _everywhere(KEPT, "Does knowing the sets help at every number of samples?"),
+    _everywhere(_KEPT_LONG, "And if v is trained for as many steps as from scratch?"),
+    _everywhere(_KEPT_NOISY, "And in more noise?"),
 )
 
 
