@@ -59,10 +59,18 @@ class Claim:
 
 
 def asked(
-    id: str, text: str, *, source: str, paper: str = MISSING, rule: str, needs: tuple[str, ...] = (), family: str = ""
+    id: str,
+    text: str,
+    *,
+    source: str,
+    paper: str = MISSING,
+    rule: str,
+    readings: tuple[str, str] | None = None,
+    needs: tuple[str, ...] = (),
+    family: str = "",
 ) -> Callable[[Callable[[Any], Finding]], Claim]:
     """A decorator: turns the function that judges a claim or question into the claim."""
-    about = {"source": source, "paper": paper, "rule": rule, "needs": needs, "family": family}
+    about = {"source": source, "paper": paper, "rule": rule, "readings": readings, "needs": needs, "family": family}
     return lambda judge: Claim(id=id, text=text, judge=judge, **about)  # type: ignore[arg-type]
 
 

@@ -21,6 +21,7 @@ from nearsight.study.statistics.intervals import ACCURACY_MARGIN
 from nearsight.study.statistics.significance import (
     ALPHA,
     p_of_most,
+    p_of_rates,
     p_of_sign,
     p_outside,
     p_within,
@@ -55,9 +56,9 @@ VERDICTS = (
     "- **reproduced** (to a question of our own: *yes*): shown and, where the paper gives a size, between half and "
     "twice that size.\n"
     "- **in direction** (*leaning yes*): shown, but with another size; or not shown, with odds of three to one or more "
-    "for it (one-sided p ≤ 0.25, at least two seeds).\n"
+    "for it (one-sided p ≤ 0.25, and more than one seed or a fit).\n"
     "- **contradicted** (*no*, *the other way round*): the opposite is shown.\n"
-    "- **inconclusive**: none of these, as always with one seed.\n\n"
+    "- **inconclusive**: none of these, as always with one seed, unless one fit to all runs judges it.\n\n"
     "*To decide* is how many seeds would decide it, if the mean and the spread over seeds stay as they are."
 )
 
@@ -240,6 +241,38 @@ def judge_every_seed(strict: Sequence[bool], weak: Sequence[bool], words: str) -
         leans=n > 1 and num_weak > n / 2,
         opposite=NO,
         decides=decides,
+    )
+
+
+RATES = (
+    "*Rates.* Runs either come to have something or not, and they train for different numbers of epochs. Given how "
+    "many have it, each of them falls to either side by that side's share of all epochs (exact, one-sided; runs count "
+    "as independent, those of a seed too, and all epochs as alike). Shown: it comes more often per epoch; its "
+    "opposite: less often; one seed shows neither. It leans that way where p ≤ 0.25. Shares of runs, with Clopper and "
+    "Pearson's 95 % intervals, judge nothing."
+)
+
+
+def judge_rates(
+    events: int, exposure: float, other_events: int, other_exposure: float, *, words: str, value: float, n: int
+) -> Finding:
+    """Whether something comes more often, in the time there was for it, than in the other runs."""
+
+    def ps(number: int) -> tuple[float, float]:
+        """Of more often, and of less often, from so many seeds of this kind."""
+        times = number / n
+        ours, others = (round(events * times), exposure * times), (round(other_events * times), other_exposure * times)
+        return p_of_rates(*ours, *others), p_of_rates(*others, *ours)
+
+    p, p_against = ps(n) if n > 1 else (1.0, 1.0)  # runs of one seed may all do what the seed does
+    return Finding(
+        ours=words,
+        value=value,
+        n=n,
+        p=p,
+        p_against=p_against,
+        leans=n > 1 and p <= LEANING,
+        decides=lambda number, alpha: min(ps(number)) <= alpha,
     )
 
 
