@@ -124,9 +124,10 @@ def _judgement(claim: Claim, finding: Finding, family: Sequence[Finding]) -> Jud
     if not finding.answer:
         verdict = Verdict.NOT_TESTED if math.isnan(p) else weigh(finding, p, p_against)
     if verdict in (Verdict.IN_DIRECTION, Verdict.INCONCLUSIVE) and p > ALPHA:
-        # As often as Holm counts it: once for every claim of the family that is not decided more clearly.
+        # As often as Holm counts it: once for every claim of the family that is not shown, or refuted, more clearly.
+        is_for = finding.p <= finding.p_against
         likely = min(finding.p, finding.p_against)
-        to_decide = seeds_to_decide(finding, sum(likely <= min(each.p, each.p_against) for each in family))
+        to_decide = seeds_to_decide(finding, sum(likely <= (each.p if is_for else each.p_against) for each in family))
     return Judgement(claim=claim, finding=finding, verdict=verdict, p=p, p_against=p_against, to_decide=to_decide)
 
 

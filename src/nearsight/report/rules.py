@@ -56,9 +56,10 @@ VERDICTS = (
     "- **reproduced** (to a question of our own: *yes*): shown and, where the paper gives a size, between half and "
     "twice that size.\n"
     "- **in direction** (*leaning yes*): shown, but with another size; or not shown, with odds of three to one or more "
-    "for it (one-sided p ≤ 0.25, and more than one seed or a fit).\n"
+    "for it (one-sided p ≤ 0.25, at least two seeds).\n"
     "- **contradicted** (*no*, *the other way round*): the opposite is shown.\n"
-    "- **inconclusive**: none of these, as always with one seed, unless one fit to all runs judges it.\n\n"
+    "- **inconclusive**: none of these, as always with one seed. Only a fit to all runs, which learns the noise from "
+    "all conditions, can do with one.\n\n"
     "*To decide* is how many seeds would decide it, if the mean and the spread over seeds stay as they are."
 )
 
@@ -101,11 +102,12 @@ def weigh(finding: Finding, p: float, p_against: float) -> Verdict:
 
 
 def seeds_to_decide(finding: Finding, correction: float = 1.0) -> int | None:
-    """How many seeds would decide it; None: not known, or too many. `correction`: how often its p-value counts."""
+    """How many seeds would decide it, more than there are; None: not known, or too many. `correction`: how often its
+    p-value counts."""
     if finding.decides is None or finding.n < 2:
         return None
     decides = finding.decides
-    return seeds_to_show(lambda n: decides(n, ALPHA / correction), finding.n)
+    return seeds_to_show(lambda n: decides(n, ALPHA / correction), finding.n + 1)
 
 
 def finding_of(ours: Estimate, words: str, **evidence: object) -> Finding:
@@ -344,7 +346,8 @@ PART_OF_WHOLE = (
     "*Part of the whole.* A contrast between conditions, by one fit to all runs (the noise of a run is the same "
     "everywhere; seeds have effects of their own). Yes: it is more than "
     f"{share(NO_EFFECT)} of CutMix's whole effect (CutMix minus None) and is shown to have its sign. The other way "
-    "round: the same, with the opposite sign. No: it is shown to be less than that share, up or down (TOST)."
+    "round: the same, with the opposite sign. No: it is shown to be less than that share, up or down (TOST). Where "
+    "CutMix's own effect is not shown with p ≤ 0.05, there is nothing to compare with: inconclusive."
 )
 
 
@@ -352,9 +355,11 @@ def judge_part(part: Estimate, whole: Estimate, *, n: int) -> Finding:
     """Whether a part of the whole effect is there by itself, or none of it is."""
     margin, ratio = NO_EFFECT * abs(whole.value), part.value / whole.value if whole.value else math.nan
     words = f"{difference_in_words(part)}, CutMix's {difference_in_words(whole)} ({rounded(100 * ratio, 0)} %)"
-    found = replace(part, n=n)
+    found, sign = replace(part, n=n), -1 if whole.value < 0 else 1
+    if p_of_sign(whole, sign) > ALPHA:
+        return finding_of(found, words, p=1.0, p_against=1.0)
     if abs(part.value) > margin:
-        return judge_sign(found, sign=-1 if whole.value < 0 else 1, words=words)
+        return judge_sign(found, sign=sign, words=words)
     none = judge_within(found, -margin, margin, words=words)
     return replace(none, p=1.0, p_against=none.p, leans=False)
 
