@@ -163,11 +163,12 @@ def _dissociation(study: str, colour: str) -> Claim:
         family=PARTS,
     )
     def claim(results: StudyResults) -> rules.Finding:
-        return rules.judge_dissociation(
-            *(paired_difference(results.runs, label, s1.BASELINE, "test_acc") for label in labels),
-            paired_difference(results.runs, *labels, "test_acc"),
-            *(paired_difference(results.runs, label, s1.BASELINE, "min_mad") for label in labels),
+        (key_gain, other_gain), (key_change, other_change) = (
+            [paired_difference(results.runs, label, s1.BASELINE, response) for label in labels]
+            for response in ("test_acc", "min_mad")
         )
+        apart = paired_difference(results.runs, *labels, "test_acc")
+        return rules.judge_dissociation(key_gain, other_gain, apart, key_change, other_change)
 
     return claim
 
