@@ -395,7 +395,8 @@ def test_claims_of_the_parts_are_one_family(make_study):
     assert {key: len(ids) for key, ids in families.items()} == {
         (False, "protocol"): 8,
         (False, "parts"): 12,
-        (True, ""): 6,
+        (True, "length"): 2,
+        (True, "own patch"): 4,
     }
     assert {"plane", "dissociation", "colour-and-cutmix"} <= set(families[False, "parts"])
 

@@ -42,7 +42,7 @@ def test_a_planted_link_is_found_where_it_is(planted: StudyResults) -> None:
         assert numbers.loc[group, "correlation"] == pytest.approx(stats.spearmanr(part["epochs"], part["min_mad"])[0])
         assert numbers.loc[group, "epochs_max"] == part["epochs"].max()
         assert numbers.loc[group, "min_mad_min"] == pytest.approx(part["min_mad"].min())
-    assert numbers["answer"].drop("without CutMix").to_dict() == {"all runs": "yes", "with CutMix": "yes"}
+    assert numbers["answer"].drop("without CutMix").to_dict() == {"all runs": "–", "with CutMix": "yes"}
     assert numbers.loc["without CutMix", "p_within"] > 0.05
     asked = {j.claim.text.partition(": ")[2]: j for j in judgements(planted) if j.claim.rule == LENGTH_RULE}
     assert asked["those with CutMix?"].words == "yes"
@@ -50,6 +50,7 @@ def test_a_planted_link_is_found_where_it_is(planted: StudyResults) -> None:
     for group, judgement in (("with CutMix", asked["those with CutMix?"]), ("without CutMix", asked["those without?"])):
         assert judgement.finding.value == numbers.loc[group, "correlation_within"]
         assert min(judgement.finding.p, judgement.finding.p_against) == numbers.loc[group, "p_within"]
+        assert judgement.words == numbers.loc[group, "answer"]
     shown = table.markdown()
     assert "Early stopping ended each run, not the study" in shown
     assert re.search(r"\| with CutMix \(12\) \| \d+ to \d+ \|", shown)
@@ -67,7 +68,7 @@ def test_what_distinguishes_the_conditions_is_no_link(planted: StudyResults) -> 
     assert table["correlation_within"].tolist() == pytest.approx([1.0] * 3)
     # All four conditions in the same order as now, or all in the opposite: of 6⁴ ways.
     assert table.loc["with CutMix", "p_within"] == pytest.approx(2 / 6**4)
-    assert set(table["answer"]) == {"the other way round"}
+    assert set(table["answer"]) == {"–", "the other way round"}
     asked = [j for j in judgements(planted) if j.claim.rule == LENGTH_RULE]
     assert [j.words for j in asked] == ["the other way round"] * 2
     assert asked[0].finding.ours.startswith(
@@ -93,7 +94,7 @@ def test_runs_that_all_train_alike_tell_nothing(planted: StudyResults) -> None:
     planted.runs["epochs"] = 100
     asked = [j.words for j in judgements(planted) if j.claim.rule == LENGTH_RULE]
     assert asked == ["not tested", "not tested"]
-    assert set(length_table(planted).numbers["answer"]) == {"not tested"}
+    assert set(length_table(planted).numbers["answer"]) == {"–", "not tested"}
     planted.runs["min_mad"] = np.nan
     with pytest.raises(InputError, match="measured heads"):
         length_table(planted)

@@ -15,14 +15,14 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from nearsight.errors import InputError
-from nearsight.report.claims import OURS, Claim, asked, not_tested
+from nearsight.report.claims import OURS, Claim, asked, judge_all, not_tested
 from nearsight.report.conditions import level_in_words, missing_notes, scale_notes
 from nearsight.report.figures.style import add_legend, house_style, light_grid
 from nearsight.report.findings import Section
 from nearsight.report.marks import Drawing, add_footnote, dose_style
-from nearsight.report.rules import ANSWERS, LEANING, Finding, Verdict, weigh
+from nearsight.report.rules import LEANING, Finding
 from nearsight.report.study_tables import NOT_CORRECTED
-from nearsight.report.tables import Row, Table, probability, rounded, span
+from nearsight.report.tables import MISSING, Row, Table, probability, rounded, span
 from nearsight.study.results import StudyResults
 from nearsight.study.statistics.rank_correlation import (
     METHOD,
@@ -102,27 +102,16 @@ def judge_link(results: StudyResults, column: str, words: str) -> Finding:
     found, plain = (some(results, column)[words] for some in (correlations_within, correlations))
     if math.isnan(found.value):
         return not_tested(f"no condition has runs to compare, or all are equal: {found.n} runs")
-    seeds = int(_measured_runs(results, column)["seed"].nunique())
-    return _finding(
-        found,
-        f"rank correlation {rounded(found.value, 2, signed=True)} within conditions, p = {probability(found.p)}; "
-        f"{rounded(plain.value, 2, signed=True)} over all {found.n} runs, p = {probability(plain.p)}",
-        seeds,
-    )
-
-
-def _finding(found: RankCorrelation, words: str, n: int) -> Finding:
     p, p_against = (found.p if sign * found.value > 0 else 1.0 for sign in (-1, 1))
-    return Finding(ours=words, value=found.value, n=n, p=p, p_against=p_against, leans=p <= 2 * LEANING)
-
-
-def link(found: RankCorrelation) -> str:
-    """Whether runs with more of something have a more local head; `found`: within conditions. Not corrected."""
-    if math.isnan(found.value):
-        return str(Verdict.NOT_TESTED)
-    finding = _finding(found, "", found.n)
-    verdict = weigh(finding, finding.p, finding.p_against)
-    return ANSWERS.get(verdict, str(verdict))
+    return Finding(
+        ours=f"rank correlation {rounded(found.value, 2, signed=True)} within conditions, p = {probability(found.p)}; "
+        f"{rounded(plain.value, 2, signed=True)} over all {found.n} runs, p = {probability(plain.p)}",
+        value=found.value,
+        n=int(_measured_runs(results, column)["seed"].nunique()),
+        p=p,
+        p_against=p_against,
+        leans=p <= 2 * LEANING,
+    )
 
 
 def scatter_by_cutmix(results: StudyResults, column: str, label: str) -> tuple[Figure, Axes]:
@@ -189,7 +178,7 @@ def _longer(id: str, level: int, whose: str) -> Claim:
     """Of the runs at a level of the factor that is CutMix: its last, with it, or its first."""
     text = f"Do runs that train longer have a more local head: {whose}?"
 
-    @asked(id, text, source=OURS, rule=LENGTH_RULE)
+    @asked(id, text, source=OURS, rule=LENGTH_RULE, family="length")
     def question(results: StudyResults) -> Finding:
         return judge_link(results, _EPOCHS, list(groups(results).values())[level])
 
@@ -205,6 +194,9 @@ LENGTH_QUESTIONS = (
 def length_table(results: StudyResults) -> Table:
     """A row per group of runs: how long they trained, how local their heads are, and whether these go together."""
     rows, plain, within = [], correlations(results, _EPOCHS), correlations_within(results, _EPOCHS)
+    with_it, without = (judgement.words for judgement in judge_all(LENGTH_QUESTIONS, results))
+    names = list(groups(results).values())
+    answers = {names[-1]: with_it, names[0]: without}
     for name, part in _measured_parts(results, _EPOCHS).items():
         if part.empty:
             continue
@@ -221,10 +213,13 @@ def length_table(results: StudyResults) -> Table:
         value, title = rounded(judged.value, 2, signed=True), "within conditions"
         row.both("correlation_within", judged.value, title, value)
         row.both("p_within", judged.p, f"p {title}", _p_in_words(judged)).keep(exact_within=judged.exact)
-        row.both("answer", link(judged), "longer, more local?", f"**{link(judged)}**").keep(scale=results.scale)
+        answer = str(answers.get(name, MISSING))  # of all runs nothing is asked
+        row.both("answer", answer, "longer, more local?", answer if answer == MISSING else f"**{answer}**")
+        row.keep(scale=results.scale)
         rows.append(row)
     title = f"{results.name}: do runs that train longer have a more local head?"
-    notes = (_NOT_SET, METHOD, WITHIN, LENGTH_RULE, NOT_CORRECTED, *missing_notes(results))
+    corrected = f"{NOT_CORRECTED} The answers rest on p-values that are corrected for the two questions (Holm)."
+    notes = (_NOT_SET, METHOD, WITHIN, LENGTH_RULE, corrected, *missing_notes(results))
     return Table.of("training-length", title, rows, notes=notes)
 
 

@@ -52,7 +52,7 @@ from nearsight.report.tables import (
 from nearsight.study.results import StudyResults
 from nearsight.study.statistics import mean_interval, separation, share_interval
 
-_LEFT_OUT = "Leaving out own-patch heads,"
+_FAMILY, _LEFT_OUT = "own patch", "Leaving out own-patch heads,"
 _SHARE = "max_share_self"
 # Of a row's height in the figure: what its layers take up, from the first above to the last below.
 _SPREAD = 0.62
@@ -77,7 +77,7 @@ def _judge_often(runs: pd.DataFrame, having: "pd.Series[bool]", whose: tuple[str
     return judge_rates(*found[0], *found[1], words=words + more, value=value, n=n)
 
 
-@asked("own-patch-heads", "Does CutMix turn heads to their own patch?", source=OURS, rule=_RULE)
+@asked("own-patch-heads", "Does CutMix turn heads to their own patch?", source=OURS, rule=_RULE, family=_FAMILY)
 def _more_often(results: StudyResults) -> Finding:
     runs, levels = with_own_patch(results), results.factors[CUTMIX]
     having = runs.assign(has_one=(runs[HEADS] > 0).astype(float))
@@ -89,7 +89,7 @@ def _more_often(results: StudyResults) -> Finding:
 def _with_both(colour: str) -> Claim:
     text = f"Is an own-patch head more likely where CutMix and {colour} are both?"
 
-    @asked("own-patch-with-both", text, source=OURS, rule=_RULE)
+    @asked("own-patch-with-both", text, source=OURS, rule=_RULE, family=_FAMILY)
     def question(results: StudyResults) -> Finding:
         runs = with_own_patch(results)
         having = runs["condition"].isin((s1.MODERN, s1.WITHOUT_SMOOTHING))
@@ -98,7 +98,13 @@ def _with_both(colour: str) -> Claim:
     return question
 
 
-@asked("others-separated", f"{_LEFT_OUT} does CutMix still separate the conditions?", source=OURS, rule=GROUPS)
+@asked(
+    "others-separated",
+    f"{_LEFT_OUT} does CutMix still separate the conditions?",
+    source=OURS,
+    rule=GROUPS,
+    family=_FAMILY,
+)
 def _gap(results: StudyResults) -> Finding:
     runs = with_own_patch(results)
     if not runs[HEADS].any():
@@ -112,6 +118,7 @@ def _gap(results: StudyResults) -> Finding:
     source=OURS,
     rule=SIGN,
     needs=(s1.BASELINE, s1.MODERN),
+    family=_FAMILY,
 )
 def _nearer(results: StudyResults) -> Finding:
     runs, both = with_own_patch(results), (s1.MODERN, s1.BASELINE)
