@@ -1,5 +1,6 @@
 """Heads that look at their own patch: planted ones are found, and left out of what is asked of the others."""
 
+import dataclasses
 import re
 from collections.abc import Mapping
 
@@ -8,6 +9,7 @@ import pandas as pd
 import pytest
 from made_up_results import drawn, made_up, noise
 from matplotlib.patches import Rectangle
+from scipy import stats
 
 from nearsight.errors import InputError
 from nearsight.metrics import next_patch_distance
@@ -15,7 +17,7 @@ from nearsight.papers import find_study
 from nearsight.papers.protocol.ablation import ABLATIONS
 from nearsight.papers.protocol.findings import FINDINGS
 from nearsight.papers.protocol.own_patch import every_head, own_patch_questions, own_patch_table, what_they_look_at
-from nearsight.report.claims import judge
+from nearsight.report.claims import Judgement, judge_all
 from nearsight.report.own_patch import (
     HEADS,
     OTHERS,
@@ -45,9 +47,13 @@ def planted(*, others_with_cutmix: float, name: str = "ablation-cifar100", own_p
     return results
 
 
+def asked(results: StudyResults) -> list[Judgement]:
+    """Each as if it were the only question."""
+    return [judge_all([claim], results)[0] for claim in own_patch_questions(ABLATIONS[results.name])]
+
+
 def answers(results: StudyResults) -> list[str]:
-    questions = own_patch_questions(ABLATIONS[results.name])
-    return [str(judge(claim, results).finding.verdict) for claim in questions]
+    return [judgement.words for judgement in asked(results)]
 
 
 def test_planted_heads_are_found_and_left_out() -> None:
@@ -84,11 +90,38 @@ def _own(results: StudyResults, condition: str) -> "pd.Series[bool]":
 
 
 def test_what_is_asked_is_answered_by_the_others() -> None:
-    # Six pairs of twelve differ, all one way: p = 2 / 2⁶.
-    assert answers(planted(others_with_cutmix=0.2)) == ["yes", "yes", "not tested"]
+    # Three of six are in runs with both, a quarter of all.
+    assert answers(planted(others_with_cutmix=0.2)) == ["yes", "yes", "not tested", "leaning yes"]
     # The smallest distances separate the runs, those of the other heads do not.
-    assert answers(planted(others_with_cutmix=0.3)) == ["yes", "no", "not tested"]
-    assert answers(planted(others_with_cutmix=0.2, own_patch=False)) == ["not shown", "not tested", "not tested"]
+    assert answers(planted(others_with_cutmix=0.3))[:3] == ["yes", "inconclusive", "not tested"]
+    assert answers(planted(others_with_cutmix=0.4))[1] == "the other way round"
+    none = planted(others_with_cutmix=0.2, own_patch=False)
+    assert answers(none) == ["inconclusive", "not tested", "not tested", "inconclusive"]
+
+
+def test_own_patch_heads_are_counted_in_the_time_there_was_for_them() -> None:
+    """As many in runs that train four times as long are what time alone would give."""
+    results = planted(others_with_cutmix=0.2)
+    has_cutmix = results.runs["cutmix"] != "off"
+    results.runs["epochs"] = np.where(has_cutmix, 400, 100)
+    (judged, _, _, with_both) = asked(results)
+    # All six of 24 are with CutMix, which has 4800 of 6000 epochs.
+    assert judged.finding.p == pytest.approx(0.8**6)
+    assert judged.words == "inconclusive"
+    low, high = stats.binomtest(6, 12).proportion_ci()
+    expected = (
+        f"6 of 12 runs with CutMix ({100 * low:.0f} % to {100 * high:.0f} %), in 4800 epochs; 0 of 12 runs without"
+    )
+    assert judged.finding.ours.startswith(expected)
+    # Six pairs of twelve differ, all one way.
+    assert judged.finding.ours.endswith(f"p = {2 / 2**6:.2g} of the shares alone, by exact permutation in pairs")
+    # Half of the six are where both are, in 2400 of 6000 epochs.
+    assert with_both.finding.p == pytest.approx(stats.binom.sf(2, 6, 0.4))
+    assert with_both.finding.value == pytest.approx(3 / 6 - 3 / 18)
+    # One seed, all of whose runs may do the same, shows nothing.
+    results.runs["epochs"] = 100
+    alone = dataclasses.replace(results, runs=results.runs[results.runs["seed"] == 0])
+    assert answers(alone)[0] == "inconclusive"
 
 
 def test_modern_is_held_against_baseline_without_its_own_patch_heads() -> None:
@@ -168,7 +201,7 @@ def test_without_one_grid_or_any_heads_nothing_is_said() -> None:
     del results.settings["model.patch_size"]  # type: ignore[attr-defined]
     with pytest.raises(InputError, match="one grid"):
         own_patch_table(results)
-    assert answers(results) == ["not tested"] * 3
+    assert answers(results) == ["not tested"] * 4
     none = planted(others_with_cutmix=0.2, own_patch=False)
     assert what_they_look_at(none).endswith("there is no head.")
 

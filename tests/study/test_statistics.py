@@ -121,6 +121,7 @@ def test_a_two_by_two_example_worked_out_by_hand():
     assert list(table["t"]) == pytest.approx([4.1 / error, 2.9 / error, 2.0 / error])
     assert table.loc["a", "low"] == pytest.approx(4.1 - 2.7764451 * error)
     assert (fitted.num_runs, fitted.residual_df, fitted.notes) == (8, 4, ())
+    assert list(fitted.residuals) == pytest.approx([-0.1, 0.1, -0.2, 0.2, 0.0, 0.0, -0.1, 0.1])
 
 
 @pytest.mark.parametrize("num_factors", [1, 2, 3, 4])

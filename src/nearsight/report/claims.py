@@ -60,10 +60,18 @@ class Claim:
 
 
 def asked(
-    id: str, text: str, *, source: str, paper: str = MISSING, rule: str, needs: tuple[str, ...] = (), family: str = ""
+    id: str,
+    text: str,
+    *,
+    source: str,
+    paper: str = MISSING,
+    rule: str,
+    readings: tuple[str, str] | None = None,
+    needs: tuple[str, ...] = (),
+    family: str = "",
 ) -> Callable[[Callable[[Any], Finding]], Claim]:
     """A decorator: turns the function that judges a claim or question into the claim."""
-    about = {"source": source, "paper": paper, "rule": rule, "needs": needs, "family": family}
+    about = {"source": source, "paper": paper, "rule": rule, "readings": readings, "needs": needs, "family": family}
     return lambda judge: Claim(id=id, text=text, judge=judge, **about)  # type: ignore[arg-type]
 
 
@@ -78,7 +86,7 @@ class Judgement:
     p_against: float
     """Of its opposite, likewise."""
     counts: int = 1
-    """How often Holm counts its p-value: once for every claim of the family that is not decided more clearly."""
+    """How often Holm counts its p-value: once for every claim of the family that is not shown more clearly."""
 
     @property
     def is_open(self) -> bool:
@@ -125,8 +133,8 @@ def _judgement(claim: Claim, finding: Finding, family: Sequence[Finding]) -> Jud
     verdict = None
     if not finding.answer:
         verdict = Verdict.NOT_TESTED if math.isnan(p) else weigh(finding, p, p_against)
-    likely = min(finding.p, finding.p_against)
-    counts = sum(likely <= min(each.p, each.p_against) for each in family)
+    is_for, likely = finding.p <= finding.p_against, min(finding.p, finding.p_against)
+    counts = sum(likely <= (each.p if is_for else each.p_against) for each in family)
     return Judgement(claim=claim, finding=finding, verdict=verdict, p=p, p_against=p_against, counts=max(counts, 1))
 
 
@@ -204,7 +212,9 @@ class Verdicts:
             # The p-value of what is more likely shown: the claim, or its opposite.
             likely = min(judgement.p, judgement.p_against)
             row.keep(p_corrected=judgement.p, p_against_corrected=judgement.p_against)
-            row.show("p", probability(likely if finding.n > 1 else float("nan")))
+            # Of one seed, without a fit to all runs, there is none.
+            is_tested = finding.n > 1 or min(finding.p, finding.p_against) < 0.5
+            row.show("p", probability(likely if is_tested else float("nan")))
             row.both("verdict", judgement.words, "verdict" if of_paper else "answer", f"**{judgement.words}**")
             to_decide = pd.NA if judgement.to_decide is None else judgement.to_decide
             row.both("to_decide", to_decide, "to decide", _to_decide(judgement)).keep(scale=self.scale)

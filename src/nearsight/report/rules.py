@@ -21,6 +21,7 @@ from nearsight.study.statistics.intervals import ACCURACY_MARGIN
 from nearsight.study.statistics.significance import (
     ALPHA,
     p_of_most,
+    p_of_rates,
     p_of_sign,
     p_outside,
     p_within,
@@ -57,7 +58,8 @@ VERDICTS = (
     "- **in direction** (*leaning yes*): shown, but with another size; or not shown, with at least two seeds that lean "
     "that way: odds of three to one for it (one-sided p ≤ 0.25, not corrected), or what its rule says.\n"
     "- **contradicted** (*no*, *the other way round*): the opposite is shown.\n"
-    "- **inconclusive**: none of these, as always with one seed.\n\n"
+    "- **inconclusive**: none of these, as always with one seed. Only a fit to all runs, which learns the noise from "
+    "all conditions, can do with one.\n\n"
     "*To decide* is how many seeds would decide it, if the mean and the spread over seeds stay as they are."
 )
 
@@ -100,11 +102,12 @@ def weigh(finding: Finding, p: float, p_against: float) -> Verdict:
 
 
 def seeds_to_decide(finding: Finding, correction: float = 1.0) -> int | None:
-    """How many seeds would decide it; None: not known, or too many. `correction`: how often its p-value counts."""
+    """How many seeds would decide it, more than there are; None: not known, or too many. `correction`: how often its
+    p-value counts."""
     if finding.decides is None or finding.n < 2:
         return None
     decides = finding.decides
-    return seeds_to_show(lambda n: decides(n, ALPHA / correction), finding.n)
+    return seeds_to_show(lambda n: decides(n, ALPHA / correction), finding.n + 1)
 
 
 def finding_of(ours: Estimate, words: str, **evidence: object) -> Finding:
@@ -245,6 +248,38 @@ def judge_every_seed(strict: Sequence[bool], weak: Sequence[bool], words: str) -
     )
 
 
+RATES = (
+    "*Rates.* Runs either come to have something or not, and they train for different numbers of epochs. Given how "
+    "many have it, each of them falls to either side by that side's share of all epochs (exact, one-sided; runs count "
+    "as independent, those of a seed too, and all epochs as alike). Shown: it comes more often per epoch; its "
+    "opposite: less often; one seed shows neither. It leans that way where p ≤ 0.25. Shares of runs, with Clopper and "
+    "Pearson's 95 % intervals, judge nothing."
+)
+
+
+def judge_rates(
+    events: int, exposure: float, other_events: int, other_exposure: float, *, words: str, value: float, n: int
+) -> Finding:
+    """Whether something comes more often, in the time there was for it, than in the other runs."""
+
+    def ps(number: int) -> tuple[float, float]:
+        """Of more often, and of less often, from so many seeds of this kind."""
+        times = number / n
+        ours, others = (round(events * times), exposure * times), (round(other_events * times), other_exposure * times)
+        return p_of_rates(*ours, *others), p_of_rates(*others, *ours)
+
+    p, p_against = ps(n) if n > 1 else (1.0, 1.0)  # runs of one seed may all do what the seed does
+    return Finding(
+        ours=words,
+        value=value,
+        n=n,
+        p=p,
+        p_against=p_against,
+        leans=n > 1 and p <= LEANING,
+        decides=lambda number, alpha: min(ps(number)) <= alpha,
+    )
+
+
 ALL_OF = (
     "*All of it.* A claim with several parts is as strong as the weakest of them: shown where every part is (the "
     "largest p-value counts), in direction where every part is at least that, contradicted where the opposite of one "
@@ -313,7 +348,8 @@ PART_OF_WHOLE = (
     "*Part of the whole.* A contrast between conditions, by one fit to all runs (the noise of a run is the same "
     "everywhere; seeds have effects of their own). Yes: it is more than "
     f"{share(NO_EFFECT)} of CutMix's whole effect (CutMix minus None) and is shown to have its sign. The other way "
-    "round: the same, with the opposite sign. No: it is shown to be less than that share, up or down (TOST)."
+    "round: the same, with the opposite sign. No: it is shown to be less than that share, up or down (TOST). Where "
+    "CutMix's own effect is not shown with p ≤ 0.05, there is nothing to compare with: inconclusive."
 )
 
 
@@ -321,9 +357,11 @@ def judge_part(part: Estimate, whole: Estimate, *, n: int) -> Finding:
     """Whether a part of the whole effect is there by itself, or none of it is."""
     margin, ratio = NO_EFFECT * abs(whole.value), part.value / whole.value if whole.value else math.nan
     words = f"{difference_in_words(part)}, CutMix's {difference_in_words(whole)} ({rounded(100 * ratio, 0)} %)"
-    found = replace(part, n=n)
+    found, sign = replace(part, n=n), -1 if whole.value < 0 else 1
+    if p_of_sign(whole, sign) > ALPHA:
+        return finding_of(found, words, p=1.0, p_against=1.0)
     if abs(part.value) > margin:
-        return judge_sign(found, sign=-1 if whole.value < 0 else 1, words=words)
+        return judge_sign(found, sign=sign, words=words)
     none = judge_within(found, -margin, margin, words=words)
     return replace(none, p=1.0, p_against=none.p, leans=False)
 

@@ -11,20 +11,16 @@ from collections.abc import Mapping
 
 from nearsight.augment import Augmentation, AutoAugment, ColorJitter, CutMix
 from nearsight.papers.protocol import numbers as s1
-from nearsight.papers.protocol.heads import OF_ABLATION, ON_ALL_DATA_SETS, ON_CIFAR100
+from nearsight.papers.protocol.conditions import of_ablation, of_protocols
+from nearsight.papers.protocol.heads import ON_ALL_DATA_SETS, ON_CIFAR100
 from nearsight.papers.protocol.links import LENGTH_QUESTIONS, length_and_distance, length_table
 from nearsight.papers.protocol.own_patch import every_head, own_patch_questions, own_patch_table
 from nearsight.papers.structure.learned_positions import association_and_distance, association_table
-from nearsight.report import rules
-from nearsight.report.claims import Claim, asked
-from nearsight.report.conditions import pair_columns
+from nearsight.report.claims import Claim
 from nearsight.report.findings import Section
 from nearsight.report.studies import report_on
-from nearsight.report.tables import percent, rounded, share
 from nearsight.study import OFF, Study
 from nearsight.study.recipes import recipe
-from nearsight.study.results import StudyResults
-from nearsight.study.statistics import mean_interval, paired_difference, separation
 from nearsight.train import RunConfig
 from nearsight.train.recipes import RunRecipe, compact_cifar10, compact_cifar100, compact_tiny_imagenet
 
@@ -118,142 +114,14 @@ ABLATIONS: Mapping[str, str] = {
     "ablation-tiny-imagenet": s1.COLORJITTER,
 }
 """The studies that take the Modern protocol apart, with what each has for AutoAugment."""
-_UNKNOWN = "not known"
-
-
-def _value(study: str, condition: str, response: str) -> float | None:
-    value = getattr(s1.PUBLISHED[study].conditions.get(condition), response, None)
-    return None if value is None else float(value)
-
-
-def _change(study: str, condition: str, reference: str, response: str) -> float | None:
-    after, before = _value(study, condition, response), _value(study, reference, response)
-    return None if after is None or before is None else after - before
-
-
-def _size(
-    study: str, id: str, text: str, source: str, condition: str, reference: str, response: str, *, sign: int
-) -> Claim:
-    """A difference between two conditions."""
-    paper, published = _change(study, condition, reference, response), _UNKNOWN
-    if paper is not None:
-        numbers = (_value(study, reference, response), _value(study, condition, response), paper)
-        before, after, change = (mean_interval([number or 0.0]) for number in numbers)
-        published = rules.change_in_words(before, after, change, accuracy=response == "test_acc")
-
-    @asked(id, text, source=source, paper=published, rule=rules.SIZE, needs=(reference, condition))
-    def claim(results: StudyResults) -> rules.Finding:
-        ours, words = rules.paired_change(results.runs, condition, reference, response)
-        return rules.judge_size(ours, paper, sign=sign, words=words)
-
-    return claim
-
-
-def _no_effect(study: str, id: str, text: str, condition: str, reference: str) -> Claim:
-    """A condition that should differ from the reference as little as that with CutMix changed differs much."""
-    of_cutmix, sign = (s1.ONLY_CUTMIX, -1) if reference == s1.BASELINE else (s1.WITHOUT_CUTMIX, 1)
-    paper, key = (_change(study, label, reference, "min_mad") for label in (condition, of_cutmix))
-    published = _UNKNOWN
-    if paper is not None and key is not None:
-        published = f"{rounded(paper, signed=True)}, CutMix's {rounded(key, signed=True)} ({share(abs(paper / key))})"
-
-    @asked(
-        id, text, source="S1 §6.2", paper=published, rule=rules.NO_EFFECT_RULE, needs=(reference, condition, of_cutmix)
-    )
-    def claim(results: StudyResults) -> rules.Finding:
-        ours, theirs = (
-            paired_difference(results.runs, label, reference, "min_mad") for label in (condition, of_cutmix)
-        )
-        return rules.judge_no_effect(ours, theirs, key_sign=sign)
-
-    return claim
-
-
-def _groups(study: str, colour: str, id: str, text: str, source: str, response: str) -> Claim:
-    """All conditions with CutMix on one side of a gap, all without on the other."""
-    both = (s1.with_cutmix(colour), s1.without_cutmix(colour))
-    values = ([_value(study, label, response) for label in labels] for labels in both)
-    above, below = ([value for value in some if value is not None] for some in values)
-    bounds, published = None, _UNKNOWN
-    if above and below:
-        bounds = (max(above), min(below))
-        margin = rounded(bounds[1] - bounds[0], signed=True)
-        published = f"with ≤ {rounded(bounds[0])}, without ≥ {rounded(bounds[1])}; margin {margin}"
-    key = s1.PUBLISHED[study].key_factor
-    assert key is not None
-
-    @asked(id, text, source=source, paper=published, rule=rules.GROUPS, needs=(*both[0], *both[1]))
-    def claim(results: StudyResults) -> rules.Finding:
-        found = separation(results.runs, key, results.factors[key], response, blocks=pair_columns(results, key))
-        return rules.judge_groups(found, bounds, n=int(results.runs["seed"].nunique()))
-
-    return claim
-
-
-def _dissociation(study: str, colour: str) -> Claim:
-    labels = (s1.ONLY_CUTMIX, s1.only(colour))
-    gains, changes = (
-        [_change(study, label, s1.BASELINE, response) for label in labels] for response in ("test_acc", "min_mad")
-    )
-    published = _UNKNOWN
-    if None not in (*gains, *changes):
-        published = (
-            f"accuracy {' and '.join(f'+{percent(gain)}' for gain in gains)} points; min MAD "
-            f"{' and '.join(rounded(change, signed=True) for change in changes)}"
-        )
-
-    text = f"CutMix and {colour} alone raise accuracy by similar amounts, but only CutMix makes heads local"
-    needs = (s1.BASELINE, *labels)
-
-    @asked("dissociation", text, source="S1 §6.2, §7", paper=published, rule=rules.DISSOCIATION, needs=needs)
-    def claim(results: StudyResults) -> rules.Finding:
-        return rules.judge_dissociation(
-            *(paired_difference(results.runs, label, s1.BASELINE, "test_acc") for label in labels),
-            *(paired_difference(results.runs, label, s1.BASELINE, "min_mad") for label in labels),
-        )
-
-    return claim
-
-
-def _of_protocols(study: str) -> list[Claim]:
-    """Baseline against Modern, on any data set."""
-    accuracy = "The Modern protocol raises test accuracy"
-    locality = "Under the Modern protocol the most local head is more local (lower MAD)"
-    return [
-        _size(study, "accuracy", accuracy, "S1 §4.4, Table 1", s1.MODERN, s1.BASELINE, "test_acc", sign=1),
-        _size(study, "most-local-head", locality, "S1 abstract, §5.1", s1.MODERN, s1.BASELINE, "min_mad", sign=-1),
-    ]
-
-
-def _of_ablation(study: str, colour: str) -> list[Claim]:
-    """Which component makes attention local."""
-    gap = "CutMix separates the conditions: with it, every most local head has a lower MAD than any without"
-    focus = "The effect is not limited to one metric: the smallest entropy separates them too"
-    removed, added = (
-        "Removing CutMix from Modern undoes the locality",
-        "Adding CutMix alone to Baseline makes heads local",
-    )
-    alone, leaves = "alone has no effect on locality", "from Modern leaves it local"
-    return [
-        _groups(study, colour, "cutmix-separates", gap, "S1 abstract, §6.2, Figure 4", "min_mad"),
-        _groups(study, colour, "entropy-separates", focus, "S1 §6.2, Table 2", "min_entropy"),
-        _size(study, "removing-cutmix", removed, "S1 §6.2", s1.WITHOUT_CUTMIX, s1.MODERN, "min_mad", sign=1),
-        _size(study, "adding-cutmix", added, "S1 §6.2", s1.ONLY_CUTMIX, s1.BASELINE, "min_mad", sign=-1),
-        _no_effect(study, "colour-alone", f"{colour} {alone}", s1.only(colour), s1.BASELINE),
-        _no_effect(study, "smoothing-alone", f"Label smoothing {alone}", s1.ONLY_SMOOTHING, s1.BASELINE),
-        _no_effect(study, "removing-colour", f"Removing {colour} {leaves}", s1.without(colour), s1.MODERN),
-        _no_effect(study, "removing-smoothing", f"Removing label smoothing {leaves}", s1.WITHOUT_SMOOTHING, s1.MODERN),
-        OF_ABLATION,
-        _dissociation(study, colour),
-    ]
 
 
 def _report_on(name: str) -> None:
     is_seen = s1.PUBLISHED[name].dataset == "CIFAR-100"
-    claims: list[Claim] = [*_of_protocols(name), *(ON_CIFAR100 if is_seen else ON_ALL_DATA_SETS)]
+    claims: list[Claim] = [*of_protocols(name), *(ON_CIFAR100 if is_seen else ON_ALL_DATA_SETS)]
     tables, figures = [association_table], {"position-association": association_and_distance}
     if name in ABLATIONS:
-        of_parts = _of_ablation(name, ABLATIONS[name])
+        of_parts = of_ablation(name, ABLATIONS[name])
         if not is_seen:  # the paper's ablation is on CIFAR-100
             of_parts = [dataclasses.replace(claim, source=f"{claim.source}, there on CIFAR-100") for claim in of_parts]
         # These have enough runs for questions of our own.

@@ -18,16 +18,26 @@ from nearsight.papers.protocol.emergence_figures import (
 )
 from nearsight.papers.protocol.numbers import BASELINE, MODERN, ONLY_CUTMIX, WITHOUT_CUTMIX
 from nearsight.papers.protocol.unreported import ablation_fitted_cifar100
-from nearsight.report.claims import asked
+from nearsight.report.claims import OURS, asked
 from nearsight.report.findings import Section
 from nearsight.report.own_patch import OWN_PATCH, grid_of
-from nearsight.report.rules import NO, SIGN, UNDECIDED, YES, Finding, change_in_words, judge_sign
+from nearsight.report.rules import (
+    EVERY_SEED,
+    NO,
+    SIGN,
+    YES,
+    Finding,
+    change_in_words,
+    described,
+    judge_every_seed,
+    judge_sign,
+)
 from nearsight.report.studies import report_on
 from nearsight.report.tables import MISSING, Row, Table, layers_in_words, rounded, share, with_interval
 from nearsight.study import Study
 from nearsight.study.recipes import recipe
 from nearsight.study.results import StudyResults
-from nearsight.study.statistics import mean_interval
+from nearsight.study.statistics import Estimate, mean_interval
 from nearsight.train.recipes import compact_cifar100, trained_for
 
 _EPOCHS = 100
@@ -95,12 +105,20 @@ def _num_seeds(found: Iterable[Course]) -> int:
     return len({course.seed for course in found})
 
 
+def _over_seeds(seeds: Iterable[int], values: Iterable[float]) -> Estimate:
+    """The mean over seeds of what a seed's runs have on average."""
+    return mean_interval(pd.Series(list(values), dtype=float).groupby(list(seeds)).mean())
+
+
 @asked(
     "only-with-cutmix",
     "Do local heads appear with CutMix, and only with it?",
     source="S1 §7, limitations",
-    rule="*In every run.* Yes: every run with CutMix has a local head at some time, and no run without it has one. No: "
-    "no run with CutMix has one, or every run without it does. Undecided: otherwise.",
+    rule=EVERY_SEED,
+    readings=(
+        "every run of the seed with CutMix has a local head at some time, and no run without it has one",
+        "of its runs with CutMix a larger share has one than of those without",
+    ),
 )
 def _only_with(results: StudyResults) -> Finding:
     labels = dict.fromkeys((*results.planned, *results.runs["condition"]))
@@ -108,15 +126,24 @@ def _only_with(results: StudyResults) -> Finding:
     others = _of(results, *(label for label in labels if label not in _WITH_CUTMIX))
     has, others_have = ([course.first_local() is not None for course in some] for some in (with_it, others))
     words = f"{sum(has)} of {len(has)} runs with CutMix, {sum(others_have)} of {len(others_have)} without"
-    answer = YES if all(has) and not any(others_have) else NO if not any(has) or all(others_have) else UNDECIDED
-    return Finding(verdict=answer, ours=words, value=float(np.mean(has)), n=_num_seeds(with_it))
+    shares = pd.DataFrame(
+        {
+            "with": pd.Series(has).groupby([course.seed for course in with_it]).mean(),
+            "without": pd.Series(others_have).groupby([course.seed for course in others]).mean(),
+        }
+    ).dropna()
+    if shares.empty:
+        raise InputError("no seed has a run with CutMix and one without that were measured while they trained")
+    strict = (shares["with"] == 1) & (shares["without"] == 0)
+    return judge_every_seed(list(strict), list(shares["with"] > shares["without"]), words)
 
 
 @asked(
     "equally-many-epochs",
     "After equally many epochs, is the most local head more local with CutMix?",
-    source="S1 §7, limitations; asked after the runs",
-    rule=SIGN,
+    source="S1 §7, limitations",
+    rule=f"{SIGN} Of a seed, it is the mean over its runs with CutMix of the difference from the run that lacks CutMix "
+    "alone.",
 )
 def _equally_long(results: StudyResults) -> Finding:
     found = {(course.condition, course.seed): course for course in courses(results)}
@@ -129,10 +156,10 @@ def _equally_long(results: StudyResults) -> Finding:
         raise InputError("no two runs that differ in CutMix alone were measured while they trained")
     epoch = min(course.epochs_E[-1] for pair in pairs for course in pair)
     without, with_it = ([pair[place].smallest[pair[place].epochs_E <= epoch][-1] for pair in pairs] for place in (0, 1))
-    ours = mean_interval(np.subtract(with_it, without))
-    change = change_in_words(mean_interval(without), mean_interval(with_it), ours, accuracy=False)
-    words = f"{change} at epoch {epoch:g}, {_several(len(pairs), 'pair')} of runs"
-    return judge_sign(ours, sign=-1, words=words, n=_num_seeds([course for _, course in pairs]))
+    seeds = [course.seed for _, course in pairs]
+    before, after, ours = (_over_seeds(seeds, some) for some in (without, with_it, np.subtract(with_it, without)))
+    change = change_in_words(before, after, ours, accuracy=False)
+    return judge_sign(ours, sign=-1, words=f"{change} at epoch {epoch:g}, {_several(len(pairs), 'pair')} of runs")
 
 
 @asked(
@@ -150,7 +177,7 @@ def _first(results: StudyResults) -> Finding:
 @asked(
     "turns-to-own-patch",
     "When does a head turn to its own patch, and how fast?",
-    source="after ablation-fitted-cifar100",
+    source=OURS,
     rule="*To its own patch.* The answer is the range, over all runs with CutMix, of the epoch at which a first head "
     f"is below {share(OWN_PATCH)} of the distance to the next patch, {LASTING} measurements in a row, and its layers, "
     "with the number of these runs, where not all have one; never, where none has. With it: for how many epochs its "
@@ -178,28 +205,26 @@ def _first_of_each(turns: Mapping[Course, Turn | None], *, how_fast: bool = Fals
         if len(known) < len(turns):
             answer += f", in {len(known)} of {len(turns)} runs"
         value = float(np.mean(epochs))
-    return Finding(verdict=answer, ours="; ".join(words), value=value, n=_num_seeds(turns))
+    return described(answer, "; ".join(words), value=value, n=_num_seeds(turns))
 
 
 @asked(
     "accuracy-leads",
-    "Does accuracy lead locality, or follow it?",
+    "Does accuracy lead locality?",
     source="S1 §7, future work iv",
-    rule="*Who leads.* The lag is the epoch at which the smallest distance is half way minus that of validation "
-    "accuracy. Accuracy leads: the lag is above 1 epoch in every run with CutMix. Locality leads: below −1 in every "
-    "one. Undecided: otherwise, as where a run's heads do not become more local at all.",
+    rule="*Lag.* The epoch at which the smallest distance is half way minus that of validation accuracy, averaged over "
+    "a seed's runs with CutMix and tested over seeds (Student's t, two-sided). Positive: accuracy leads. Runs whose "
+    "heads do not become more local have no lag.",
 )
 def _lead(results: StudyResults) -> Finding:
     found = _of(results, *_WITH_CUTMIX)
-    lags = [course.locality_half() - course.accuracy_half() for course in found]
-    known = [lag for lag in lags if not np.isnan(lag)]
-    interval = mean_interval(known)
-    words = f"lag {with_interval(interval, digits=1, signed=True)} epochs, in {len(known)} of {len(lags)} runs"
-    leads = all(lag > 1 for lag in lags), all(lag < -1 for lag in lags)
-    answer = "accuracy leads" if leads[0] else "locality leads" if leads[1] else UNDECIDED
-    return Finding(
-        verdict=answer, ours=words, value=interval.value, low=interval.low, high=interval.high, n=_num_seeds(found)
-    )
+    lags = {course: course.locality_half() - course.accuracy_half() for course in found}
+    known = {course: lag for course, lag in lags.items() if not np.isnan(lag)}
+    if not known:
+        raise InputError("in no run with CutMix did heads become more local")
+    ours = _over_seeds((course.seed for course in known), known.values())
+    words = f"lag {with_interval(ours, digits=1, signed=True)} epochs, in {len(known)} of {len(lags)} runs"
+    return judge_sign(ours, sign=1, words=words)
 
 
 @asked(
@@ -207,15 +232,15 @@ def _lead(results: StudyResults) -> Finding:
     "Does a local head ever become global again?",
     source="S1 §7, limitations",
     rule=f"*Turning back.* Yes: some head of some run was local, and later, for {LASTING} measurements in a row, at "
-    f"{rounded(GLOBAL_AGAIN)} or more. No: none did. Undecided: none was local.",
+    f"{rounded(GLOBAL_AGAIN)} or more. No: none of those that were local. Nothing is tested.",
 )
 def _turns(results: StudyResults) -> Finding:
     found = courses(results)
     counts = [course.turned() for course in found]
     became, again = (sum(count[place] for count in counts) for place in (0, 1))
     words = f"{again} of {became} heads that were ever local, in {len(found)} runs"
-    answer = YES if again else NO if became else UNDECIDED
-    return Finding(verdict=answer, ours=words, value=float(again), n=_num_seeds(found))
+    answer = YES if again else NO if became else "none was local"
+    return described(answer, words, value=float(again), n=_num_seeds(found))
 
 
 def course_table(results: StudyResults) -> Table:
@@ -255,10 +280,7 @@ def _epoch(value: float) -> str:
     return MISSING if np.isnan(value) else f"epoch {rounded(value, 1)}"
 
 
-_INTERVALS = (
-    "± is half the 95 % interval of the mean over all runs with CutMix (Student's t), or over their differences from "
-    "those without, which takes the runs of both conditions for draws of one kind."
-)
+_INTERVALS = "± is half the 95 % interval of the mean over seeds (Student's t), of what a seed's runs have on average."
 report_on(
     "emergence-cifar100",
     "emergence-fitted-cifar100",

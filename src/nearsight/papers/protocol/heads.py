@@ -19,6 +19,8 @@ from nearsight.report.tables import rounded, share, with_interval
 from nearsight.study.results import StudyResults
 from nearsight.study.statistics import energy_distance, layer_responses, mean_interval
 
+PROTOCOL, PARTS = "protocol", "parts"
+"""Families of claims: about Modern against Baseline (S1 §4 and §5), and about the parts of Modern (S1 §6)."""
 ORDERED = 0.5
 """A rank correlation of depth and distance from which there is an order."""
 # Of the gap in the first layer: what may be left in the last one for the protocols to have come together.
@@ -81,6 +83,7 @@ def _in_every_seed(
     describe: Callable[[Sequence[float]], str] = _in_words,
     paper: str = "shown in a figure, no number",
     needs: tuple[str, ...] = (s1.BASELINE, s1.MODERN),
+    family: str = PROTOCOL,
 ) -> Callable[[Measure], Claim]:
     """Makes a measure the claim that it is of. `words`: our numbers in words, with a place for each, which
     `describe` fills from its values over the seeds."""
@@ -92,9 +95,16 @@ def _in_every_seed(
             holds, holds_weakly = ([bool(reading(*each)) for each in found] for _, reading in (strict, weak))
             return judge_every_seed(holds, holds_weakly, words.format(*map(describe, zip(*found, strict=True))))
 
-        readings = (strict[0], weak[0])
         return Claim(
-            id=id, text=text, source=source, paper=paper, rule=EVERY_SEED, readings=readings, needs=needs, judge=judge
+            id=id,
+            text=text,
+            source=source,
+            paper=paper,
+            rule=EVERY_SEED,
+            readings=(strict[0], weak[0]),
+            needs=needs,
+            family=family,
+            judge=judge,
         )
 
     return claim
@@ -225,6 +235,7 @@ def _own_region(base: _Heads, full: _Heads) -> tuple[float, ...]:
     weak=("one of the two holds", lambda added, removed: max(added, removed) > 0),
     words="+CutMix closer to Modern by {}, −CutMix closer to Baseline by {}",
     needs=(s1.BASELINE, s1.MODERN, s1.ONLY_CUTMIX, s1.WITHOUT_CUTMIX),
+    family=PARTS,
 )
 def _plane(base: _Heads, full: _Heads, only: _Heads, without: _Heads) -> tuple[float, ...]:
     def apart(a: _Heads, b: _Heads) -> float:

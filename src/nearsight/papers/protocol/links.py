@@ -1,7 +1,8 @@
 """What goes with a local head, among all runs and among those with and without CutMix: how long a run trains, for one.
 
 Early stopping decides how long that is, not the study, so that a link is an observation: whatever makes runs go on may
-also make their heads local. The paper asks nothing of the kind, and reports no numbers of epochs.
+also make their heads local. Conditions differ in both, so that a link is judged among the runs of one condition. The
+paper asks nothing of the kind, and reports no numbers of epochs.
 """
 
 import math
@@ -14,21 +15,25 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from nearsight.errors import InputError
-from nearsight.report.claims import OURS, Claim, asked, not_tested
+from nearsight.report.claims import OURS, Claim, asked, judge_all, not_tested
 from nearsight.report.conditions import level_in_words, missing_notes, scale_notes
 from nearsight.report.figures.style import add_legend, house_style, light_grid
 from nearsight.report.findings import Section
 from nearsight.report.marks import Drawing, add_footnote, dose_style
-from nearsight.report.rules import NOT_SHOWN, OTHER_WAY, YES, Finding
+from nearsight.report.rules import LEANING, Finding
 from nearsight.report.study_tables import NOT_CORRECTED
-from nearsight.report.tables import Row, Table, probability, rounded, span
+from nearsight.report.tables import MISSING, Row, Table, probability, rounded, span
 from nearsight.study.results import StudyResults
-from nearsight.study.statistics.rank_correlation import METHOD, RankCorrelation, rank_correlation
+from nearsight.study.statistics.rank_correlation import (
+    METHOD,
+    WITHIN,
+    RankCorrelation,
+    rank_correlation,
+    rank_correlation_within,
+)
 
 CUTMIX, PROTOCOL = "cutmix", "protocol"
 ALL_RUNS = "all runs"
-LEVEL = 0.05
-"""The p-value below which a rank correlation counts."""
 # Of the room that the marks of runs take up: the space around them; and the least room, of runs that are almost equal.
 _AROUND, _NARROWEST = 0.12, 0.02
 
@@ -73,29 +78,40 @@ def correlations(results: StudyResults, column: str) -> dict[str, RankCorrelatio
     return {words: rank_correlation(part[column], part["min_mad"]) for words, part in parts.items()}
 
 
+@lru_cache(maxsize=2)
+def correlations_within(results: StudyResults, column: str) -> dict[str, RankCorrelation]:
+    """The same among the runs of each condition: what is judged."""
+    parts = _measured_parts(results, column)
+    return {
+        words: rank_correlation_within(part[column], part["min_mad"], list(part["condition"]))
+        for words, part in parts.items()
+    }
+
+
 def link_rule(more: str) -> str:
-    """What `link` judges by; `more`: what runs have more of, as in "association"."""
+    """What `judge_link` judges by; `more`: what runs have more of, as in "association"."""
     return (
-        f"*Link.* Yes: the rank correlation is negative with p < {LEVEL:g}, so that runs with more {more} have a more "
-        "local head. The other way round: it is positive with such a p. Not shown: otherwise."
+        f"*Link.* Whether, among the runs of a condition, those with more {more} have a more local head: the rank "
+        "correlation within conditions is negative, or positive, by permutations within conditions (two-sided)."
     )
 
 
 def judge_link(results: StudyResults, column: str, words: str) -> Finding:
-    """Of one of the `correlations`. Its n counts seeds, as in all verdicts; the runs are in the words."""
-    found = correlations(results, column)[words]
+    """Of one of the groups of `correlations`, within conditions. Its n counts seeds, as in all verdicts; the runs are
+    in the words."""
+    found, plain = (some(results, column)[words] for some in (correlations_within, correlations))
     if math.isnan(found.value):
-        return not_tested(f"too few runs, or all equal: {found.n}")
-    words = f"rank correlation {rounded(found.value, 2, signed=True)}, p = {probability(found.p)} ({found.n} runs)"
-    seeds = int(_measured_runs(results, column)["seed"].nunique())
-    return Finding(verdict=link(found), ours=words, value=found.value, low=found.low, high=found.high, n=seeds)
-
-
-def link(found: RankCorrelation) -> str:
-    """Whether runs with more of something have a more local head."""
-    if not found.p < LEVEL:  # also where there is none
-        return NOT_SHOWN
-    return YES if found.value < 0 else OTHER_WAY
+        return not_tested(f"no condition has runs to compare, or all are equal: {found.n} runs")
+    p, p_against = (found.p if sign * found.value > 0 else 1.0 for sign in (-1, 1))
+    return Finding(
+        ours=f"rank correlation {rounded(found.value, 2, signed=True)} within conditions, p = {probability(found.p)}; "
+        f"{rounded(plain.value, 2, signed=True)} over all {found.n} runs, p = {probability(plain.p)}",
+        value=found.value,
+        n=int(_measured_runs(results, column)["seed"].nunique()),
+        p=p,
+        p_against=p_against,
+        leans=p <= 2 * LEANING,
+    )
 
 
 def scatter_by_cutmix(results: StudyResults, column: str, label: str) -> tuple[Figure, Axes]:
@@ -127,8 +143,11 @@ def correlations_in_words(results: StudyResults, column: str) -> str:
             return f"none (n = {found.n})"
         return f"{rounded(found.value, 2, signed=True)} (n = {found.n}, p = {probability(found.p)})"
 
-    words = "; ".join(f"{name} {describe(found)}" for name, found in correlations(results, column).items())
-    return f"One mark per run. Rank correlation: {words}."
+    over_all, within = (
+        "; ".join(f"{name} {describe(found)}" for name, found in some(results, column).items())
+        for some in (correlations, correlations_within)
+    )
+    return f"One mark per run. Rank correlation: {over_all}. Within conditions: {within}."
 
 
 def _around(values: "pd.Series[float]") -> tuple[float, float]:
@@ -159,7 +178,7 @@ def _longer(id: str, level: int, whose: str) -> Claim:
     """Of the runs at a level of the factor that is CutMix: its last, with it, or its first."""
     text = f"Do runs that train longer have a more local head: {whose}?"
 
-    @asked(id, text, source=OURS, rule=LENGTH_RULE)
+    @asked(id, text, source=OURS, rule=LENGTH_RULE, family="length")
     def question(results: StudyResults) -> Finding:
         return judge_link(results, _EPOCHS, list(groups(results).values())[level])
 
@@ -174,11 +193,14 @@ LENGTH_QUESTIONS = (
 
 def length_table(results: StudyResults) -> Table:
     """A row per group of runs: how long they trained, how local their heads are, and whether these go together."""
-    rows, found_in = [], correlations(results, _EPOCHS)
+    rows, plain, within = [], correlations(results, _EPOCHS), correlations_within(results, _EPOCHS)
+    with_it, without = (judgement.words for judgement in judge_all(LENGTH_QUESTIONS, results))
+    names = list(groups(results).values())
+    answers = {names[-1]: with_it, names[0]: without}
     for name, part in _measured_parts(results, _EPOCHS).items():
         if part.empty:
             continue
-        found = found_in[name]
+        found, judged = plain[name], within[name]
         row = Row().both("group", name, "runs", f"{name} ({found.n})").keep(runs=found.n)
         for column, title, digits in ((_EPOCHS, "epochs", 0), ("min_mad", "min MAD", 3)):
             low, high = float(part[column].min()), float(part[column].max())
@@ -187,12 +209,22 @@ def length_table(results: StudyResults) -> Table:
         row.both("correlation", found.value, "rank correlation", rounded(found.value, 2, signed=True))
         ends = span(*(rounded(end, 2, signed=True) for end in (found.low, found.high)))
         row.keep(low=found.low, high=found.high).show("95 % interval", ends)
-        row.both("p", found.p, words=probability(found.p) + (" (exact)" if found.exact else "")).keep(exact=found.exact)
-        row.both("answer", link(found), "longer, more local?", f"**{link(found)}**").keep(scale=results.scale)
+        row.both("p", found.p, words=_p_in_words(found)).keep(exact=found.exact)
+        value, title = rounded(judged.value, 2, signed=True), "within conditions"
+        row.both("correlation_within", judged.value, title, value)
+        row.both("p_within", judged.p, f"p {title}", _p_in_words(judged)).keep(exact_within=judged.exact)
+        answer = str(answers.get(name, MISSING))  # of all runs nothing is asked
+        row.both("answer", answer, "longer, more local?", answer if answer == MISSING else f"**{answer}**")
+        row.keep(scale=results.scale)
         rows.append(row)
     title = f"{results.name}: do runs that train longer have a more local head?"
-    notes = (_NOT_SET, METHOD, LENGTH_RULE, NOT_CORRECTED, *missing_notes(results))
+    corrected = f"{NOT_CORRECTED} The answers rest on p-values that are corrected for the two questions (Holm)."
+    notes = (_NOT_SET, METHOD, WITHIN, LENGTH_RULE, corrected, *missing_notes(results))
     return Table.of("training-length", title, rows, notes=notes)
+
+
+def _p_in_words(found: RankCorrelation) -> str:
+    return probability(found.p) + (" (exact)" if found.exact else "")
 
 
 def length_and_distance(results: StudyResults) -> Drawing:

@@ -17,7 +17,7 @@ from nearsight.report.contrasts import POOLED, Contrast, between, contrast_figur
 from nearsight.report.findings import Section
 from nearsight.report.marks import Drawing
 from nearsight.report.responses import EARLY_LAYERS, share_notes
-from nearsight.report.rules import PART_OF_WHOLE, SIGN, Finding, judge_part, judge_sign
+from nearsight.report.rules import PART_OF_WHOLE, SIGN_OF_FIT, Finding, judge_part, judge_sign
 from nearsight.report.studies import report_on
 from nearsight.report.tables import Row, Table, difference_in_words
 from nearsight.study import OFF, Study
@@ -79,8 +79,8 @@ def mixing_long_cifar100(*, seeds: int = 6) -> Study:
 
 
 NONE, CUTMIX, OWN_LABELS = "None", "CutMix", "CutMix, own labels"
-BOXES = ("Noise box", "Mean box")
-BOXES_WITH_LABELS = ("Noise box, mixed labels", "Mean box, mixed labels")
+NOISE_BOX, MEAN_BOX = BOXES = ("Noise box", "Mean box")
+NOISE_BOX_WITH_LABELS, MEAN_BOX_WITH_LABELS = BOXES_WITH_LABELS = ("Noise box, mixed labels", "Mean box, mixed labels")
 WHOLE = between("CutMix", "Does CutMix make the most local head more local (lower MAD)?", [CUTMIX], [NONE])
 CONTRASTS = (
     # The first three add up to what CutMix does.
@@ -102,11 +102,25 @@ CONTRASTS = (
         [CUTMIX],
         [OWN_LABELS],
     ),
+    # What a second label does differs between the two boxes, so that it is asked of each, and of their difference.
     between(
-        "a label without its image",
-        "Is it the label alone: does a second label matter where nothing of its image is seen?",
-        BOXES_WITH_LABELS,
-        BOXES,
+        "a label in a mean box",
+        "Is it the label alone: does a second label matter where a box of the mean colour hides its image?",
+        [MEAN_BOX_WITH_LABELS],
+        [MEAN_BOX],
+    ),
+    between(
+        "a label in a noise box",
+        "Is it the label alone: does it matter where a box of noise hides its image?",
+        [NOISE_BOX_WITH_LABELS],
+        [NOISE_BOX],
+    ),
+    between(
+        "the label × the box",
+        "Does a second label do more with a box of the mean colour than with one of noise?",
+        [MEAN_BOX_WITH_LABELS, NOISE_BOX],
+        [MEAN_BOX, NOISE_BOX_WITH_LABELS],
+        of_sums=True,
     ),
     between(
         "the mix without a cut",
@@ -130,6 +144,8 @@ CONTRASTS = (
         [NONE],
     ),
 )
+POOLED_LABEL = between("a label without its image", "", BOXES_WITH_LABELS, BOXES)
+"""Over both boxes: a mean of two different effects, in the table alone."""
 LONG_SEEDS = 6
 """With fewer, the plan was to show the numbers and not to judge them."""
 LONG_CONTRASTS = (
@@ -217,14 +233,16 @@ def _judge_when_all_are_there(contrast: Contrast, results: StudyResults) -> Find
         raise InputError(
             f"{difference_in_words(estimate)} with {n} of {LONG_SEEDS} seeds; judged when all are complete"
         )
-    return judge_sign(estimate, sign=contrast.sign, words=difference_in_words(estimate), n=n)
+    return judge_sign(dataclasses.replace(estimate, n=n), sign=contrast.sign, words=difference_in_words(estimate))
 
 
 _ALL = (WHOLE, *CONTRASTS)
 report_on(
     "mixing-cifar100",
     claims=[_question(contrast, PART_OF_WHOLE, _judge_part, CUTMIX, NONE) for contrast in CONTRASTS],
-    tables=[partial(_table, _ALL, "The cut, the other image and its label add up to what CutMix does. ")],
+    tables=[
+        partial(_table, (*_ALL, POOLED_LABEL), "The cut, the other image and its label add up to what CutMix does. ")
+    ],
     figures={
         "mixing-contrasts": partial(
             _figure, _ALL, ": the cut, the other image and its label add up to CutMix itself (first row)"
@@ -233,7 +251,7 @@ report_on(
 )
 report_on(
     "mixing-long-cifar100",
-    claims=[_question(contrast, SIGN, _judge_when_all_are_there) for contrast in LONG_CONTRASTS],
+    claims=[_question(contrast, SIGN_OF_FIT, _judge_when_all_are_there) for contrast in LONG_CONTRASTS],
     tables=[partial(_table, LONG_CONTRASTS, "")],
     figures={"mixing-contrasts": partial(_figure, LONG_CONTRASTS, "")},
 )

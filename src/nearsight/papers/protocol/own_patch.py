@@ -11,7 +11,7 @@ from matplotlib.lines import Line2D
 from nearsight.errors import InputError
 from nearsight.metrics import least_share_on_itself, next_patch_distance, uniform_attention_distance
 from nearsight.papers.protocol import numbers as s1
-from nearsight.papers.protocol.links import CUTMIX, LEVEL, groups
+from nearsight.papers.protocol.links import CUTMIX, groups
 from nearsight.report.claims import OURS, Claim, asked
 from nearsight.report.conditions import missing_notes, noted, ordered_conditions, pair_columns
 from nearsight.report.figures.style import (
@@ -38,64 +38,78 @@ from nearsight.report.own_patch import (
     own_patch_heads,
     with_own_patch,
 )
-from nearsight.report.rules import (
-    NO,
-    NOT_SHOWN,
-    OTHER_WAY,
-    SIGN,
-    YES,
-    Finding,
-    groups_in_words,
-    judge_sign,
-    paired_change,
+from nearsight.report.rules import GROUPS, RATES, SIGN, Finding, judge_groups, judge_rates, judge_sign, paired_change
+from nearsight.report.tables import (
+    MISSING,
+    Row,
+    Table,
+    layers_in_words,
+    probability,
+    rounded,
+    share,
+    with_interval,
 )
-from nearsight.report.tables import MISSING, Row, Table, layers_in_words, probability, rounded, share, with_interval
 from nearsight.study.results import StudyResults
-from nearsight.study.statistics import mean_interval, separation
+from nearsight.study.statistics import mean_interval, separation, share_interval
 
-_LEFT_OUT = "Leaving out own-patch heads,"
+_FAMILY, _LEFT_OUT = "own patch", "Leaving out own-patch heads,"
 _SHARE = "max_share_self"
 # Of a row's height in the figure: what its layers take up, from the first above to the last below.
 _SPREAD = 0.62
 
 
-@asked(
-    "own-patch-heads",
-    "Does CutMix turn heads to their own patch?",
-    source=OURS,
-    rule=f"*Own patch.* A head is an own-patch head where its distance is below {share(OWN_PATCH)} of that to the "
-    "next patch. Yes: more runs with CutMix have such a head than without, with "
-    f"p < {LEVEL:g} by permutation within pairs. The other way round: fewer, with such a p. Not shown: otherwise.",
+_RULE = (
+    f"{RATES} Here: an own-patch head, whose distance is below {share(OWN_PATCH)} of that to the next patch, at the "
+    "end of training."
 )
+
+
+def _judge_often(runs: pd.DataFrame, having: "pd.Series[bool]", whose: tuple[str, str], more: str = "") -> Finding:
+    """Whether runs `having` something come to have own-patch heads more often than the others; `whose`: in words."""
+    sides = (runs[having], runs[~having])
+    found = [(int((side[HEADS] > 0).sum()), float(side["epochs"].sum())) for side in sides]
+    shares = [share_interval(side[HEADS] > 0) for side in sides]
+    words = "; ".join(
+        f"{events} of {part.n} runs {name} ({share(part.low)} to {share(part.high)}), in {epochs:.0f} epochs"
+        for (events, epochs), part, name in zip(found, shares, whose, strict=True)
+    )
+    value, n = shares[0].value - shares[1].value, int(runs["seed"].nunique())
+    return judge_rates(*found[0], *found[1], words=words + more, value=value, n=n)
+
+
+@asked("own-patch-heads", "Does CutMix turn heads to their own patch?", source=OURS, rule=_RULE, family=_FAMILY)
 def _more_often(results: StudyResults) -> Finding:
-    runs = with_own_patch(results)
-    runs = runs.assign(has_one=(runs[HEADS] > 0).astype(float))
-    levels = results.factors[CUTMIX]
-    found = separation(runs, CUTMIX, levels, "has_one", blocks=pair_columns(results, CUTMIX))
-    numbers = {level: runs.loc[runs[CUTMIX] == level, "has_one"] for level in levels}
-    with_it, without = (f"{int(numbers[level].sum())} of {len(numbers[level])} runs" for level in reversed(levels))
-    words = f"{with_it} with CutMix, {without} without (p = {probability(found.p)}"
-    words += f", {'exact, ' if found.exact else ''}within pairs)"
-    answer = NOT_SHOWN
-    if found.p < LEVEL:
-        answer = YES if found.difference > 0 else OTHER_WAY
-    return Finding(verdict=answer, ours=words, value=found.difference, n=int(runs["seed"].nunique()))
+    runs, levels = with_own_patch(results), results.factors[CUTMIX]
+    having = runs.assign(has_one=(runs[HEADS] > 0).astype(float))
+    dealt = separation(having, CUTMIX, levels, "has_one", blocks=pair_columns(results, CUTMIX))
+    more = f"; p = {probability(dealt.p)} of the shares alone, by {'exact ' if dealt.exact else ''}permutation in pairs"
+    return _judge_often(runs, runs[CUTMIX] == levels[-1], ("with CutMix", "without"), more)
+
+
+def _with_both(colour: str) -> Claim:
+    text = f"Is an own-patch head more likely where CutMix and {colour} are both?"
+
+    @asked("own-patch-with-both", text, source=OURS, rule=_RULE, family=_FAMILY)
+    def question(results: StudyResults) -> Finding:
+        runs = with_own_patch(results)
+        having = runs["condition"].isin((s1.MODERN, s1.WITHOUT_SMOOTHING))
+        return _judge_often(runs, having, ("with both", "of the others"))
+
+    return question
 
 
 @asked(
     "others-separated",
     f"{_LEFT_OUT} does CutMix still separate the conditions?",
     source=OURS,
-    rule="*Gap.* Yes: by the most local head that is not an own-patch head, every run with CutMix is below "
-    "every run without. No: they overlap, or CutMix is above.",
+    rule=GROUPS,
+    family=_FAMILY,
 )
 def _gap(results: StudyResults) -> Finding:
     runs = with_own_patch(results)
     if not runs[HEADS].any():
         raise InputError("no run has an own-patch head")
-    found = separation(runs, CUTMIX, results.factors[CUTMIX], OTHERS, blocks=pair_columns(results, CUTMIX))
-    answer = YES if found.clean and found.difference < 0 else NO
-    return Finding(verdict=answer, ours=groups_in_words(found), value=found.margin, n=int(runs["seed"].nunique()))
+    return judge_groups(runs, CUTMIX, results.factors[CUTMIX], OTHERS, None)
 
 
 @asked(
@@ -104,6 +118,7 @@ def _gap(results: StudyResults) -> Finding:
     source=OURS,
     rule=SIGN,
     needs=(s1.BASELINE, s1.MODERN),
+    family=_FAMILY,
 )
 def _nearer(results: StudyResults) -> Finding:
     runs, both = with_own_patch(results), (s1.MODERN, s1.BASELINE)
@@ -112,13 +127,15 @@ def _nearer(results: StudyResults) -> Finding:
     ours, words = paired_change(runs, *both, OTHERS)
     if not ours.n:
         raise InputError(f"no seed has such heads of both {s1.BASELINE} and {s1.MODERN}")
-    return judge_sign(ours, sign=-1, words=words, n=ours.n)
+    return judge_sign(ours, sign=-1, words=words)
 
 
 def own_patch_questions(colour: str) -> tuple[Claim, ...]:
     """Of an ablation; `colour` is what its data set has for AutoAugment."""
     all_eight = (*s1.with_cutmix(colour), *s1.without_cutmix(colour))
-    return (*(dataclasses.replace(question, needs=all_eight) for question in (_more_often, _gap)), _nearer)
+    of_all = (_more_often, _gap, _with_both(colour))
+    more_often, gap, with_both = (dataclasses.replace(question, needs=all_eight) for question in of_all)
+    return more_often, gap, _nearer, with_both
 
 
 def own_patch_table(results: StudyResults) -> Table:

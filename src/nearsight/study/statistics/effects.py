@@ -82,6 +82,8 @@ class Effects:
     num_runs: int
     residual_df: int
     """Runs left over to estimate the noise."""
+    residuals: Array
+    """What the fit leaves of each run."""
     notes: tuple[str, ...]
     """What was left out, and why; and where effects are no plain differences of means."""
 
@@ -191,5 +193,6 @@ def _fit(
         mean=float(coefficients[0]),
         num_runs=len(values),
         residual_df=residual_df,
+        residuals=residuals,
         notes=notes,
     )
