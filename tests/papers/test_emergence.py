@@ -250,8 +250,11 @@ def test_figures_show_every_run(results: StudyResults) -> None:
     (drawn,) = (line for line in left.lines if line.get_gid() == "smallest-Modern-0")
     run = next(run for run in courses(results) if (run.condition, run.seed) == ("Modern", 0))
     assert np.array_equal(drawn.get_ydata(), run.smallest)
-    layers = {line.get_gid() for axes in layers_over_epochs(results).figure.axes for line in axes.lines}
-    assert {f"+CutMix-{layer}" for layer in range(8)} <= layers
+    layers = {line.get_gid(): line for axes in layers_over_epochs(results).figure.axes for line in axes.lines}
+    assert {f"+CutMix-{layer}" for layer in range(8)} <= set(layers)
+    seeds = [layers[f"seeds-Modern-3-{seed}"].get_ydata() for seed in (0, 1)]
+    assert np.allclose(seeds[0], run.mad_ELH[:, 3].mean(axis=1))
+    assert np.allclose(np.mean(seeds, axis=0), layers["Modern-3"].get_ydata())
     meshes = [mesh for axes in layers_by_epoch(results).figure.axes for mesh in axes.collections]
     mean = np.mean([run.mad_ELH.mean(axis=2) for run in courses(results) if run.condition == "Baseline"], axis=0)
     assert np.allclose(meshes[0].get_array(), mean.T)

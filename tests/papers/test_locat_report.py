@@ -516,6 +516,24 @@ def test_figures_of_the_variants_are_the_same_each_time_and_name_every_condition
     assert means[f"mean-mean_mad-{s2.LOCAT}"] == pytest.approx(LOCAL[s2.LOCAT] + 0.09)
 
 
+@pytest.mark.parametrize("seeds", [2, 3])
+def test_figures_of_the_variants_have_every_seed_and_bars_from_three_on(seeds):
+    results = variants(seeds=seeds, noise=0.005)
+    drawing = accuracy_and_locality(results)
+    *_, accuracy, plane = drawing.figure.axes
+    lines = {line.get_gid(): line for line in (*accuracy.lines, *plane.lines)}
+    of_locat = results.runs[results.runs["condition"] == s2.LOCAT]
+    assert list(lines[f"seeds-accuracy-{s2.LOCAT}"].get_xdata()) == pytest.approx(list(100 * of_locat["test_acc"]))
+    assert list(lines[f"seeds-plane-{s2.LOCAT}"].get_ydata()) == pytest.approx(list(100 * of_locat["test_acc"]))
+    low, high = accuracy.get_xlim()
+    assert low < 100 * results.runs["test_acc"].min() < 100 * results.runs["test_acc"].max() < high
+    assert (f"interval-accuracy-{s2.LOCAT}" in lines) == ("bars" in drawing.caption) == (seeds == 3)
+    layers = report_of(results.name).figures["figure-7-layers"](results)
+    assert ("bands" in layers.caption) == any(axes.collections for axes in layers.figure.axes) == (seeds == 3)
+    (dots,) = [line for line in layers.figure.axes[0].lines if line.get_gid() == f"seeds-mean_mad-{s2.LOCAT}"]
+    assert len(dots.get_xdata()) == seeds * results.heads["layer"].nunique()
+
+
 def test_the_verdict_on_the_variants_says_whose_claims_and_what_is_compared():
     results = variants(noise=0.005)
     verdict = study_verdicts(results).markdown()
@@ -542,6 +560,15 @@ def test_cutmix_in_each_model_and_over_models():
     lines = {line.get_gid(): line.get_ydata() for axes in drawn.axes for line in axes.lines if line.get_gid()}
     np.testing.assert_allclose(lines["min_mad-0"], [0.30, 0.30, 0.15, 0.15])
     np.testing.assert_allclose(lines["min_mad-1"], [0.20, 0.20, 0.11, 0.11])
+    of_gaug = results.runs["condition"] == "−PRR"
+    assert len(set(results.runs.loc[of_gaug, "min_mad"])) == 3
+    np.testing.assert_allclose(lines["seeds-min_mad-1-2"], results.runs.loc[of_gaug, "min_mad"])
+    assert "interval" in lines
+    two = interaction(cutmix((0.30, 0.30, 0.15, 0.15, 0.20, 0.20, 0.11, 0.11), seeds=2))
+    names = {line.get_gid() for axes in two.figure.axes for line in axes.lines}
+    assert "seeds-min_mad-1-2" in names
+    assert "interval" not in names
+    assert "bars" not in two.caption
 
 
 def test_studies_with_few_runs_give_what_they_can(tmp_path):

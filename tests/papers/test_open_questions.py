@@ -432,11 +432,21 @@ def test_what_is_registered_does_not_collide() -> None:
 
 
 def test_figures_show_what_the_tables_say() -> None:
-    mixed = made_up(mixing.mixing_cifar100(), of_mixing)
-    drawing = report_of(mixed.name).figures["mixing-contrasts"](mixed)
-    drawn = {line.get_gid(): line for line in drawing.figure.axes[0].lines}
-    estimate = condition_means(mixed.runs, "min_mad").estimate(CONTRASTS[0].weights)
-    assert drawn["value-the cut"].get_xdata()[0] == estimate.value
+    for seeds in (2, 3):
+        mixed = made_up(mixing.mixing_cifar100(seeds=seeds), of_mixing)
+        drawing = report_of(mixed.name).figures["mixing-contrasts"](mixed)
+        drawn = {line.get_gid(): line for line in drawing.figure.axes[0].lines}
+        estimate = condition_means(mixed.runs, "min_mad").estimate(CONTRASTS[0].weights)
+        assert drawn["value-the cut"].get_xdata()[0] == estimate.value
+        by_hand = [
+            sum(weight * _of(mixed.runs, label, seed) for label, weight in CONTRASTS[0].weights.items())
+            for seed in range(seeds)
+        ]
+        assert list(drawn["seeds-the cut"].get_xdata()) == pytest.approx(by_hand)
+        assert np.mean(by_hand) == pytest.approx(estimate.value)
+        assert ("interval-the cut" in drawn) == (seeds == 3)
+        assert ("bars" in drawing.caption) == (seeds == 3)
+        assert f"{seeds} seeds per condition; dots: seeds" in drawing.caption
     assert list(drawn["interval-the cut"].get_xdata()) == [estimate.low, estimate.high]
     searched = made_up(unreported.unreported_cifar100(), of_unreported)
     drawing = settings_beside_the_paper(searched)
@@ -456,6 +466,36 @@ def test_figures_show_what_the_tables_say() -> None:
         96.0: runs["width 96+images 25 %"],
         384.0: runs["width 384+images 25 %"],
     }
+
+
+def _of(runs: pd.DataFrame, condition: str, seed: int) -> float:
+    (value,) = runs.loc[(runs["condition"] == condition) & (runs["seed"] == seed), "min_mad"]
+    return float(value)
+
+
+def test_seeds_of_a_setting_are_dots() -> None:
+    searched = made_up(unreported.unreported_cifar100(seeds=2), of_unreported)
+    drawing = settings_beside_the_paper(searched)
+    lines = {line.get_gid(): line for line in drawing.figure.axes[0].lines}
+    dots = [lines[f"seeds-{level}"].get_data() for level in searched.factors["cutmix"]]
+    shown = {point for data in dots for point in zip(*data, strict=True)}
+    assert shown == set(zip(100 * searched.runs["test_acc"], searched.runs["min_mad"], strict=True))
+    assert "dots: seeds" in drawing.caption
+    one = settings_beside_the_paper(made_up(unreported.unreported_cifar100(), of_unreported))
+    assert not any(str(line.get_gid()).startswith("seeds") for line in one.figure.axes[0].lines)
+    assert "dots" not in one.caption
+
+
+def test_seeds_of_a_size_are_dots() -> None:
+    sizes = made_up(size.size_cifar100(seeds=2), of_size)
+    drawing = size.distance_by_size(sizes)
+    dots = {line.get_gid(): line for axes in drawing.figure.axes for line in axes.lines}["seeds-min_mad-depth-off-all"]
+    runs = sizes.runs[
+        (sizes.runs["width"] == "192") & (sizes.runs["cutmix"] == "off") & (sizes.runs["images"] == "all")
+    ]
+    expected = sorted(zip(runs["depth"].astype(float), runs["min_mad"], strict=True))
+    assert sorted(zip(*dots.get_data(), strict=True)) == expected
+    assert "2 seeds per point; dots: seeds." in drawing.caption
 
 
 def test_questions_are_not_called_claims() -> None:

@@ -7,16 +7,19 @@ from collections.abc import Mapping
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from made_up_results import drawn, made_up, noise
 from matplotlib.patches import Rectangle
 from scipy import stats
 
 from nearsight.errors import InputError
-from nearsight.metrics import next_patch_distance
+from nearsight.metrics import attention_distance, attention_entropy, grid_distances, next_patch_distance
 from nearsight.papers import find_study
 from nearsight.papers.protocol.ablation import ABLATIONS
 from nearsight.papers.protocol.findings import FINDINGS
+from nearsight.papers.protocol.numbers import PUBLISHED, WITH_CUTMIX
 from nearsight.papers.protocol.own_patch import every_head, own_patch_questions, own_patch_table, what_they_look_at
+from nearsight.papers.protocol.own_patch_model import entropy_by_distance, own_patch_model, own_patch_pairs
 from nearsight.report.claims import Judgement, judge_all
 from nearsight.report.own_patch import (
     HEADS,
@@ -210,3 +213,110 @@ def test_the_page_says_what_the_papers_distances_imply() -> None:
     (section,) = [section for section in FINDINGS.sections if section.title.startswith("What does the most local head")]
     assert "0.008 to 0.024" in section.claim
     assert f"{100 * (1 - 0.024 / STEP):.0f} to {100 * (1 - 0.008 / STEP):.0f} %" in section.claim
+
+
+def leaking(share: float, *, to_neighbours: bool) -> tuple[float, float]:
+    """MAD and entropy of an attention map on 8 × 8 patches that keeps the share on the diagonal."""
+    steps = grid_distances((8, 8)) / STEP
+    rest = ((steps > 0) & (steps < 1.1 if to_neighbours else steps > 0)).double()
+    attn = (1 - share) * rest / rest.sum(1, keepdim=True) + share * torch.eye(64, dtype=torch.float64)
+    distance = attention_distance(attn[None], (8, 8), num_prefix_tokens=0)
+    return float(distance), float(attention_entropy(attn[None], num_prefix_tokens=0, eps=0.0))
+
+
+def test_the_papers_pairs_are_those_of_a_uniform_rest() -> None:
+    results = planted(others_with_cutmix=0.2, own_patch=False)
+    pairs = {pair.condition: pair for pair in own_patch_pairs(results)}
+    assert set(pairs) == set(WITH_CUTMIX)
+    expected = {
+        "Modern": (0.981, 0.041, 0.090),
+        "−LabelSmoothing": (0.979, 0.046, 0.099),
+        "+CutMix": (0.951, 0.097, 0.185),
+        "−AutoAugment": (0.943, 0.109, 0.202),
+    }
+    for label, numbers in expected.items():
+        pair, published = pairs[label], PUBLISHED[results.name].conditions[label]
+        assert (pair.distance, pair.entropy) == (published.min_mad, published.min_entropy)
+        assert (*pair.everywhere, pair.to_neighbours.entropy) == pytest.approx(numbers, abs=6e-4)
+        assert pair.everywhere.entropy == pytest.approx(pair.entropy, abs=0.009)
+        assert pair.to_neighbours.entropy > 1.8 * pair.entropy
+        assert pair.is_closer_to_everywhere
+    table = own_patch_model(results)
+    assert any("4 of 4 entropies are closer to the prediction of a uniform rest" in note for note in table.notes)
+    assert any("that both are of one head is an assumption." in note for note in table.notes)
+
+
+@pytest.mark.parametrize("to_neighbours", [False, True])
+def test_planted_leaks_are_told_apart(to_neighbours: bool) -> None:
+    results = planted(others_with_cutmix=0.2)
+    own = results.heads["mad"] < STEP / 2
+    shares = np.linspace(0.9, 0.99, int(own.sum()))
+    made = [leaking(float(share), to_neighbours=to_neighbours) for share in shares]
+    results.heads.loc[own, ["mad", "entropy"]] = made
+    turned = results.runs["run"].isin(results.heads.loc[own, "run"])
+    results.runs.loc[turned, "max_share_self"] = 0.93
+    ours = own_patch_model(results).numbers.query("whose == 'ours'")
+    assert len(ours) == 6
+    predicted = ours["entropy_to_neighbours" if to_neighbours else "entropy_everywhere"]
+    np.testing.assert_allclose(predicted, ours["entropy"].astype(float), atol=1e-9)
+    found = ours["least_share" if to_neighbours else "share_everywhere"].astype(float)
+    np.testing.assert_allclose(sorted(found), shares)
+    assert set(ours["share_measured"]) == {0.93}
+    for row in ours.itertuples():
+        (run,) = results.runs.loc[
+            (results.runs["condition"] == row.condition) & (results.runs["seed"] == row.seed), "run"
+        ]
+        assert row.next_mad == sorted(results.heads.loc[results.heads["run"] == run, "mad"])[1]
+    closer = 4 if to_neighbours else 10
+    told = " ".join(own_patch_model(results).notes)
+    assert f"{closer} of 10 entropies are closer" in told
+    assert "Of ours, 6 of 6 have the smallest entropy of their run." in told
+
+
+def test_a_second_own_patch_head_is_not_given_the_share_of_the_first() -> None:
+    results = planted(others_with_cutmix=0.2)
+    (run, *_) = results.heads.loc[results.heads["mad"] < STEP / 2, "run"]
+    second = (results.heads["run"] == run) & (results.heads["layer"] == 1) & (results.heads["head"] == 2)
+    results.heads.loc[second, ["mad", "entropy"]] = 0.03, 0.2
+    results.runs["max_share_self"] = 0.97
+    (of_run,) = results.runs[results.runs["run"] == run].itertuples()
+    pairs = (
+        pair for pair in own_patch_pairs(results) if (pair.condition, pair.seed) == (of_run.condition, of_run.seed)
+    )
+    first, last = (pair for pair in pairs if pair.whose == "ours")
+    assert (first.measured, first.next_distance) == (0.97, 0.03)
+    assert np.isnan(last.measured)
+    assert (last.layer, last.distance) == (1, 0.03)
+    assert (first.is_most_focused, last.is_most_focused) == (False, True)
+
+
+def test_the_plane_of_the_model_shows_every_pair() -> None:
+    results = planted(others_with_cutmix=0.2)
+    drawing = entropy_by_distance(results)
+    (panel,) = drawing.figure.axes
+    pairs = own_patch_pairs(results)
+    papers = [pair for pair in pairs if pair.whose != "ours"]
+    assert drawn(panel, "paper") == ([pair.distance for pair in papers], [pair.entropy for pair in papers])
+    on = results.factors["cutmix"][1]
+    assert sorted(drawn(panel, f"own-{on}")[0]) == sorted(pair.distance for pair in pairs if pair.whose == "ours")
+    names = [f"{name}-{level}" for name in ("own", "others") for level in results.factors["cutmix"]]
+    shown = sum(len(drawn(panel, name)[0]) for name in names)
+    assert shown == len(results.heads)
+    for leak in ("everywhere", "to neighbours"):
+        distances, entropies = drawn(panel, f"curve-{leak}")
+        for place in (10, 100):
+            near = leak == "to neighbours"
+            share = 1 - distances[place] / leaking(0.0, to_neighbours=near)[0]
+            assert entropies[place] == pytest.approx(leaking(share, to_neighbours=near)[1])
+    (left, right), (bottom, top) = panel.get_xlim(), panel.get_ylim()
+    for pair in pairs:
+        assert left < pair.distance < right
+        assert bottom < pair.entropy < top
+    assert "is an assumption" in drawing.caption
+
+
+def test_without_an_own_patch_head_there_is_no_model() -> None:
+    results = planted(others_with_cutmix=0.2, own_patch=False, name="ablation-cifar10")
+    for make in (own_patch_model, entropy_by_distance):
+        with pytest.raises(InputError, match="neither the paper nor a run"):
+            make(results)

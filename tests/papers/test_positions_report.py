@@ -195,6 +195,22 @@ def test_the_permutation_curves_are_the_means() -> None:
     assert "few epochs" in drawing.caption
 
 
+def test_two_seeds_of_a_network_are_dots_beside_their_mean() -> None:
+    results = only(of_permuted(), lambda runs: runs["seed"] < 2)
+    drawing = permutation_curves(results)
+    ours, _, change = drawing.figure.axes
+    assert not any(str(shape.get_gid()).startswith("band") for shape in (*ours.collections, *change.collections))
+    assert not any(str(line.get_gid()).startswith("interval") for line in (*ours.lines, *change.lines))
+    wide = 100 * results.runs.pivot(index="seed", columns=["model", "tiles"], values="test_acc")
+    after, before = (wide["ViT", tiles] for tiles in ("32×32", "1×1"))
+    _, values = drawn(ours, "seeds-accuracy-ViT")
+    assert values[-2:] == pytest.approx(list(after))
+    _, values = drawn(change, "seeds-change-ViT")
+    assert values[-2:] == pytest.approx(list(after - before))
+    assert "mean over 2 seeds; dots: seeds." in drawing.caption
+    assert "bars" not in drawing.caption
+
+
 # positional-*
 
 
@@ -280,6 +296,10 @@ def test_the_boxes_are_the_seeds() -> None:
     assert len(seeds_of_both(results).figure.axes) == 4
     lonely = only(results, lambda runs: runs["model"] == "ViT")
     assert "difference, points" not in {panel.get_title(loc="left") for panel in seeds_of_both(lonely).figure.axes}
+    two = seeds_of_both(only(results, lambda runs: runs["seed"] < 2))
+    assert not any(str(line.get_gid()).startswith("median") for panel in two.figure.axes for line in panel.lines)
+    assert "Boxes" not in two.caption
+    assert "95 % interval" not in two.caption
     one_seed = only(results, lambda runs: runs["seed"] == 0)
     assert "1 seed" in seeds_of_both(one_seed).caption
 

@@ -270,6 +270,24 @@ def test_figures_show_the_numbers_with_their_intervals():
     found = differences(results, "segment_miou")[s2.LOCAT]
     assert bars["value-LocAt"].get_xdata()[0] == pytest.approx(100 * found.value)
     assert list(bars["interval-LocAt"].get_xdata()) == pytest.approx([100 * found.low, 100 * found.high])
+    values = results.as_study().runs.pivot(index="seed", columns="condition", values="segment_miou")
+    by_hand = 100 * (values[s2.LOCAT] - values[s2.VIT])
+    assert list(bars["seeds-LocAt"].get_xdata()) == pytest.approx(list(by_hand))
+
+
+@pytest.mark.parametrize(
+    ("seeds", "dots", "bars", "words"),
+    [
+        ((0,), False, True, "The difference within a seed; bars: 95 % intervals (in brackets) over test images"),
+        ((0, 1), True, False, "mean over 2 seeds; dots: seeds; ± is half the 95 % interval."),
+        ((0, 1, 2), True, True, "mean over 3 seeds; dots: seeds; bars: 95 % intervals over seeds."),
+    ],
+)
+def test_bars_are_over_images_or_over_three_seeds(seeds, dots, bars, words):
+    drawing = differences_of_conditions(made_up(seeds=seeds), "segment_miou")
+    names = {line.get_gid() for line in drawing.figure.axes[0].lines}
+    assert ("seeds-LocAt" in names, "interval-LocAt" in names) == (dots, bars)
+    assert words in drawing.caption
 
 
 def test_models_without_a_condition_stand_side_by_side(tmp_path):

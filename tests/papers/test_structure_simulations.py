@@ -93,6 +93,30 @@ def test_every_study_has_tables_figures_and_a_verdict(name: str, small: dict[str
         assert {path: path.read_bytes() for path in write_simulation_report(results, tmp_path)} == before
 
 
+def test_two_seeds_are_drawn_as_they_are(small: dict[str, Path]) -> None:
+    results = SimulationResults.read(small["association"])
+    drawing = report_of("association").figures["phases"](results)
+    (lines, *_) = ({line.get_gid(): line for line in axes.lines} for axes in drawing.figure.axes)
+    seeds = [lines[f"seeds-alpha-fixed sample-{seed}"].get_ydata() for seed in (0, 1)]
+    assert np.allclose(np.mean(seeds, axis=0), lines["alpha-fixed sample"].get_ydata())
+    assert not np.allclose(*seeds)
+    assert "mean over 2 seeds; thin: seeds." in drawing.caption
+    assert "bands" not in drawing.caption
+    for name, figure, column in (("association-sweep", "sweep", "associated"), ("transfer", "transfer", "test_acc")):
+        results = SimulationResults.read(small[name])
+        drawing = report_of(name).figures[figure](results)
+        assert "dots: seeds" in drawing.caption
+        assert "bars" not in drawing.caption
+        dots = [
+            line
+            for axes in drawing.figure.axes
+            for line in axes.lines
+            if str(line.get_gid()).startswith(("seeds-associated", "seeds-accuracy"))
+        ]
+        shown = {float(value) for line in dots for value in line.get_ydata()}
+        assert shown == set(results.runs[column])
+
+
 def test_an_unfinished_study_says_what_it_cannot(small: dict[str, Path], tmp_path: Path) -> None:
     whole = SimulationResults.read(small["association"])
     runs = whole.runs[whole.runs["condition"] == "fixed sample"]

@@ -52,8 +52,25 @@ def test_profiles_are_sorted_per_seed_then_averaged_and_bands_are_the_range(stud
             for rank in range(8):
                 edges = band[band[:, 0] == rank + 1, 1]
                 assert (edges.min(), edges.max()) == pytest.approx((seeds[:, rank].min(), seeds[:, rank].max()))
+            dots = artist(drawing, f"seeds-{metric}-{label}-{layer}")
+            np.testing.assert_array_equal(dots.get_xdata(), np.repeat(np.arange(1, 9), 3))
+            np.testing.assert_allclose(np.sort(dots.get_ydata().reshape(8, 3)), np.sort(seeds.T))
     assert "mean over 3 seeds" in drawing.caption
-    assert "bands: their range" in artist(drawing, "footnote").get_text()
+    assert "dots: seeds; bands: their range" in artist(drawing, "footnote").get_text()
+
+
+def test_profiles_of_two_seeds_have_dots_and_no_band(make_study):
+    drawing = profiles(make_study(seeds=2))
+    assert not any(name.startswith("band") for name in drawn(drawing))
+    assert len(artist(drawing, "seeds-mad-Modern-0").get_xdata()) == 16
+    words = artist(drawing, "footnote").get_text()
+    assert "mean over 2 seeds at each rank; dots: seeds." in words
+    assert "band" not in drawing.caption.split("In the paper")[0]
+    low, high = drawing.figure.axes[0].get_ylim()
+    for name in drawn(drawing):
+        if name.startswith("seeds-mad"):
+            assert low < artist(drawing, name).get_ydata().min()
+            assert artist(drawing, name).get_ydata().max() < high
 
 
 def test_profiles_tell_conditions_by_three_signs_and_layers_by_shade_and_fill(study):
@@ -81,13 +98,12 @@ def test_one_seed_has_bands_over_images_and_says_so(make_study):
 
 
 def test_a_single_seed_beside_several_has_no_band_of_another_kind(make_study):
-    results = make_study(seeds=2, without=[("Modern", 1)])
-    drawing = profiles(results)
-    band = artist(drawing, "band-mad-Modern-0").get_paths()[0].vertices
-    line = artist(drawing, "mad-Modern-0")
-    for rank, value in zip(line.get_xdata(), line.get_ydata(), strict=True):
-        assert band[band[:, 0] == rank, 1] == pytest.approx(value)
-    assert "1 to 2 seeds" in artist(drawing, "footnote").get_text()
+    results = make_study(seeds=3, without=[("Modern", 1), ("Modern", 2)])
+    names = drawn(profiles(results))
+    assert {"band-mad-Baseline-0", "seeds-mad-Baseline-0"} <= names
+    assert not {"band-mad-Modern-0", "seeds-mad-Modern-0"} & names
+    words = artist(profiles(results), "footnote").get_text()
+    assert "mean over 1 to 3 seeds at each rank; dots: seeds; bands: their range (of 3 seeds or more)." in words
 
 
 def test_the_plane_has_every_head_of_every_seed_coloured_by_layer(study):
@@ -154,6 +170,17 @@ def test_the_gap_is_drawn_where_there_is_one(study, make_study):
     assert f"gap {high - low:.3f}" in [text.get_text() for text in span.axes.texts]
     overlapping = make_study(changed={"+CutMix": {"min_mad": 0.3}})
     assert "gap" not in drawn(minimum(overlapping))
+
+
+def test_two_seeds_are_dots_without_an_interval(make_study):
+    results = make_study(seeds=2)
+    drawing = minimum(results)
+    assert not any(name.startswith("interval") for name in drawn(drawing))
+    right = artist(drawing, "mean-Modern").axes.get_xlim()[1]
+    for label, runs in results.runs.groupby("condition"):
+        assert list(artist(drawing, f"seeds-{label}").get_xdata()) == list(runs["min_mad"])
+        assert runs["min_mad"].max() < right
+    assert "mean over 2 seeds; dots: seeds." in artist(drawing, "footnote").get_text()
 
 
 def test_one_seed_has_no_interval_and_says_so(make_study):

@@ -17,11 +17,13 @@ from nearsight.metrics.attention import (
 )
 from nearsight.metrics.features import linear_cka, locality_score, patch_cls_similarity
 from nearsight.metrics.moments import Moments
+from nearsight.metrics.own_patch import OwnPatchHead, own_patch_head
 from nearsight.metrics.segmentation import confusion_matrix, mean_iou, per_class_accuracy, per_class_iou, pixel_accuracy
 
 __all__ = [
     "Moments",
     "NeighbourAssociation",
+    "OwnPatchHead",
     "PatchAssociation",
     "attention_distance",
     "attention_entropy",
@@ -34,6 +36,7 @@ __all__ = [
     "mean_iou",
     "neighbour_association",
     "next_patch_distance",
+    "own_patch_head",
     "patch_association",
     "patch_cls_similarity",
     "per_class_accuracy",

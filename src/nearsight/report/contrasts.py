@@ -11,13 +11,13 @@ import pandas as pd
 from nearsight.errors import InputError
 from nearsight.report.claims import OURS, Claim
 from nearsight.report.conditions import noted
-from nearsight.report.marks import Drawing, ForestRow, forest
+from nearsight.report.marks import Drawing, ForestRow, dots_and_bars, forest
 from nearsight.report.responses import responses_of, with_early_layers
 from nearsight.report.rules import SIGN_OF_FIT, Finding, judge_sign
 from nearsight.report.tables import Row, Table, difference_in_words, seeds_in_words
 from nearsight.study.results import StudyResults
 from nearsight.study.statistics import Estimate, LeastSquares, least_squares, mean_interval
-from nearsight.study.statistics.intervals import LEVEL
+from nearsight.study.statistics.intervals import LEVEL, by_seed
 
 POOLED = (
     "Intervals (95 %) come from one fit to all runs, which takes the spread over seeds to be the same everywhere; runs "
@@ -131,19 +131,23 @@ def contrast_figure(
     results: StudyResults, contrasts: Iterable[Contrast], *, caption: str, reference: str | None = None
 ) -> Drawing:
     """What each contrast between conditions does to the most local head; the reference is drawn apart."""
-    fit, rows = of_conditions(results, "min_mad"), []
+    fit, values, rows = of_conditions(results, "min_mad"), by_seed(results.runs, "min_mad"), []
     for contrast in contrasts:
         try:
             estimate = fit.estimate(contrast.weights)
         except InputError:
             continue
-        rows.append(ForestRow(label=contrast.name, estimate=estimate, is_reference=contrast.name == reference))
+        shared = values[list(contrast.weights)].dropna()
+        differences = (shared @ pd.Series(contrast.weights)).tolist()
+        is_reference = contrast.name == reference
+        rows.append(ForestRow(label=contrast.name, estimate=estimate, seeds=differences, is_reference=is_reference))
     if not rows:
         raise InputError(NO_RUNS)
     figure = forest(rows, "change of the smallest mean attention distance (left: more local)")
     seeds = seeds_in_words(results.runs.groupby("condition")["seed"].nunique())
-    words = f"{seeds[0].upper()}{seeds[1:]} per condition; bars: 95 % intervals, one noise for all conditions."
-    return noted(figure, results, caption, words)
+    marks = dots_and_bars([len(row.seeds) for row in rows])
+    half = " ± is half a 95 % interval, with one noise for all conditions." if rows[0].estimate.has_interval else ""
+    return noted(figure, results, caption, f"{seeds[0].upper()}{seeds[1:]} per condition{marks}.{half}")
 
 
 def sign_questions(

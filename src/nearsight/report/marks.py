@@ -11,6 +11,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
+from matplotlib.transforms import ScaledTranslation
+from numpy.typing import ArrayLike
 from PIL import Image
 
 from nearsight.files import replacing
@@ -23,6 +25,7 @@ from nearsight.report.figures.style import (
     light_grid,
     model_style,
     save_figure,
+    shade,
 )
 from nearsight.report.tables import difference_in_words
 from nearsight.study.statistics import Estimate
@@ -59,6 +62,50 @@ def distances_from_zero(axes: Axes, largest: float) -> None:
     axes.set_xlim(-0.03 * largest, 1.05 * largest)
 
 
+FEWEST = 3
+"""Seeds from which on a mean has an interval or a band drawn around it; of two, dots say all there is."""
+_ABOVE = 6.5
+"""Points of print."""
+
+
+def draw_dots(axes: Axes, across: ArrayLike, up: ArrayLike, colour: str, gid: str, **more: Any) -> None:
+    """A dot per seed: small, light, and behind the means."""
+    look: dict[str, Any] = {"color": shade(colour, 0.1), "marker": "o", "markersize": 3.2, "markeredgewidth": 0}
+    axes.plot(across, up, **look, linestyle="none", zorder=1.9, gid=gid, **more)
+
+
+def draw_seeds(axes: Axes, places: Iterable[float], values: Iterable[Sequence[float]], colour: str, gid: str) -> None:
+    """At each place the dots of its seeds; none of a single one, which is the mean."""
+    several = [(place, of_seeds) for place, of_seeds in zip(places, values, strict=True) if len(of_seeds) > 1]
+    if several:
+        across = [place for place, of_seeds in several for _ in of_seeds]
+        draw_dots(axes, across, [value for _, of_seeds in several for value in of_seeds], colour, gid)
+
+
+def seeds_in_row(axes: Axes, values: Sequence[float], place: float, colour: str, gid: str) -> None:
+    """The same in a row, just above its mean, which would hide them."""
+    if len(values) > 1:
+        axes.update_datalim([(value, place) for value in values])  # which a transform of its own leaves out
+        above = ScaledTranslation(0, _ABOVE / 72, cast("Figure", axes.figure).dpi_scale_trans)
+        draw_dots(axes, values, [place] * len(values), colour, gid, transform=axes.transData + above)
+
+
+def draw_courses(axes: Axes, across: ArrayLike, seeds: Collection[ArrayLike], colour: str, gid: str) -> None:
+    """A thin light line per seed, behind the line of the mean: for courses of too many points for dots."""
+    look: dict[str, Any] = {"color": shade(colour, 0.1), "linewidth": 0.5, "zorder": 1.9}
+    for number, up in enumerate(seeds if len(seeds) > 1 else ()):
+        axes.plot(across, up, **look, gid=f"{gid}-{number}")
+
+
+def dots_and_bars(counts: Iterable[int], bars: str = "bars: 95 % intervals") -> str:
+    """What goes on after "mean over 3 seeds": "; dots: seeds; bars: 95 % intervals"; what is not drawn is not said."""
+    fewest, most = min(found := list(counts)), max(found)
+    dots = "; dots: seeds" if most > 1 else ""
+    if most < FEWEST:
+        return dots
+    return f"{dots}; {bars}" + ("" if fewest >= FEWEST else f" (of {FEWEST} seeds or more)")
+
+
 ROW, AROUND = 0.34, 1.0
 """Heights in inches."""
 
@@ -69,6 +116,8 @@ class ForestRow:
 
     label: str
     estimate: Estimate
+    seeds: Sequence[float] = ()
+    """What each seed gives, drawn as dots; of too few of them no interval is drawn. Empty: it is no mean over seeds."""
     is_reference: bool = False
     """Drawn apart from the others, which are held against it."""
     words: str | None = None
@@ -85,7 +134,8 @@ def forest(rows: Sequence[ForestRow], axis_label: str, *, digits: int = 3) -> Fi
         for place, row in enumerate(rows):
             style = model_style(1 if row.is_reference else 0)
             estimate = row.estimate
-            if estimate.has_interval:
+            seeds_in_row(axes, row.seeds, place, style.colour, f"seeds-{row.label}")
+            if estimate.has_interval and (not row.seeds or len(row.seeds) >= FEWEST):
                 axes.plot(
                     [estimate.low, estimate.high],
                     [place, place],

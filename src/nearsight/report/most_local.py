@@ -18,10 +18,18 @@ from nearsight.report.figures.style import (
     house_style,
     light_grid,
     model_style,
-    shade,
 )
 from nearsight.report.inputs import shorten
-from nearsight.report.marks import Drawing, add_footnote, distances_from_zero, legend_columns, level_styles
+from nearsight.report.marks import (
+    FEWEST,
+    Drawing,
+    add_footnote,
+    distances_from_zero,
+    dots_and_bars,
+    legend_columns,
+    level_styles,
+    seeds_in_row,
+)
 from nearsight.report.studies import report_of
 from nearsight.report.tables import seeds_in_words
 from nearsight.study.results import StudyResults
@@ -53,8 +61,8 @@ def minimum(results: StudyResults) -> Drawing:
                 axes.plot(paper[label], place + _BELOW, **look, gid=f"paper-{label}")
         axes.set_yticks(range(len(labels)), [shorten(label, _LABEL_LIMIT) for label in labels], parse_math=False)
         axes.set_ylim(len(labels) - 0.45, -0.75)
-        ends = [interval.high if interval.has_interval else interval.value for interval in means.values()]
-        distances_from_zero(axes, max(*ends, *paper.values(), 0.0))
+        ends = [interval.high for interval in means.values() if interval.n >= FEWEST]
+        distances_from_zero(axes, max(*ends, *results.runs["min_mad"], *paper.values(), 0.0))
         _write_column(axes, 40, "ours", {place: means[label].value for place, label in enumerate(labels)}, INK)
         of_paper = {place: paper[label] for place, label in enumerate(labels) if label in paper}
         if of_paper:
@@ -66,7 +74,7 @@ def minimum(results: StudyResults) -> Drawing:
     counts = [interval.n for interval in means.values()]
     ours = "Filled: 1 seed, so no interval."
     if max(counts) > 1:
-        ours = f"Filled: mean over {seeds_in_words(counts)}; bars: 95 % interval; ticks: single seeds."
+        ours = f"Filled: mean over {seeds_in_words(counts)}{dots_and_bars(counts)}."
     add_footnote(figure, [ours, *missing_notes(results), *scale_notes(results)])
     hollow = f" Hollow: the paper ({source}, one seed)." if of_paper else ""
     return Drawing(
@@ -101,7 +109,7 @@ def _styles(results: StudyResults) -> tuple[dict[str, ModelStyle], dict[str, Mod
 def _draw_ours(
     axes: Axes, height: float, label: str, interval: Estimate, values: list[float], style: ModelStyle
 ) -> None:
-    if interval.has_interval:
+    if interval.n >= FEWEST:
         axes.plot(
             [max(0.0, interval.low), interval.high],  # no distance is negative
             [height, height],
@@ -111,16 +119,7 @@ def _draw_ours(
             solid_capstyle="butt",
             gid=f"interval-{label}",
         )
-        axes.plot(
-            values,
-            [height] * len(values),
-            marker="|",
-            markersize=11,
-            markeredgewidth=1.2,
-            color=shade(style.colour, 1.0),
-            linestyle="none",
-            gid=f"seeds-{label}",
-        )
+    seeds_in_row(axes, values, height, style.colour, f"seeds-{label}")
     axes.plot(interval.value, height, **style.look_with(linestyle="none", markersize=7.5), gid=f"mean-{label}")
 
 

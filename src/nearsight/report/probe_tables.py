@@ -20,12 +20,13 @@ from nearsight.report.claims import Verdicts, judge_all
 from nearsight.report.conditions import missing_notes
 from nearsight.report.figures.style import FIGURE_LABEL_LIMIT, house_style, light_grid, model_style
 from nearsight.report.inputs import shorten
-from nearsight.report.marks import Drawing, ForestRow, add_footnote, forest, interval_in_row
+from nearsight.report.marks import FEWEST, Drawing, ForestRow, add_footnote, forest, interval_in_row
 from nearsight.report.probes import ProbeResults, main_measures, title_of
 from nearsight.report.reports import Report
 from nearsight.report.studies import PROBES, report_of
 from nearsight.report.tables import MISSING, Row, Table, percent, rounded, seeds_in_words, span, with_interval
 from nearsight.study.statistics import Estimate, mean_interval, paired_difference
+from nearsight.study.statistics.intervals import by_seed
 
 OVER_IMAGES = (
     "Intervals (95 %) are over test images (bootstrap): they say how a model would do on other images like these, not "
@@ -202,22 +203,25 @@ def scores_of_models(results: ProbeResults) -> Drawing:
 def differences_of_conditions(results: ProbeResults, measure: str) -> Drawing:
     """A row per condition: how much better it is than the first."""
     study, found = results.as_study(), differences(results, measure)
-    reference = study.factors["model"][0]
+    reference, values = study.factors["model"][0], 100 * by_seed(study.runs, measure)
     rows = [
         ForestRow(
             label=condition,
             estimate=Estimate(value=100 * interval.value, low=100 * interval.low, high=100 * interval.high),
+            seeds=(values[condition] - values[reference]).dropna().tolist() if interval.interval_over == _SEEDS else (),
             words=interval.in_words(),
         )
         for condition, interval in found.items()
     ]
     figure = forest(rows, f"{title_of(measure)}: difference to {reference}, in points")
-    counts, over = [interval.n for interval in found.values()], {interval.interval_over for interval in found.values()}
+    counts = [interval.n for interval in found.values()]
+    over = {one.interval_over for one in found.values() if one.interval_over == _IMAGES or one.n >= FEWEST}
     words = "The difference within a seed"
-    words += f", mean over {seeds_in_words(counts)}" if max(counts) > 1 else ""
+    words += f", mean over {seeds_in_words(counts)}; dots: seeds" if max(counts) > 1 else ""
     kinds = {_SEEDS: "over seeds", _IMAGES: "(in brackets) over test images, since there is one seed"}
     bars = ", ".join(kind_words for kind, kind_words in kinds.items() if kind in over)
-    words += f"; bars: 95 % intervals {bars}." if bars else "; one seed has no interval."
+    without = "; ± is half the 95 % interval." if max(counts) > 1 else "; one seed has no interval."
+    words += f"; bars: 95 % intervals {bars}." if bars else without
     add_footnote(figure, [words, *missing_notes(study), *results.scale_notes])
     return Drawing(figure=figure, caption=f"{title_of(measure)}: how far conditions are above {reference}. {words}")
 

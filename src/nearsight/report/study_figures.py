@@ -30,7 +30,15 @@ from nearsight.report.figures.style import (
     shade,
 )
 from nearsight.report.inputs import ModelHeads, shorten
-from nearsight.report.marks import Drawing, add_footnote, distances_from_zero, legend_columns
+from nearsight.report.marks import (
+    FEWEST,
+    Drawing,
+    add_footnote,
+    distances_from_zero,
+    dots_and_bars,
+    draw_seeds,
+    legend_columns,
+)
 from nearsight.report.tables import layers_in_words, seeds_in_words
 from nearsight.study.results import StudyResults
 from nearsight.study.statistics import sorted_heads
@@ -59,15 +67,15 @@ def profiles(results: StudyResults) -> Drawing:
             panel.set_xlabel(f"heads of a layer, by {'distance' if metric == 'mad' else metric}")
             panel.set_ylabel(axis_label)
         # A little more than the data need, so that markers at the ends are whole.
-        largest = max(profile(results, label, "mad", over_images=one_seed)["high"].max() for label in labels)
+        largest = max(profile(results, label, "mad", over_images=one_seed)["highest"].max() for label in labels)
         panels[0].set_ylim(-0.02 * largest, 1.05 * largest)
         panels[1].set_ylim(-0.02, 1.03)
         add_layer_legend(figure, labels, layers)
-    seeds = seeds_in_words(num_seeds(results, label) for label in labels)
+    counts = [num_seeds(results, label) for label in labels]
     bands = (
         "Lines: 1 seed; bands: ± one standard deviation over images."
         if one_seed
-        else f"Lines: mean over {seeds} at each rank; bands: their range."
+        else f"Lines: mean over {seeds_in_words(counts)} at each rank{dots_and_bars(counts, 'bands: their range')}."
     )
     caption = (
         f"Heads of layers {layers_in_words(layers)}, sorted within their layer from the lowest to the highest value: "
@@ -89,13 +97,17 @@ def extreme_layers(results: StudyResults) -> list[int]:
 
 
 def profile(results: StudyResults, condition: str, metric: str, *, over_images: bool) -> pd.DataFrame:
-    """Per layer and rank: mean over seeds and the ends of their range, or of ± one deviation over images."""
+    """Per layer and rank: every seed, their mean, and the ends of the band around it: the range of seeds (NaN where
+    they are too few) or ± one deviation over images; and the highest of all these."""
     heads = sorted_heads(_heads_of(results, condition), metric)
     ranks = heads.groupby(["layer", "rank"])
     table = ranks[metric].agg(["mean", "min", "max"]).rename(columns={"min": "low", "max": "high"})
     if over_images:
         spread = ranks[f"{metric}_std"].mean()
         table = table.assign(low=table["mean"] - spread, high=table["mean"] + spread)
+    table = table.assign(seeds=ranks[metric].agg(list), highest=table["high"])
+    if not over_images:
+        table.loc[ranks.size() < FEWEST, ["low", "high"]] = np.nan
     return table.reset_index()
 
 
@@ -111,7 +123,10 @@ def draw_layer(panel: Axes, numbers: pd.DataFrame, index: int, layers: Sequence[
     layer = int(numbers["layer"].iloc[0])
     colour = shade(model_style(index).colour, depth_of(layer, layers))
     rank, mean = numbers["rank"] + 1, numbers["mean"]
-    if len(numbers) == 1:  # a band needs two points
+    draw_seeds(panel, rank, numbers["seeds"], colour, f"seeds-{name}")
+    if numbers["low"].isna().all():
+        pass
+    elif len(numbers) == 1:  # a band needs two points
         reach = np.array([mean - numbers["low"], numbers["high"] - mean])
         panel.errorbar(rank, mean, yerr=reach, color=colour, capsize=3)
     else:

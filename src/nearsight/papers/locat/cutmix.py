@@ -19,7 +19,7 @@ from nearsight.papers.locat.measured import differences_to, layer_profiles, laye
 from nearsight.report.claims import Claim
 from nearsight.report.conditions import FACTOR_NAMES, missing_notes, scale_notes
 from nearsight.report.figures.style import house_style, light_grid, model_style
-from nearsight.report.marks import Drawing, add_footnote, legend_above
+from nearsight.report.marks import FEWEST, Drawing, add_footnote, dots_and_bars, draw_seeds, legend_above
 from nearsight.report.responses import known_shares, run_measures, share_notes
 from nearsight.report.rules import SIGN, Finding, judge_sign
 from nearsight.report.studies import report_on
@@ -343,10 +343,9 @@ def interaction(results: StudyResults) -> Drawing:
             light_grid(panel, "y")
         names = ("without CutMix", "with CutMix")
         legend_above(figure, {name: model_style(place).look_with(markersize=7) for place, name in enumerate(names)})
-    seeds = seeds_in_words(runs.groupby("condition")["seed"].nunique())
-    lines = (
-        f"Lines: means over {seeds}; small markers: single runs; bars: 95 % intervals, the noise taken from all runs."
-    )
+    counts = runs.groupby("condition")["seed"].nunique()
+    bars = "bars: 95 % intervals, the noise taken from all runs"
+    lines = f"Lines: means over {seeds_in_words(counts)}{dots_and_bars(counts, bars)}."
     add_footnote(figure, [lines, *missing_notes(results), *scale_notes(results)])
     return Drawing(
         figure=figure,
@@ -380,11 +379,11 @@ def _draw_line(
         estimate = fitted.estimate({_cell_name(levels[name] for name in factors): 1.0})
         across.append(middle + aside)
         means.append(scale * estimate.value)
-        if estimate.has_interval:
+        if estimate.has_interval and len(here) >= FEWEST:
             ends = [scale * estimate.low, scale * estimate.high]
             panel.plot([across[-1]] * 2, ends, color=style.colour, linewidth=4, alpha=0.35, gid="interval")
-        single = style.look_with(linestyle="none", markersize=3)
-        panel.plot([across[-1] + aside] * len(here), scale * here[column], **single)
+        seeds = (scale * here[column]).tolist()
+        draw_seeds(panel, [across[-1] + aside], [seeds], style.colour, f"seeds-{column}-{place}-{middle}")
     panel.plot(across, means, **style.look_with(markersize=7, linewidth=1.6), gid=f"{column}-{place}")
 
 

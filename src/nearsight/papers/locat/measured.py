@@ -9,7 +9,7 @@ from nearsight.errors import InputError
 from nearsight.papers.locat import numbers as s2
 from nearsight.report.conditions import missing_notes, num_seeds, ordered_conditions, scale_notes
 from nearsight.report.figures.style import house_style, light_grid, model_style
-from nearsight.report.marks import Drawing, add_footnote, legend_above
+from nearsight.report.marks import FEWEST, Drawing, add_footnote, dots_and_bars, draw_seeds, legend_above
 from nearsight.report.responses import OF_LAYERS, interval_of, layer_measures, measures_of, run_measures, share_notes
 from nearsight.report.study_tables import INTERVALS
 from nearsight.report.tables import MISSING, Row, Table, seeds_in_words
@@ -130,9 +130,11 @@ def layer_profiles(conditions: Mapping[str, str]) -> Callable[[StudyResults], Dr
             for panel, (column, title) in zip(panels.flat, _PANELS.items(), strict=True):
                 for label in present:
                     here = layers[layers["condition"] == label].groupby("layer")[column]
-                    numbers, colour = here.agg(["mean", "min", "max"]).dropna(), looks[label]["color"]
+                    numbers, colour = here.agg(["mean", "min", "max", list]).dropna(), looks[label]["color"]
                     place = numbers.index + 1
-                    panel.fill_between(place, numbers["min"], numbers["max"], color=colour, alpha=0.18, linewidth=0)
+                    draw_seeds(panel, place, numbers["list"], colour, f"seeds-{column}-{label}")
+                    if num_seeds(results, label) >= FEWEST:
+                        panel.fill_between(place, numbers["min"], numbers["max"], color=colour, alpha=0.18, linewidth=0)
                     panel.plot(place, numbers["mean"], **looks[label], gid=f"{column}-{label}")
                 panel.set_title(title)
                 panel.xaxis.set_major_locator(MaxNLocator(nbins=12, integer=True, min_n_ticks=1))
@@ -143,7 +145,7 @@ def layer_profiles(conditions: Mapping[str, str]) -> Callable[[StudyResults], Dr
         counts = [num_seeds(results, label) for label in present]
         lines = "Lines: 1 seed."
         if max(counts) > 1:
-            lines = f"Lines: mean over {seeds_in_words(counts)}; bands: their range."
+            lines = f"Lines: mean over {seeds_in_words(counts)}{dots_and_bars(counts, 'bands: their range')}."
         add_footnote(figure, [lines, *missing_notes(results), *scale_notes(results)])
         return Drawing(
             figure=figure,

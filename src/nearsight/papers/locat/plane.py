@@ -12,7 +12,17 @@ from nearsight.errors import InputError
 from nearsight.papers.locat import numbers as s2
 from nearsight.report.conditions import missing_notes, num_seeds, scale_notes
 from nearsight.report.figures.style import house_style, light_grid, model_style
-from nearsight.report.marks import WHITE_EDGE, Drawing, add_footnote, interval_in_row, with_room
+from nearsight.report.marks import (
+    FEWEST,
+    WHITE_EDGE,
+    Drawing,
+    add_footnote,
+    dots_and_bars,
+    draw_dots,
+    interval_in_row,
+    seeds_in_row,
+    with_room,
+)
 from nearsight.report.responses import interval_of, run_measures
 from nearsight.report.tables import rounded, seeds_in_words
 from nearsight.study.results import StudyResults
@@ -29,9 +39,9 @@ FAMILIES = (
 _COLUMNS = {"mean_mad": "mean MAD, all heads", "min_mad": "MAD, most local head", "accuracy": "test accuracy, %"}
 # In rows: the space between families; in inches: what the plane needs, however few rows there are.
 _SPACE, _LEAST_HEIGHT = 0.6, 3.2
-# Of the width that the means take up: the space around them. Intervals that need more are cut off.
-_AROUND = 0.3
-# Means that lie closer together than this, in MAD or in points of accuracy, are not drawn apart any further.
+# Of the width that the seeds take up: the space around them. Intervals that need more are cut off.
+_AROUND = 0.2
+# Seeds that lie closer together than this, in MAD or in points of accuracy, are not drawn apart any further.
 _NARROWEST = {"mean_mad": 0.01, "min_mad": 0.01, "accuracy": 1.0}
 # Conditions that a correlation needs to say anything.
 _FEWEST = 6
@@ -40,12 +50,12 @@ _Means = Mapping[str, Estimate]
 
 
 def accuracy_and_locality(results: StudyResults) -> Drawing:
-    """A row per condition: distances and accuracy, with intervals; at the right one against the other."""
+    """A row per condition: distances and accuracy of every seed and their mean; at the right one against the other."""
     runs = run_measures(results).assign(accuracy=lambda table: 100 * table["test_acc"])
     places = _rows(set(runs["condition"]))
     if not places:
         raise InputError("none of its conditions has a run yet")
-    points = _points(places)
+    points, runs = _points(places), runs[runs["condition"].isin(places)]
     means = {column: {label: interval_of(runs, label, column) for label in places} for column in _COLUMNS}
     lowest = max(places.values())
     with house_style():
@@ -54,11 +64,13 @@ def accuracy_and_locality(results: StudyResults) -> Drawing:
         for panel, (column, title) in zip(panels, _COLUMNS.items(), strict=False):
             for label, place in places.items():
                 mean, point = means[column][label], points[label]
-                if mean.has_interval:
+                seeds = runs.loc[runs["condition"] == label, column].dropna().tolist()
+                seeds_in_row(panel, seeds, place, point["color"], f"seeds-{column}-{label}")
+                if mean.n >= FEWEST:
                     gid = f"interval-{column}-{label}"
                     interval_in_row(panel, mean.low, mean.high, place, point["color"], gid)
                 panel.plot(mean.value, place, **point, gid=f"mean-{column}-{label}")
-            panel.set_xlim(*_limits(means[column], column))
+            panel.set_xlim(*_limits(runs, column))
             panel.locator_params(axis="x", nbins=4)
             light_grid(panel, "x")
             panel.tick_params(axis="y", length=0)
@@ -66,11 +78,18 @@ def accuracy_and_locality(results: StudyResults) -> Drawing:
             panel.set_ylim(lowest + 0.7, -0.7)
             panel.set_yticks(list(places.values()), [""] * len(places))
         panels[0].set_yticks(list(places.values()), list(places), parse_math=False)
+        panels[-1].set_xlim(*_limits(runs, "mean_mad"))
+        panels[-1].set_ylim(*_limits(runs, "accuracy"))
+        for label, point in points.items():
+            here = runs[runs["condition"] == label]
+            if len(here) > 1:
+                draw_dots(panels[-1], here["mean_mad"], here["accuracy"], point["color"], f"seeds-plane-{label}")
         _draw_plane(panels[-1], means["mean_mad"], means["accuracy"], points)
     counts = [num_seeds(results, label) for label in places]
     words = "Points: 1 seed, so no interval."
     if max(counts) > 1:
-        words = f"Points: mean over {seeds_in_words(counts)}; bars: 95 % intervals, cut off at the frame."
+        bars = "bars: 95 % intervals, cut off at the frame"
+        words = f"Points: mean over {seeds_in_words(counts)}{dots_and_bars(counts, bars)}."
     words = f"{words} {_rank_correlation(means['mean_mad'], means['accuracy'])}".strip()
     add_footnote(figure, [words, *missing_notes(results), *scale_notes(results)])
     return Drawing(
@@ -104,14 +123,12 @@ def _points(shown: Collection[str]) -> dict[str, dict[str, Any]]:
     }
 
 
-def _limits(means: _Means, column: str) -> tuple[float, float]:
-    low, high = with_room([one.value for one in means.values()], _AROUND, _NARROWEST[column])
+def _limits(runs: pd.DataFrame, column: str) -> tuple[float, float]:
+    low, high = with_room(runs[column].dropna().tolist(), _AROUND, _NARROWEST[column])
     return max(low, 0.0), high  # neither a distance nor an accuracy is negative
 
 
 def _draw_plane(panel: Axes, distance: _Means, accuracy: _Means, points: Mapping[str, dict[str, Any]]) -> None:
-    panel.set_xlim(*_limits(distance, "mean_mad"))
-    panel.set_ylim(*_limits(accuracy, "accuracy"))
     places = {label: (distance[label].value, accuracy[label].value) for label in points}
     for label, point in points.items():
         is_reference = label in (s2.VIT, s2.LOCAT)  # with which all others are compared

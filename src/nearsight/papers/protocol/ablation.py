@@ -15,6 +15,7 @@ from nearsight.papers.protocol.conditions import of_ablation, of_protocols
 from nearsight.papers.protocol.heads import ON_ALL_DATA_SETS, ON_CIFAR100
 from nearsight.papers.protocol.links import LENGTH_QUESTIONS, length_and_distance, length_table
 from nearsight.papers.protocol.own_patch import every_head, own_patch_questions, own_patch_table
+from nearsight.papers.protocol.own_patch_model import entropy_by_distance, own_patch_model
 from nearsight.papers.structure.learned_positions import association_and_distance, association_table
 from nearsight.report.claims import Claim
 from nearsight.report.findings import Section
@@ -126,8 +127,9 @@ def _report_on(name: str) -> None:
             of_parts = [dataclasses.replace(claim, source=f"{claim.source}, there on CIFAR-100") for claim in of_parts]
         # These have enough runs for questions of our own.
         claims += [*of_parts, *LENGTH_QUESTIONS, *own_patch_questions(ABLATIONS[name])]
-        tables = [length_table, own_patch_table, *tables]
-        figures = {"training-length": length_and_distance, "own-patch": every_head, **figures}
+        tables = [length_table, own_patch_table, own_patch_model, *tables]
+        own_patch = {"own-patch": every_head, "own-patch-model": entropy_by_distance}
+        figures = {"training-length": length_and_distance, **own_patch, **figures}
     report_on(
         name,
         paper=s1.PAPER,

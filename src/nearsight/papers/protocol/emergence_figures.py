@@ -25,7 +25,14 @@ from nearsight.report.figures.style import (
     model_style,
     shade,
 )
-from nearsight.report.marks import Animation, Drawing, add_fitting_legend, add_footnote, distances_from_zero
+from nearsight.report.marks import (
+    Animation,
+    Drawing,
+    add_fitting_legend,
+    add_footnote,
+    distances_from_zero,
+    draw_courses,
+)
 from nearsight.report.tables import rounded, seeds_in_words
 from nearsight.study.results import StudyResults
 
@@ -71,16 +78,19 @@ def layers_over_epochs(results: StudyResults) -> Drawing:
         figure = Figure(figsize=(7.2, 3.4), layout=ConstrainedLayoutEngine(wspace=0.09))
         panels = _panels(figure, conditions_of(found), "epoch")
         for label, panel in panels.items():
-            epochs, mean_EL = _mean_over_seeds(found, label)
+            epochs, numbers_SEL = _of_seeds(found, label)
             for layer, look in enumerate(looks):
-                panel.plot(epochs, mean_EL[:, layer], **look, gid=f"{label}-{layer}")
+                name, numbers_SE = f"{label}-{layer}", numbers_SEL[:, :, layer]
+                draw_courses(panel, epochs, list(numbers_SE), look["color"], f"seeds-{name}")
+                panel.plot(epochs, numbers_SE.mean(0), **look, gid=name)
             light_grid(panel)
             panel.axhline(LOCAL, **_DOTTED, gid="local")
         first = next(iter(panels.values()))
         first.set_ylim(bottom=0.0)
         first.set_ylabel(DISTANCE_LABEL)
         add_fitting_legend(figure, [Line2D([], [], **look) for look in looks], [f"L{layer + 1}" for layer in layers])
-    words = f"Mean over a layer's heads and over {_seeds(found)}. {_LOCAL_LINE}"
+    thin = "" if _seeds(found) == "1 seed" else "; thin: seeds"
+    words = f"Mean over a layer's heads and over {_seeds(found)}{thin}. {_LOCAL_LINE}"
     return noted(figure, results, "The mean attention distance of every layer over the epochs.", words)
 
 
@@ -98,11 +108,11 @@ def layers_by_epoch(results: StudyResults) -> Drawing:
         largest = max(float(np.nanmax(np.nanmean(course.mad_ELH, axis=2))) for course in found)
         for (title, reduce), row in zip(rows.items(), panels, strict=True):
             for panel, label in zip(row, labels, strict=True):
-                epochs, numbers_EL = _mean_over_seeds(found, label, reduce)
+                epochs, numbers_SEL = _of_seeds(found, label, reduce)
                 image = panel.pcolormesh(
                     _edges(epochs),
-                    np.arange(numbers_EL.shape[1] + 1) + 0.5,
-                    numbers_EL.T,
+                    np.arange(numbers_SEL.shape[2] + 1) + 0.5,
+                    numbers_SEL.mean(0).T,
                     cmap="viridis",
                     vmin=0.0,
                     vmax=largest,
@@ -128,14 +138,12 @@ def layers_by_epoch(results: StudyResults) -> Drawing:
     return noted(figure, results, caption, f"Mean over {_seeds(found)}.")
 
 
-def _mean_over_seeds(
-    found: Sequence[Course], label: str, reduce: Callable[..., Array] = np.nanmean
-) -> tuple[Array, Array]:
-    """Epochs [E] and a number per epoch and layer [E, L], of the epochs that all seeds have."""
+def _of_seeds(found: Sequence[Course], label: str, reduce: Callable[..., Array] = np.nanmean) -> tuple[Array, Array]:
+    """Epochs [E] and a number per seed, epoch and layer [S, E, L], of the epochs that all seeds have."""
     here = [course for course in found if course.condition == label]
     shared = np.array(sorted(set.intersection(*({*course.epochs_E} for course in here))))
     numbers = [reduce(course.mad_ELH[np.isin(course.epochs_E, shared)], axis=2) for course in here]
-    return shared, np.mean(numbers, axis=0)
+    return shared, np.stack(numbers)
 
 
 def _edges(epochs: Array) -> Array:

@@ -13,7 +13,7 @@ from nearsight.papers.protocol.numbers import BASELINE, MODERN, PUBLISHED
 from nearsight.report.conditions import num_seeds, scale_notes
 from nearsight.report.figures.style import DISTANCE_LABEL, house_style, light_grid
 from nearsight.report.findings import Findings, Section
-from nearsight.report.marks import Drawing, add_footnote
+from nearsight.report.marks import Drawing, add_footnote, dots_and_bars
 from nearsight.report.study_figures import add_layer_legend, draw_layer, extreme_layers, profile
 from nearsight.report.tables import seeds_in_words
 from nearsight.study.results import StudyResults
@@ -51,9 +51,10 @@ def profiles_of_datasets(studies: Mapping[str, StudyResults]) -> Drawing:
         panels[0].set_ylim(bottom=-0.01)  # markers near 0 are whole
         panels[0].set_ylabel(DISTANCE_LABEL)
         add_layer_legend(figure, _LABELS, layers)
-    seeds = seeds_in_words(num_seeds(results, label) for results in shown.values() for label in _LABELS)
-    bands = "± one standard deviation over images" if one_seed else "the range over seeds"
-    words = f"Lines: {seeds}; bands: {bands}."
+    counts = [num_seeds(results, label) for results in shown.values() for label in _LABELS]
+    words = f"Lines: mean over {seeds_in_words(counts)}{dots_and_bars(counts, 'bands: their range')}."
+    if one_seed:
+        words = "Lines: 1 seed; bands: ± one standard deviation over images."
     add_footnote(figure, [words, *dict.fromkeys(note for results in shown.values() for note in scale_notes(results))])
     return Drawing(
         figure=figure,

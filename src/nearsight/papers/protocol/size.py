@@ -21,7 +21,7 @@ from nearsight.report.conditions import noted
 from nearsight.report.contrasts import Contrast, contrast_table, sign_questions
 from nearsight.report.figures.style import add_legend, house_style, light_grid, model_style
 from nearsight.report.findings import Section
-from nearsight.report.marks import Drawing, dose_style
+from nearsight.report.marks import Drawing, dose_style, draw_seeds
 from nearsight.report.responses import EARLY, EARLY_LAYERS, known_shares, share_notes, with_early_layers
 from nearsight.report.studies import report_on
 from nearsight.report.tables import Table, seeds_in_words
@@ -191,8 +191,10 @@ def distance_by_size(results: StudyResults) -> Drawing:
                 for (cutmix, images), look in zip(lines, looks, strict=True):
                     here = at_base[(at_base["cutmix"] == cutmix) & (at_base["images"] == images)]
                     if not here.empty:
-                        means = here.assign(size=here[growing].astype(float)).groupby("size")[response].mean()
-                        panel.plot(means.index, means, **look, gid=f"{response}-{growing}-{cutmix}-{images}")
+                        by_size = here.assign(size=here[growing].astype(float)).groupby("size")[response]
+                        means, name = by_size.mean(), f"{response}-{growing}-{cutmix}-{images}"
+                        draw_seeds(panel, means.index, by_size.agg(list), look["color"], f"seeds-{name}")
+                        panel.plot(means.index, means, **look, gid=name)
                 light_grid(panel)
                 sizes = sorted(int(level) for level in factors[growing])
                 panel.set_xscale("log", base=2)
@@ -207,12 +209,13 @@ def distance_by_size(results: StudyResults) -> Drawing:
         ]
         handles = [Line2D([], [], **look) for look in looks]
         add_legend(figure, handles, names, loc="outside upper left", ncols=len(factors["images"]))
-    seeds = seeds_in_words(runs.groupby("condition")["seed"].nunique())
+    counts = runs.groupby("condition")["seed"].nunique()
+    seeds, dots = seeds_in_words(counts), "; dots: seeds" if counts.max() > 1 else ""
     caption = (
         "Mean attention distance of the early layers' heads (top) and of the most local head (bottom) against width at "
         "S1's depth (left) and depth at S1's width (right), by CutMix and by the number of training images."
     )
-    return noted(figure, results, caption, f"{seeds[0].upper()}{seeds[1:]} per point.")
+    return noted(figure, results, caption, f"{seeds[0].upper()}{seeds[1:]} per point{dots}.")
 
 
 def _look(results: StudyResults, cutmix: str, images: str) -> dict[str, Any]:

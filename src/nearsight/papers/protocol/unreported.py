@@ -26,7 +26,7 @@ from nearsight.report.figures.style import (
     light_grid,
 )
 from nearsight.report.findings import Section
-from nearsight.report.marks import Drawing, ForestRow, add_footnote, dose_style, forest
+from nearsight.report.marks import Drawing, ForestRow, add_footnote, dose_style, draw_dots, forest
 from nearsight.report.responses import responses_of, share_notes, with_early_layers
 from nearsight.report.rules import NO, SIGN_OF_FIT, YES, Finding, Verdict, described, judge_sign
 from nearsight.report.studies import report_on
@@ -396,6 +396,10 @@ def settings_beside_the_paper(results: StudyResults) -> Drawing:
         light_grid(axes)
         for place, row in enumerate(records(table)):
             _draw_pair(axes, row, level=levels.index(row[CUTMIX]), is_best=place == 0)
+        if _num_seeds(results) > 1:
+            for level, runs in results.runs.groupby(CUTMIX):
+                colour = dose_style(levels.index(str(level))).colour
+                draw_dots(axes, 100 * runs["test_acc"], runs["min_mad"], colour, f"seeds-{level}")
         axes.plot(
             [100 * _papers(label, "test_acc") for label in _FITTED],
             [_papers(label, "min_mad") for label in _FITTED],
@@ -420,6 +424,8 @@ def settings_beside_the_paper(results: StudyResults) -> Drawing:
         f"A line joins a setting without CutMix and with it. Thick: closest to the paper ({best}; "
         f"distance {rounded(table['distance'].iloc[0], 2)})."
     )
+    if _num_seeds(results) > 1:
+        parts += " Marks: means over seeds; dots: seeds."
     caption = (
         "Test accuracy and the distance of the most local head of every setting, without CutMix and with it, next to "
         f"the paper's {BASELINE} and {ONLY_CUTMIX} (stars, one seed)."

@@ -27,7 +27,7 @@ from nearsight.papers.structure.simulated import (
 )
 from nearsight.report.claims import Claim
 from nearsight.report.figures.style import add_legend, house_style, light_grid, model_style
-from nearsight.report.marks import Drawing, add_footnote
+from nearsight.report.marks import Drawing, add_footnote, dots_and_bars
 from nearsight.report.rules import LEANING, Finding, all_of
 from nearsight.report.simulations import conditions_of, patches_of, runs_of
 from nearsight.report.studies import report_on
@@ -224,8 +224,9 @@ def sweep_panels(results: SimulationResults) -> Drawing:
         for panel, line in zip(panels, lines, strict=False):
             panel.axvline(line.base, **DOTTED, zorder=1)
             values, exact = list(line.points), [share_interval(runs["exact"]) for runs in line.points.values()]
-            patches = [mean_interval(runs["associated"]) for runs in line.points.values()]
-            draw_shares(panel, values, patches, of_patches, gid=f"associated-{line.setting}")
+            seeds = [runs["associated"].tolist() for runs in line.points.values()]
+            patches = [mean_interval(of_seeds) for of_seeds in seeds]
+            draw_shares(panel, values, patches, of_patches, seeds=seeds, gid=f"associated-{line.setting}")
             draw_shares(panel, values, exact, of_seeds, gid=f"exact-{line.setting}")
             if line.setting in _LOGARITHMIC:
                 panel.set_xscale("log")
@@ -240,11 +241,9 @@ def sweep_panels(results: SimulationResults) -> Drawing:
         handles = [*(style.handle(markersize=4.5) for style in (of_seeds, of_patches)), Line2D([], [], **DOTTED)]
         labels = ["seeds with all patches associated", "patches associated, mean", "the base"]
         add_legend(panels[-1], handles, labels, loc="center left")
-    seeds = seeds_in_words(len(runs) for line in lines for runs in line.points.values())
-    words = (
-        f"One setting is varied at a time, with {seeds} each. Bars: 95 % intervals (Clopper and Pearson's of the share "
-        "of seeds, Student's t of the mean)."
-    )
+    counts = [len(runs) for line in lines for runs in line.points.values()]
+    bars = "bars: 95 % intervals (Clopper and Pearson's of the share of seeds, Student's t of the mean)"
+    words = f"One setting is varied at a time, with {seeds_in_words(counts)} each{dots_and_bars(counts, bars)}."
     add_footnote(figure, [words])
     caption = f"Where association is found. {words}{_beyond_s3(results, lines)}"
     return Drawing(figure=figure, with_round_places=True, caption=caption)

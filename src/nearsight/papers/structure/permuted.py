@@ -26,7 +26,16 @@ from nearsight.report.claims import OURS, Claim
 from nearsight.report.conditions import missing_notes, scale_notes
 from nearsight.report.contrasts import condition_means, pooled_interval
 from nearsight.report.figures.style import MUTED, house_style, light_grid, model_style
-from nearsight.report.marks import WHITE_EDGE, Drawing, add_footnote, legend_above, with_room
+from nearsight.report.marks import (
+    FEWEST,
+    WHITE_EDGE,
+    Drawing,
+    add_footnote,
+    dots_and_bars,
+    draw_seeds,
+    legend_above,
+    with_room,
+)
 from nearsight.report.rules import INFINITE, Finding, judge_sign, judge_within
 from nearsight.report.studies import report_on
 from nearsight.report.tables import Row, Table, percent, rounded, seeds_in_words, with_interval
@@ -296,8 +305,9 @@ def _whole(papers: float | None, *, signed: bool = False) -> str:
 
 _NETWORKS = (VIT, POSITIONAL_VIT, _RESNET, "VGG")
 """In the order of their looks, ours and the paper's."""
-# The factor by which curves are moved apart, so that their intervals do not hide one another.
-_APART = 1.09
+# The factor by which curves are moved apart, so that neither hides another's intervals; by half of it (a root) the
+# seeds stand beside their mean. The paper's stand beside all of them.
+_APART, _PAPERS_APART = 1.22, 1.5
 # Of the height that the seeds take up: the space around them. Intervals that need more are cut off.
 _AROUND = 0.12
 
@@ -322,7 +332,7 @@ def permutation_curves(results: StudyResults) -> Drawing:
         for network, curve in CURVES.items():
             point = {**_line(network, is_ours=False), "linestyle": "none"}
             # Next to the intervals, where it hides none.
-            changes.plot([_LAST_TILES * _APART**4], [100 * curve.change], **point, gid=f"paper-change-{network}")
+            changes.plot([_LAST_TILES * _PAPERS_APART], [100 * curve.change], **point, gid=f"paper-change-{network}")
             drops.append(100 * curve.change)
         changes.axhline(0.0, color=MUTED, linewidth=0.9, zorder=1)
         changes.set_ylim(*with_room([0.0, *drops], _AROUND, 1.0))
@@ -334,11 +344,10 @@ def permutation_curves(results: StudyResults) -> Drawing:
         names = [name if name in networks else f"{name} (the paper's)" for name in shown]
         lines = (_line(name, is_ours=name in networks) for name in shown)
         legend_above(figure, dict(zip(names, lines, strict=True)))
-    seeds = seeds_in_words(results.runs.groupby(["model", "tiles"])["seed"].nunique())
-    words = (
-        f"Filled: ours, mean over {seeds}; bands: the range of seeds; bars: 95 % intervals, with the spread over seeds "
-        "estimated from all conditions. Changes are taken within seeds."
-    )
+    counts = results.runs.groupby(["model", "tiles"])["seed"].nunique()
+    bars = "bands: their range; bars: 95 % intervals, with the spread over seeds estimated from all conditions"
+    words = f"Filled: ours, mean over {seeds_in_words(counts)}{dots_and_bars(counts, bars)}. "
+    words += "Changes are taken within seeds."
     about = (
         f"Hollow: the paper's, the ends of its curves, read off; its changes are from {_FIRST_TILES} tiles along a "
         "side. Ours trained for few epochs: compare how curves fall, not how high they lie."
@@ -361,12 +370,12 @@ def _line(network: str, *, is_ours: bool) -> dict[str, Any]:
 def _draw_ours(
     panel: Axes, results: StudyResults, networks: Sequence[str], quantity: _Quantity, name: str
 ) -> list[float]:
-    """A curve per network with the band of its seeds and an interval at each point; the values of all seeds, in per
-    cent or points."""
+    """A curve per network with its seeds and, of enough of them, their band and an interval at each point; the values
+    of all seeds, in per cent or points."""
     drawn: list[float] = []
     for place, network in enumerate(networks):
         apart, line = _APART ** (place - (len(networks) - 1) / 2), _line(network, is_ours=True)
-        numbers, means, lowest, highest = [], [], [], []
+        numbers, means, seeds = [], [], []
         for level in results.factors["tiles"]:
             try:
                 values = [100 * float(value) for value in quantity.by_seed(results, network, level)]
@@ -377,14 +386,17 @@ def _draw_ours(
             mean = quantity.mean(results, network, level)
             numbers.append(_num_tiles(level) * apart)
             means.append(100 * mean.value)
-            lowest.append(min(values))
-            highest.append(max(values))
+            seeds.append(values)
             drawn += values
-            if mean.has_interval and any(values):  # the change from nothing to nothing is exact
+            has_interval = mean.has_interval and len(values) >= FEWEST
+            if has_interval and any(values):  # the change from nothing to nothing is exact
                 ends, gid = [100 * mean.low, 100 * mean.high], f"interval-{name}-{network}-{level}"
                 panel.plot([numbers[-1]] * 2, ends, color=line["color"], linewidth=1.2, gid=gid)
-        band = {"color": line["color"], "alpha": 0.2, "linewidth": 0, "gid": f"band-{name}-{network}"}
-        panel.fill_between(numbers, lowest, highest, **band)
+        beside = [number * _APART**0.5 for number in numbers]
+        draw_seeds(panel, beside, seeds, line["color"], f"seeds-{name}-{network}")
+        if min(map(len, seeds), default=0) >= FEWEST:
+            band = {"color": line["color"], "alpha": 0.2, "linewidth": 0, "gid": f"band-{name}-{network}"}
+            panel.fill_between(numbers, [min(values) for values in seeds], [max(values) for values in seeds], **band)
         panel.plot(numbers, means, **line, zorder=3, gid=f"{name}-{network}")
     return drawn
 

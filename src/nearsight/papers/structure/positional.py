@@ -7,6 +7,7 @@ one stack, but their seeds do: hence `--stack-by all`.
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from statistics import fmean
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -18,7 +19,7 @@ from nearsight.papers.structure import PAPER
 from nearsight.report.claims import OURS, Claim
 from nearsight.report.conditions import missing_notes, scale_notes
 from nearsight.report.figures.style import INK, MUTED, ModelStyle, house_style, light_grid, model_style
-from nearsight.report.marks import Drawing, add_footnote, with_room
+from nearsight.report.marks import FEWEST, Drawing, add_footnote, with_room
 from nearsight.report.responses import OF_RUNS, Measure, interval_of, measures_of, run_measures, share_notes
 from nearsight.report.rules import COMPARABLE_RULE, SIGN, Finding, change_in_words, judge_comparable, judge_sign
 from nearsight.report.studies import report_on
@@ -246,10 +247,13 @@ def seeds_of_both(results: StudyResults) -> Drawing:
             panel.set_xticks(range(len(here)), [model.replace(" ", "\n") for model in here])
             panel.set_xlim(-0.6, len(here) - 0.4)
             _set_heights(panel, [*runs[column].dropna(), *marked.values()], column)
-    seeds = seeds_in_words(results.runs.groupby("model")["seed"].nunique())
-    words = f"Boxes: quartiles and range of {seeds}, the thick line is the median; points: single seeds."
+    counts = results.runs.groupby("model")["seed"].nunique()
+    words = f"Points: {seeds_in_words(counts)}" + ("; thick lines: their means." if counts.max() > 1 else ".")
+    if counts.max() >= FEWEST:
+        words = f"Boxes: quartiles and range of {seeds_in_words(counts)}, the thick line is the median; points: seeds."
     if has_both:
-        words += " Difference: within seeds, with the 95 % interval of the mean; grey: what counts as on par."
+        interval = " with the 95 % interval of the mean;" if len(pairs) >= FEWEST else ""
+        words += f" Difference: within seeds,{interval} grey: what counts as on par."
     papers = f"Hollow: the paper's, on {published.dataset}, read off box plots."
     add_footnote(figure, [words, papers, *missing_notes(results), *scale_notes(results)])
     return Drawing(
@@ -272,12 +276,12 @@ def _draw_difference(panel: Axes, values: list[float], papers: float) -> None:
     mean, margin, style = mean_interval(values), 100 * ACCURACY_MARGIN, model_style(len(_MODELS))
     panel.axhspan(-margin, margin, color=MUTED, alpha=0.15, linewidth=0, zorder=0)
     panel.axhline(0.0, color=MUTED, linewidth=0.9, zorder=1)
-    if mean.has_interval:
+    if mean.n >= FEWEST:
         panel.errorbar([0], [mean.value], yerr=[mean.half_width], color=style.colour, linewidth=1.6, capsize=5)
     panel.plot([-_MEAN, _MEAN], [mean.value] * 2, color=style.colour, linewidth=2.2, gid="mean-difference")
     _draw_seeds(panel, values, 0, style, "difference")
     panel.plot([1], [papers], **_hollow(style), gid="paper-difference")
-    ends = [mean.low, mean.high] if mean.has_interval else []
+    ends = [mean.low, mean.high] if mean.n >= FEWEST else []
     _set_heights(panel, [*values, *ends, papers, -margin, margin], "test_acc")
     panel.set_title("difference, points", fontsize=8.5)
     panel.set_xticks([0, 1], ["ours", "the\npaper's"])
@@ -295,7 +299,7 @@ def _hollow(style: ModelStyle) -> dict[str, Any]:
 
 
 def _draw_box(panel: Axes, values: list[float], place: int, style: ModelStyle, name: str) -> None:
-    if len(values) > 1:
+    if len(values) >= FEWEST:
         box = panel.boxplot(
             [values],
             positions=[place],
@@ -309,6 +313,8 @@ def _draw_box(panel: Axes, values: list[float], place: int, style: ModelStyle, n
             manage_ticks=False,
         )
         box["medians"][0].set_gid(f"median-{name}")
+    elif len(values) > 1:
+        panel.plot([place - _MEAN, place + _MEAN], [fmean(values)] * 2, color=style.colour, linewidth=2.2)
     _draw_seeds(panel, values, place, style, name)
 
 

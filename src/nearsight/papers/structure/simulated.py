@@ -35,7 +35,7 @@ from nearsight.report.figures.style import (
     house_style,
     model_style,
 )
-from nearsight.report.marks import Drawing, add_footnote
+from nearsight.report.marks import FEWEST, Drawing, add_footnote, draw_courses, draw_seeds
 from nearsight.report.rules import EVERY_SEED, NO, Finding, finding_of, judge_every_seed
 from nearsight.report.simulations import (
     attention_of,
@@ -244,17 +244,34 @@ def _outline(panel: Axes, num_patches: int, size: int) -> None:
 
 
 def draw_band(axes: Axes, curves: Sequence[pd.DataFrame], name: str, style: ModelStyle, *, gid: str) -> None:
-    """The mean of a quantity over seeds, and its range, over steps."""
+    """A quantity of every seed over steps, its mean, and its range."""
     steps = curves[0]["step"].to_numpy()
     values = np.stack([curve[name].to_numpy(dtype=np.float64) for curve in curves])
-    axes.fill_between(steps, values.min(0), values.max(0), color=style.colour, alpha=0.22, linewidth=0)
+    draw_courses(axes, steps, list(values), style.colour, f"seeds-{gid}")
+    if len(values) >= FEWEST:
+        axes.fill_between(steps, values.min(0), values.max(0), color=style.colour, alpha=0.22, linewidth=0)
     axes.plot(steps, values.mean(0), color=style.colour, linestyle=style.dash, linewidth=1.6, gid=gid)
 
 
-def draw_shares(axes: Axes, places: Sequence[float], found: Sequence[Estimate], style: ModelStyle, *, gid: str) -> None:
-    """Means of shares or accuracies with their intervals, which lie between 0 and 1, whatever Student's t says."""
-    below = [each.value - min(each.value, max(each.low, 0.0)) for each in found]
-    above = [max(each.value, min(each.high, 1.0)) - each.value for each in found]
+def draw_shares(
+    axes: Axes,
+    places: Sequence[float],
+    found: Sequence[Estimate],
+    style: ModelStyle,
+    *,
+    seeds: Sequence[Sequence[float]] = (),
+    gid: str,
+) -> None:
+    """Means of shares or accuracies with their intervals, which lie between 0 and 1, whatever Student's t says.
+
+    `seeds`: what each seed gives; none of a share of seeds, which says it.
+    """
+    draw_seeds(axes, places if seeds else (), seeds, style.colour, f"seeds-{gid}")
+    below, above = [], []
+    for each in found:
+        has_bar = each.n >= FEWEST
+        below.append(each.value - min(each.value, max(each.low, 0.0)) if has_bar else np.nan)
+        above.append(max(each.value, min(each.high, 1.0)) - each.value if has_bar else np.nan)
     means = [each.value for each in found]
     look = style.look_with(markersize=4.5, linewidth=1.4, elinewidth=0.9, capsize=2.5)
     axes.errorbar(places, means, yerr=[below, above], **look, gid=gid)
@@ -272,5 +289,7 @@ def legend_of_lines(target: Figure | Axes, names: Sequence[str], **options: Any)
 
 
 def bands_in_words(results: SimulationResults) -> str:
-    seeds = seeds_in_words(len(runs_of(results, condition)) for condition in conditions_of(results))
-    return f"Lines: mean over {seeds}; bands: from the least to the largest."
+    counts = [len(runs_of(results, condition)) for condition in conditions_of(results)]
+    thin = "; thin: seeds" if max(counts) > 1 else ""
+    bands = "; bands: from the least to the largest" if max(counts) >= FEWEST else ""
+    return f"Lines: mean over {seeds_in_words(counts)}{thin}{bands}."

@@ -15,7 +15,7 @@ from nearsight.papers.structure import PAPER
 from nearsight.papers.structure.simulated import DOTTED, QUICK, draw_shares, simulation_of
 from nearsight.report.claims import OURS, Claim, asked
 from nearsight.report.figures.style import MUTED, ModelStyle, add_legend, house_style, light_grid, model_style
-from nearsight.report.marks import Drawing, add_footnote
+from nearsight.report.marks import FEWEST, Drawing, add_footnote, dots_and_bars, draw_dots
 from nearsight.report.rules import ALL_OF, NO, SIGN, Finding, all_of, judge_sign
 from nearsight.report.simulations import conditions_of, notes_of, patches_of
 from nearsight.report.studies import report_on
@@ -324,8 +324,9 @@ def transfer_curves(results: SimulationResults) -> Drawing:
             panel.axhline(target, **{**DOTTED, "linestyle": (0, (4, 2))}, zorder=1)
             for way in ways:
                 table = _accuracies(results, way)
-                found = [mean_interval(row.dropna()) for _, row in table.iterrows()]
-                draw_shares(panel, [float(size) for size in table.index], found, looks[way], gid=f"accuracy-{way}")
+                sizes, seeds = list(table.index.astype(float)), [row.dropna().tolist() for _, row in table.iterrows()]
+                found = [mean_interval(of_seeds) for of_seeds in seeds]
+                draw_shares(panel, sizes, found, looks[way], seeds=seeds, gid=f"accuracy-{way}")
             panel.yaxis.set_major_formatter(PercentFormatter(xmax=1.0, decimals=0))
             panel.set_title(f"test accuracy, σ = {_noise(results, ways[0]):g}")
             light_grid(panel, "y")
@@ -339,10 +340,10 @@ def transfer_curves(results: SimulationResults) -> Drawing:
             panel.set_xlabel("training samples")
         handles = [looks[way].handle(markersize=4.5) for way in shown[0]]
         add_legend(figure, handles, [_WAYS[way] for way in shown[0]], loc="outside upper left", ncols=len(shown[0]))
-    seeds = seeds_in_words(_accuracies(results, way).shape[1] for ways in shown for way in ways)
+    counts = [_accuracies(results, way).shape[1] for ways in shown for way in ways]
     words = (
-        f"Mean over {seeds} with its 95 % interval; dotted: the best possible accuracy; dashed: a point below. Right: "
-        "small marks are seeds, large ones the geometric mean with its 95 % interval; an arrow: more than was tried."
+        f"Mean over {seeds_in_words(counts)}{dots_and_bars(counts)}; dotted: the best possible accuracy; dashed: a "
+        "point below. Right: the geometric mean; an arrow: more than was tried."
     )
     add_footnote(figure, [words])
     caption = f"Test accuracy on a new feature, with the sets known and from scratch. {words}"
@@ -375,12 +376,12 @@ def _draw_all_needed(
 
 def _draw_needed(axes: Axes, needed: Needed, way: str, style: ModelStyle, height: float) -> None:
     reached = needed.samples[np.isfinite(needed.samples)].to_numpy()
-    spread = np.linspace(0.14, 0.34, len(reached)) if len(reached) > 1 else np.full(len(reached), 0.24)
+    spread = np.linspace(0.18, 0.5, len(reached)) if len(reached) > 1 else np.full(len(reached), 0.24)
     look = style.look_with(linestyle="none")
-    axes.plot(reached, height + spread, **look, markersize=3, alpha=0.6, gid=f"seeds-{way}")
+    draw_dots(axes, reached, height + spread, style.colour, f"seeds-{way}")
     mean = needed.mean
     if np.isfinite(mean.value):
-        if mean.has_interval:
+        if mean.n >= FEWEST:
             axes.plot([mean.low, mean.high], [height] * 2, color=style.colour, linewidth=5, alpha=0.35)
         axes.plot(mean.value, height, **look, markersize=7.5, gid=f"mean-{way}")
         words, place = f"{mean.value:,.0f}", mean.value
