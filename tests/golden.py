@@ -19,7 +19,7 @@ from pathlib import Path
 import matplotlib
 
 from nearsight.papers import declare_all
-from nearsight.papers.protocol.findings import write_findings
+from nearsight.papers.findings import write_findings
 from nearsight.papers.structure.learned_positions import write_bridge
 from nearsight.report.probe_tables import write_probe_report
 from nearsight.report.probes import ProbeResults

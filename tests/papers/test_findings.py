@@ -11,7 +11,7 @@ from made_up_results import judgements, made_up, noise
 from nearsight.errors import InputError
 from nearsight.papers import find_study
 from nearsight.papers.protocol import mixing, unreported
-from nearsight.papers.protocol.findings import FINDINGS, profiles_of_datasets, write_findings
+from nearsight.papers.findings import FINDINGS, profiles_of_datasets, write_findings
 from nearsight.report.studies import report_of
 from nearsight.study import Cell, Study
 

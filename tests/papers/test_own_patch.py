@@ -16,7 +16,7 @@ from nearsight.errors import InputError
 from nearsight.metrics import attention_distance, attention_entropy, grid_distances, next_patch_distance
 from nearsight.papers import find_study
 from nearsight.papers.protocol.ablation import ABLATIONS
-from nearsight.papers.protocol.findings import FINDINGS
+from nearsight.papers.findings import FINDINGS
 from nearsight.papers.protocol.numbers import PUBLISHED, WITH_CUTMIX
 from nearsight.papers.protocol.own_patch import every_head, own_patch_questions, own_patch_table, what_they_look_at
 from nearsight.papers.protocol.own_patch_model import entropy_by_distance, own_patch_model, own_patch_pairs

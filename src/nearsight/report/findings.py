@@ -18,13 +18,15 @@ from nearsight.report.marks import Drawing
 from nearsight.report.probe_tables import probe_verdicts
 from nearsight.report.probes import ProbeResults
 from nearsight.report.simulations import simulation_verdicts
-from nearsight.report.tables import markdown_rows, seeds_in_words
+from nearsight.report.tables import seeds_in_words
 from nearsight.report.writing import study_verdicts
 from nearsight.study import SimulationResults, StudyResults, is_simulation
 
 ANY = ""
 """Of a claim that is shown, whatever came out."""
 _PLACE = re.compile(r"\{([^{}]+)\}")
+_READINGS = "; strict reading"
+"""From here on our numbers say how a rule read them."""
 _WIDTH = 560
 """Of a figure on the page, in pixels."""
 
@@ -34,7 +36,8 @@ class Section:
     title: str
     """The finding."""
     text: str
-    """In a few sentences. {folder:claim} stands for our numbers on a claim, {name} for what `numbers` says."""
+    """In a few sentences. {folder:claim} stands for our numbers on a claim, {folder:claim:paper} for the
+    paper's, {folder:claim:seeds} for how many seeds would decide it, and {name} for what `numbers` says."""
     rests_on: Mapping[str, Mapping[str, str]]
     """Folder of results → id of a claim → the verdict or answer without which the sentences do not hold, or `ANY`."""
     numbers: Callable[[Mapping[str, Any]], Mapping[str, str]] = field(default=lambda results: {})
@@ -76,7 +79,7 @@ class Findings:
         for number, section in enumerate(sections, start=1):
             chosen = [(name, _chosen(section, name, judged[name])) for name in section.rests_on]
             lines += [f"## {number}. {section.title}", "", _filled(section, found, chosen), ""]
-            lines += [*markdown_rows([row for _, some in chosen for row in map(_row, some)]), ""]
+            lines += [*(_line(judgement) for _, some in chosen for judgement in some), ""]
             if isinstance(section.figure, str):
                 image = link(results / section.figure)
             else:
@@ -140,17 +143,17 @@ def _chosen(section: Section, name: str, verdicts: Verdicts) -> list[Judgement]:
 
 def _filled(section: Section, found: Mapping[str, Any], chosen: Iterable[tuple[str, list[Judgement]]]) -> str:
     numbers = dict(section.numbers(found))
-    numbers |= {f"{name}:{each.claim.id}": each.finding.ours for name, some in chosen for each in some}
+    for name, some in chosen:
+        for each in some:
+            place = f"{name}:{each.claim.id}"
+            numbers |= {place: each.finding.ours.split(_READINGS)[0], f"{place}:paper": each.claim.paper}
+            numbers |= {f"{place}:seeds": "more" if each.to_decide is None else str(each.to_decide)}
     return _PLACE.sub(lambda place: numbers[place[1]], section.text)
 
 
-def _row(judgement: Judgement) -> dict[str, str]:
+def _line(judgement: Judgement) -> str:
     n = judgement.finding.n
-    return {
-        "claim or question": f"{judgement.claim.text} ({judgement.claim.source})",
-        "ours": f"{judgement.finding.ours}; {seeds_in_words([n])}" if n else judgement.finding.ours,
-        "verdict": f"**{judgement.words}**",
-    }
+    return f"- **{judgement.words}**{f', {seeds_in_words([n])}' if n else ''}: {judgement.claim.text}"
 
 
 def _runs(results: Any) -> str:

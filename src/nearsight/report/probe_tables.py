@@ -24,7 +24,7 @@ from nearsight.report.marks import FEWEST, Drawing, ForestRow, add_footnote, for
 from nearsight.report.probes import ProbeResults, main_measures, title_of
 from nearsight.report.reports import Report
 from nearsight.report.studies import PROBES, report_of
-from nearsight.report.tables import MISSING, Row, Table, percent, rounded, seeds_in_words, span, with_interval
+from nearsight.report.tables import MISSING, OF_TWO, Row, Table, percent, rounded, seeds_in_words, span, with_interval
 from nearsight.study.statistics import Estimate, mean_interval, paired_difference
 from nearsight.study.statistics.intervals import by_seed
 
@@ -32,7 +32,7 @@ OVER_IMAGES = (
     "Intervals (95 %) are over test images (bootstrap): they say how a model would do on other images like these, not "
     "how another training of it would."
 )
-_OVER_SEEDS = "± is half the 95 % interval of the mean over seeds (Student's t)."
+_OVER_SEEDS = f"± is half the 95 % interval of the mean over seeds (Student's t); {OF_TWO}."
 _IN_BRACKETS = (
     "In brackets: 95 % over test images, from the intervals of both scores (square and add). They say what other "
     "images would change, not what another training would."

@@ -14,7 +14,7 @@ from nearsight.errors import InputError
 from nearsight.report.claims import Verdicts
 from nearsight.report.reports import Report
 from nearsight.report.studies import report_of
-from nearsight.report.tables import Row, Table, percent, rounded, with_interval
+from nearsight.report.tables import OF_TWO, Row, Table, percent, rounded, with_interval
 from nearsight.study.simulation_folder import SimulationResults
 from nearsight.study.statistics import Estimate, mean_interval
 from nearsight.study.statistics.significance import share_interval
@@ -114,7 +114,7 @@ def conditions_table(results: SimulationResults) -> Table:
             found = mean_interval(runs[name].dropna())
             row.keep(**_ends(name, found)).show(title, with_interval(found))
         rows.append(row)
-    return _table_of(results, rows, "± is half the 95 % interval of the mean over seeds.")
+    return _table_of(results, rows, f"± is half the 95 % interval of the mean over seeds; {OF_TWO}.")
 
 
 def association_table(results: SimulationResults) -> Table:

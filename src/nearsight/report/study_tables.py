@@ -23,6 +23,7 @@ from nearsight.report.responses import SHARES, known_shares, share_notes, with_s
 from nearsight.report.studies import PublishedCondition, report_of
 from nearsight.report.tables import (
     MISSING,
+    OF_TWO,
     Row,
     Table,
     columns_of,
@@ -50,7 +51,7 @@ from nearsight.study.statistics import (
 )
 from nearsight.study.statistics.intervals import ACCURACY_MARGIN, LOCALITY_MARGIN, SAME_ACCURACY, SAME_LOCALITY
 
-INTERVALS = "± is half the 95 % interval of the mean over seeds (Student's t); with one seed there is none."
+INTERVALS = f"± is half the 95 % interval of the mean over seeds (Student's t); {OF_TWO}, and one has none."
 NOT_CORRECTED = "p-values are those of single tests, not corrected for their number."
 _RESPONSES = ("test_acc", "min_mad", "max_mad", "min_entropy", "max_entropy")
 

@@ -11,6 +11,8 @@ import pandas as pd
 from nearsight.files import write_text
 from nearsight.study.statistics import Estimate
 
+OF_TWO = "of two seeds, both are in brackets"
+"""What goes with every explanation of ±."""
 MISSING = "–"
 
 
@@ -122,7 +124,14 @@ def percent(value: float | None) -> str:
 
 
 def with_interval(interval: Estimate, *, scale: float = 1.0, digits: int = 3, signed: bool = False) -> str:
-    """ "0.021 ± 0.003": the mean and half the width of its interval; the mean alone where there is none."""
+    """ "0.021 ± 0.003": the mean and half the width of its interval; the mean alone where there is none.
+
+    Of two seeds both, "0.021 (0.020, 0.022)": their interval is wider than anything that can be measured.
+    """
+    if interval.n == 2 and interval.df == 1:
+        apart = interval.std / 2**0.5
+        both = (rounded(scale * end, digits, signed=signed) for end in (interval.value - apart, interval.value + apart))
+        return f"{rounded(scale * interval.value, digits, signed=signed)} ({', '.join(both)})"
     return mean_and_ends(interval.value, interval.low, interval.high, scale=scale, digits=digits, signed=signed)
 
 

@@ -16,7 +16,7 @@ from nearsight.report.reports import Report
 from nearsight.report.studies import report_of
 from nearsight.report.study_figures import key_conditions, maps, plane, profiles
 from nearsight.report.study_tables import common_tables
-from nearsight.report.tables import Table
+from nearsight.report.tables import OF_TWO, Table
 from nearsight.study import StudyFolder, StudyResults
 
 FIGURES: dict[str, Callable[[StudyResults], Drawing]] = {
@@ -62,7 +62,7 @@ def study_tables(results: StudyResults) -> list[Table]:
 def study_verdicts(results: StudyResults) -> Verdicts | None:
     """Every claim and question that the study is about, judged; None where nothing is declared under its name."""
     own = report_of(results.name)
-    of_seeds = "± is half the 95 % interval of the mean over seeds; differences are taken within seeds."
+    of_seeds = f"± is half the 95 % interval of the mean over seeds; {OF_TWO}. Differences are taken within seeds."
     of_fits = "± is half a 95 % interval; the tables say how each was estimated."
     return own.verdicts_on(
         results,

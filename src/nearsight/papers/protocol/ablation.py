@@ -18,7 +18,6 @@ from nearsight.papers.protocol.own_patch import every_head, own_patch_questions,
 from nearsight.papers.protocol.own_patch_model import entropy_by_distance, own_patch_model
 from nearsight.papers.structure.learned_positions import association_and_distance, association_table
 from nearsight.report.claims import Claim
-from nearsight.report.findings import Section
 from nearsight.report.studies import report_on
 from nearsight.study import OFF, Study
 from nearsight.study.recipes import recipe
@@ -143,29 +142,3 @@ def _report_on(name: str) -> None:
 
 for _name in s1.PUBLISHED:
     _report_on(_name)
-
-
-_OF_PARTS = ("adding-cutmix", "removing-cutmix", "colour-alone", "smoothing-alone", "dissociation")
-"""The claims about single parts of Modern."""
-FINDING = Section(
-    title="Is it CutMix?",
-    claim="S1 trains a small ViT on CIFAR-100 under eight protocols, once each, and finds that attention becomes local "
-    "in the four that have CutMix and in no other.",
-    answers={"ablation-cifar100": ("cutmix-separates", *_OF_PARTS)},
-    in_short=("cutmix-separates", "adding-cutmix"),
-    figures=(("ablation-cifar100", "figure-4-minimum-mad.png"),),
-    change_our_mind="More seeds that separate the runs with CutMix from those without as cleanly as in the paper, or "
-    "in which the two groups do not differ at all. Other settings and equally long training follow below.",
-)
-FITTED_FINDING = Section(
-    title="And with CutMix in every batch?",
-    claim="S1 does not say how often it mixes, and we took half of the batches. Of the settings above, CutMix in every "
-    "batch comes closest to the paper's numbers, so Table 2 is run again with it.",
-    answers={
-        "ablation-fitted-cifar100": ("cutmix-separates", "accuracy", "most-local-head", "own-region", *_OF_PARTS),
-    },
-    in_short=("cutmix-separates", "most-local-head"),
-    figures=(("ablation-fitted-cifar100", "figure-4-minimum-mad.png"),),
-    change_our_mind="Seeds in which the two groups overlap, or runs without CutMix that become as local when they are "
-    "trained for as long as those with it: these are below (*Does it take long training?*).",
-)

@@ -19,7 +19,6 @@ from nearsight.papers.protocol.emergence_figures import (
 from nearsight.papers.protocol.numbers import BASELINE, MODERN, ONLY_CUTMIX, WITHOUT_CUTMIX
 from nearsight.papers.protocol.unreported import ablation_fitted_cifar100
 from nearsight.report.claims import OURS, asked
-from nearsight.report.findings import Section
 from nearsight.report.own_patch import OWN_PATCH, grid_of
 from nearsight.report.rules import (
     EVERY_SEED,
@@ -33,7 +32,7 @@ from nearsight.report.rules import (
     judge_sign,
 )
 from nearsight.report.studies import report_on
-from nearsight.report.tables import MISSING, Row, Table, layers_in_words, rounded, share, with_interval
+from nearsight.report.tables import MISSING, OF_TWO, Row, Table, layers_in_words, rounded, share, with_interval
 from nearsight.study import Study
 from nearsight.study.recipes import recipe
 from nearsight.study.results import StudyResults
@@ -280,7 +279,7 @@ def _epoch(value: float) -> str:
     return MISSING if np.isnan(value) else f"epoch {rounded(value, 1)}"
 
 
-_INTERVALS = "± is half the 95 % interval of the mean over seeds (Student's t), of what a seed's runs have on average."
+_INTERVALS = f"± is half the 95 % interval of the mean over seeds (Student's t), of what a seed's runs have on average; {OF_TWO}."
 report_on(
     "emergence-cifar100",
     "emergence-fitted-cifar100",
@@ -293,20 +292,4 @@ report_on(
         "emergence-layers-by-epoch": layers_by_epoch,
     },
     animations={"emergence-heads": heads_in_motion},
-)
-
-FINDING = Section(
-    title="When do heads become local?",
-    claim="S1 measures trained models only, and asks at which epoch the pattern appears.",
-    answers={
-        "emergence-cifar100": (),
-        "emergence-fitted-cifar100": ("first-local-head", "accuracy-leads", "turns-global", "turns-to-own-patch"),
-    },
-    in_short=("first-local-head", "accuracy-leads"),
-    figures=(
-        ("emergence-cifar100", "emergence-course.png"),
-        ("emergence-fitted-cifar100", "emergence-layers-by-epoch.png"),
-        ("emergence-fitted-cifar100", "emergence-heads.gif"),
-    ),
-    change_our_mind="Another schedule under which locality comes first, or seeds whose local heads do not last.",
 )

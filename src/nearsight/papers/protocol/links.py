@@ -18,7 +18,6 @@ from nearsight.errors import InputError
 from nearsight.report.claims import OURS, Claim, asked, judge_all, not_tested
 from nearsight.report.conditions import level_in_words, missing_notes, scale_notes
 from nearsight.report.figures.style import add_legend, house_style, light_grid
-from nearsight.report.findings import Section
 from nearsight.report.marks import Drawing, add_footnote, dose_style
 from nearsight.report.rules import LEANING, Finding
 from nearsight.report.study_tables import NOT_CORRECTED
@@ -237,26 +236,3 @@ def length_and_distance(results: StudyResults) -> Drawing:
         caption="Epochs that each run trained against the mean attention distance of its most local head, with and "
         f"without CutMix. {order} {_NOT_SET}",
     )
-
-
-_IDS = tuple(claim.id for claim in LENGTH_QUESTIONS)
-_EQUALLY_LONG = ("only-with-cutmix", "equally-many-epochs")
-LENGTH_FINDING = Section(
-    title="Does it take long training?",
-    claim="S1 ends every run by early stopping and does not say when. In ours that moment differs widely from run to "
-    "run, and those with CutMix train several times as long: only runs of equal length can separate the two.",
-    answers={
-        "ablation-cifar100": _IDS,
-        # Those without CutMix are the same runs in both ablations.
-        "ablation-fitted-cifar100": _IDS[:1],
-        "emergence-fitted-cifar100": _EQUALLY_LONG,
-    },
-    in_short=(*_IDS, *_EQUALLY_LONG),
-    hinges_on=("ablation-cifar100", "ablation-fitted-cifar100"),
-    figures=(
-        ("ablation-fitted-cifar100", "training-length.png"),
-        ("emergence-fitted-cifar100", "emergence-course.png"),
-    ),
-    change_our_mind="Runs without CutMix that become local after more epochs than these, or under another schedule of "
-    "the learning rate.",
-)

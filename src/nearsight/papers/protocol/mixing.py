@@ -14,7 +14,6 @@ from nearsight.augment import CutFill, CutMix, CutOut, Mixup, RandomErasing, Til
 from nearsight.errors import InputError
 from nearsight.report.claims import Claim, shared_seeds
 from nearsight.report.contrasts import POOLED, Contrast, between, contrast_figure, contrast_table, of_conditions
-from nearsight.report.findings import Section
 from nearsight.report.marks import Drawing
 from nearsight.report.responses import EARLY_LAYERS, share_notes
 from nearsight.report.rules import PART_OF_WHOLE, SIGN_OF_FIT, Finding, judge_part, judge_sign
@@ -254,15 +253,4 @@ report_on(
     claims=[_question(contrast, SIGN_OF_FIT, _judge_when_all_are_there) for contrast in LONG_CONTRASTS],
     tables=[partial(_table, LONG_CONTRASTS, "")],
     figures={"mixing-contrasts": partial(_figure, LONG_CONTRASTS, "")},
-)
-
-FINDING = Section(
-    title="Is it the cut, the mix, or the label?",
-    claim="S1 explains CutMix by the need to classify from a part of the image, and leaves open whether the "
-    "rectangular cut or the mixing of images is the cause.",
-    answers={"mixing-cifar100": ()},
-    in_short=("the cut", "the other image", "its label", "the mix without a cut"),
-    figures=(("mixing-cifar100", "mixing-contrasts.png"),),
-    change_our_mind="More seeds that move a contrast across a bound of the rule, or the same contrasts with other "
-    "answers on another data set, or in runs long enough for the full effect of CutMix.",
 )

@@ -27,7 +27,6 @@ from nearsight.report.figures.style import (
     light_grid,
     shade,
 )
-from nearsight.report.findings import Section
 from nearsight.report.marks import Drawing, distances_from_zero, level_styles
 from nearsight.report.own_patch import (
     HEADS,
@@ -169,7 +168,8 @@ def own_patch_table(results: StudyResults) -> Table:
         "spends at that distance or farther, so that its own patch gets at least 1 − distance / distance of the next "
         "patch of its attention on patches.",
         "Measured: the largest share of a run that a head spends on the query's own patch, CLS counted too, where the "
-        "run says it. The others: all other heads. ± is half the 95 % interval over seeds.",
+        "run says it. The others: all other heads. ± is half the 95 % interval over seeds; of two, both "
+        "are in brackets.",
         *missing_notes(results),
     )
     return Table.of("own-patch", f"{results.name}: heads that attend to their own patch", rows, notes=notes)
@@ -277,30 +277,3 @@ def _draw_landmarks(axes: Axes, grid: tuple[int, int], bound: float) -> None:
             fontsize=8,
             color=MUTED,
         )
-
-
-def _of_the_papers_heads() -> str:
-    published = s1.PUBLISHED["ablation-cifar100"].conditions
-    distances = [distance for label in s1.WITH_CUTMIX if (distance := published[label].min_mad) is not None]
-    grid = (s1.SIDE, s1.SIDE)
-    shares = [100 * least_share_on_itself(distance, grid) for distance in (max(distances), min(distances))]
-    return (
-        f"S1's models with CutMix have their most local head at {rounded(min(distances))} to {rounded(max(distances))} "
-        f"and call it local. On its grid of {s1.SIDE} × {s1.SIDE} the next patch is at "
-        f"{rounded(next_patch_distance(grid))}, so that these distances leave at least {shares[0]:.0f} to "
-        f"{shares[1]:.0f} % of the attention to the patch itself: such a head mixes little, and says nothing about the "
-        "others."
-    )
-
-
-_IDS = (_more_often.id, _gap.id, _nearer.id)
-FINDING = Section(
-    title="What does the most local head attend to?",
-    claim=_of_the_papers_heads(),
-    answers={"ablation-fitted-cifar100": _IDS},
-    in_short=_IDS,
-    figures=(("ablation-fitted-cifar100", "own-patch.png"),),
-    words={"ablation-fitted-cifar100": what_they_look_at},
-    change_our_mind="Runs in which many heads, not one, become as local as in the paper; or longer ones in which the "
-    "others follow the one.",
-)

@@ -20,7 +20,6 @@ from nearsight.augment import CutMix
 from nearsight.report.conditions import noted
 from nearsight.report.contrasts import Contrast, contrast_table, sign_questions
 from nearsight.report.figures.style import add_legend, house_style, light_grid, model_style
-from nearsight.report.findings import Section
 from nearsight.report.marks import Drawing, dose_style, draw_seeds
 from nearsight.report.responses import EARLY, EARLY_LAYERS, known_shares, share_notes, with_early_layers
 from nearsight.report.studies import report_on
@@ -237,14 +236,4 @@ report_on(
     claims=sign_questions(CONTRASTS, EARLY, source="MAD of the early layers", fit=fit_of),
     tables=[size_table],
     figures={"distance-by-size": distance_by_size},
-)
-
-FINDING = Section(
-    title="Does a larger model need more data, or more CutMix?",
-    claim="Raghu et al. (2021) found that large ViTs do not learn to attend locally without very much data. S1 trains "
-    "one size.",
-    answers={"size-cifar100": ()},
-    in_short=(CONTRASTS[0].name, CONTRASTS[-1].name),
-    figures=(("size-cifar100", "distance-by-size.png"),),
-    change_our_mind="Larger models than these, or more seeds, that turn the sign of an interaction.",
 )

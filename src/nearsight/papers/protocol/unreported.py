@@ -25,7 +25,6 @@ from nearsight.report.figures.style import (
     house_style,
     light_grid,
 )
-from nearsight.report.findings import Section
 from nearsight.report.marks import Drawing, ForestRow, add_footnote, dose_style, draw_dots, forest
 from nearsight.report.responses import responses_of, share_notes, with_early_layers
 from nearsight.report.rules import NO, SIGN_OF_FIT, YES, Finding, Verdict, described, judge_sign
@@ -459,17 +458,4 @@ report_on(
     claims=_QUESTIONS,
     tables=(fit_table, settings_table),
     figures={"settings-beside-the-paper": settings_beside_the_paper, "settings-effects": settings_effects},
-)
-
-FINDING = Section(
-    title="Which settings give the paper's numbers?",
-    claim=f"In S1 every model with CutMix has a head with a distance of {rounded(_PAPERS_BOUND)} or less. How local "
-    "heads become may depend on what S1 does not report: learning rate, weight decay, initialisation, CutMix's "
-    "probability.",
-    answers={"unreported-cifar100": ()},
-    in_short=("reached",),
-    figures=(("unreported-cifar100", "settings-beside-the-paper.png"),),
-    words={"unreported-cifar100": what_moves_it},
-    change_our_mind="The authors' settings, or a setting outside these levels that brings accuracies and distances to "
-    "theirs at once.",
 )

@@ -41,7 +41,7 @@ from nearsight.study.simulation_folder import SimulationResults
 
 _Draw = Callable[[StudyResults], Drawing]
 _INTERVALS = (
-    "± is half the 95 % interval of the mean over seeds (Student’s t); with one seed there is none. Effects come from "
+    "± is half the 95 % interval of the mean over seeds (Student’s t); of two seeds, both are in brackets. Effects come from "
     "ordinary least squares with seeds as replicates."
 )
 
