@@ -279,7 +279,7 @@ def _epoch(value: float) -> str:
     return MISSING if np.isnan(value) else f"epoch {rounded(value, 1)}"
 
 
-_INTERVALS = f"± is half the 95 % interval of the mean over seeds (Student's t), of what a seed's runs have on average; {OF_TWO}."
+_INTERVALS = f"± is half the 95 % interval over seeds (Student's t) of what a seed's runs have on average; {OF_TWO}."
 report_on(
     "emergence-cifar100",
     "emergence-fitted-cifar100",

@@ -41,8 +41,8 @@ from nearsight.study.simulation_folder import SimulationResults
 
 _Draw = Callable[[StudyResults], Drawing]
 _INTERVALS = (
-    "± is half the 95 % interval of the mean over seeds (Student’s t); of two seeds, both are in brackets. Effects come from "
-    "ordinary least squares with seeds as replicates."
+    "± is half the 95 % interval of the mean over seeds (Student’s t); of two seeds, both are in brackets. Effects "
+    "come from ordinary least squares with seeds as replicates."
 )
 
 
