@@ -155,7 +155,7 @@ def _one_head_in_words(pairs: Sequence[Pair]) -> str:
 _HOLLOW: dict[str, Any] = {"color": INK, "marker": "o", "markersize": 8, "markerfacecolor": "none", "linestyle": "none"}
 _SHARES = (0.99, 0.95, 0.8, 0.5)
 _CURVES: Mapping[Leak, tuple[Any, str, dict[str, Any]]] = {
-    "everywhere": ("solid", "the rest\nuniform", {"xytext": (10, -4), "ha": "left", "va": "top"}),
+    "everywhere": ("solid", "the rest\nuniform", {"xytext": (24, -14), "ha": "left", "va": "top"}),
     "to neighbours": ((0, (5, 2)), "the rest on\n4 neighbours", {"xytext": (-6, 4), "ha": "right", "va": "bottom"}),
 }
 """Its dash, its name, and where that stands."""
