@@ -74,7 +74,7 @@ def emergence_fitted_cifar100(*, seeds: int = 2) -> Study:
 
     Run     nearsight study run emergence-fitted-cifar100
     Cost    8 cells of 300 epochs of 40,000 images (96 M), and 0.4 M measured; needs a GPU
-    Result  it is CutMix: local heads in all runs with it and in none without, see results/emergence-fitted-cifar100
+    Result  two seeds: local heads in all runs with it, in none without, see results/emergence-fitted-cifar100
     """
     fitted = {cell.condition: cell.config for cell in ablation_fitted_cifar100(seeds=1).cells}
     runs = {label: trained_for(fitted[label], _MANY_EPOCHS) for label in ("Baseline", "−CutMix", "+CutMix", "Modern")}

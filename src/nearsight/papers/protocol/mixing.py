@@ -56,7 +56,7 @@ def mixing_cifar100(*, seeds: int = 2) -> Study:
 
     Run     nearsight study run mixing-cifar100
     Cost    26 cells of 60 epochs of 40,000 images (62 M); needs a GPU
-    Result  the cut and the label, not the other image: see results/mixing-cifar100
+    Result  the label, perhaps the cut, not the other image: see results/mixing-cifar100
     """
     return Study(trained_for(compact_cifar100("baseline"), _EPOCHS), factors={"mixing": _mixing(0.5)}, seeds=seeds)
 

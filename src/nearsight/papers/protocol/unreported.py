@@ -74,7 +74,7 @@ def ablation_fitted_cifar100(*, seeds: int = 3) -> Study:
 
     Run     nearsight study run ablation-fitted-cifar100 --reuse results/ablation-cifar100
     Cost    24 cells of at most 600 epochs of 40,000 images (576 M; half of them are reused); needs a GPU
-    Result  the gap reproduces, the paper's magnitude in 4 of 12 runs with CutMix: see results/ablation-fitted-cifar100
+    Result  a gap in each of three seeds, the paper's size in 4 of 12 runs: see results/ablation-fitted-cifar100
     """
     return ablation_under(NEAREST, seeds=seeds)
 
