@@ -178,14 +178,15 @@ class TestSmallDifferences:
         common = random.uniform(0.3, 0.5, (4000, 2, 2))
         near = model_of("near", common)
         for shift, headline in (
-            (0.008, "In locality “near” and “far” differ by less than 0.02."),
+            (0.008, "In locality “near” and “far” differ by less than 0.02 of the diagonal."),
             (0.0202, "No clear difference in locality between “near” and “far”."),
             (0.05, "“near” attends more locally than “far”."),
         ):
             far = model_of("far", common + random.normal(shift, 0.03, common.shape))
             assert compare(near, far).headline == headline
         assert compare(near, model_of("far", common, np.sqrt(common))).headline == (
-            "In locality “near” and “far” differ by less than 0.02; “near” attends more selectively in its first layer."
+            "In locality “near” and “far” differ by less than 0.02 of the diagonal; "
+            "“near” attends more selectively in its first layer."
         )
         common[:, 1, 0] -= 0.1  # the most local head is not in the first layer
         assert compare(model_of("near", common), model_of("far", common + np.array([[0.05], [0.0]]))).headline == (

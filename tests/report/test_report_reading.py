@@ -92,7 +92,7 @@ def test_equal_models_have_no_clear_difference():
     reading = compare(LOCAL, LOCAL)
     assert not reading.clear
     assert reading.more_local is None
-    assert reading.headline == "In locality “near” and “near” differ by less than 0.02."
+    assert reading.headline == "In locality “near” and “near” differ by less than 0.02 of the diagonal."
     assert sum("Neither is lower (95 % interval −" in sentence for sentence in reading.sentences) == 3
 
 

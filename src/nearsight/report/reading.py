@@ -161,7 +161,7 @@ def _headline(heads: Difference, layers: Difference, focus: Difference) -> str:
         but = f"differ by less than {SMALLEST}" if other.kind == "small" else "do not clearly differ"
         return f"{more} has a more local {what} than {less}; their {others} {but}."
     if heads.kind == layers.kind == "small":
-        words = f"In locality {names[0]} and {names[1]} differ by less than {SMALLEST}"
+        words = f"In locality {names[0]} and {names[1]} differ by less than {SMALLEST} of the diagonal"
     else:
         words = f"No clear difference in locality between {names[0]} and {names[1]}"
     if focus.lower is None:
@@ -186,7 +186,10 @@ def _about_images(difference: Difference) -> tuple[str, ...]:
         return ()
     if difference.is_paired:
         images = f"the {difference.estimate.n:,} images that both models were measured on"
-        return (f"Differences are means over {images}, image by image, with Student's t intervals.",)
+        return (
+            f"Differences are means over {images}, image by image, with Student's t intervals; they are also given in "
+            "standard deviations of the differences.",
+        )
     unknown = [quoted(one.label) for one in (difference.a, difference.b) if one.values is None]
     why = "The models were measured on different images, which may be what differs"
     if unknown:

@@ -1,7 +1,7 @@
 """Measured models side by side: what is compared, sorted profiles, the plane of distance and entropy, and how they
 trained."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import matplotlib as mpl
@@ -15,7 +15,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from nearsight.errors import InputError
 from nearsight.metrics import uniform_attention_distance
-from nearsight.report.differences import first_layer_mean, first_layer_name, most_local_head
+from nearsight.report.differences import Quantity, first_layer_mean, first_layer_name, most_local_head
 from nearsight.report.figures.heat import heatmaps
 from nearsight.report.figures.style import (
     DISTANCE_LABEL,
@@ -56,7 +56,7 @@ def locality_spreads(models: Sequence[ModelHeads], *, grid_size: tuple[int, int]
     with house_style():
         figure = Figure(figsize=(7.4, 1.25 + 0.42 * len(models)), layout="constrained")
         panels = figure.subplots(1, 2, sharex=True, sharey=True)
-        quantities = (
+        quantities: tuple[tuple[str, str, Callable[[ModelHeads], Quantity]], ...] = (
             ("head", "most local head", most_local_head),
             ("layer", f"{first_layer}, mean of its heads", first_layer_mean),
         )

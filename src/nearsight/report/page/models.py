@@ -34,6 +34,7 @@ from nearsight.report.reading import (
 )
 
 _SAID_ONCE = (SPREAD, ONE_RUN, ONE_MODEL)
+_NOTE_ON_MODELS = '<p class="note">Bold: means over images. Beside them: the spread over images.</p>'
 _NOTE_ON_LAYERS = '<p class="note">Over the heads of each layer. Bold: the smallest number of its column.</p>'
 _INTERVALS = (
     "Two models on the same images are compared image by image: the mean of the differences with its 95 % interval "
@@ -75,7 +76,7 @@ def page_html(
         readings = compare_with_first(models)
     findings = [reading.sentences for reading in readings] or [describe(model) for model in models]
     sections = [
-        Section(name="models", heading="Models", body=tables.overview(models)),
+        Section(name="models", heading="Models", body=tables.overview(models) + _NOTE_ON_MODELS),
         Section(name="comparisons", heading="Further comparisons", body=_further(findings[1:], models)),
         Section(name="layers", heading="Layer by layer", body=tables.layers(models) + _NOTE_ON_LAYERS),
         Section(name="profiles", heading="Profiles", body=_profiles(models, grid_size)),
