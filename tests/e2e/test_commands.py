@@ -141,16 +141,22 @@ def test_a_small_demo_from_data_to_page(tmp_path: Path, capsys: pytest.CaptureFi
     assert "with CutMix: test accuracy" in shown
     assert "number" not in shown
     assert "uniform attention has a distance (mad) of 0.418" in shown
-    assert "No clear difference" in shown  # after one epoch on 160 images there cannot be one
+    assert (
+        "In locality “without CutMix” and “with CutMix” differ by less than 0.02 of the diagonal" in shown
+    )  # after one epoch
+    assert "means over the 1,000 images that both models were measured on" in shown
     page = (out / "report.html").read_text()
-    assert "No clear difference" in page
+    assert "differ by less than 0.02" in page
+    assert "<dt>Spread over images</dt>" in page
     assert page.count("<svg") >= 4
     assert len(list((out / "figures").glob("*"))) == 6
     for name, has_cutmix in (("without-cutmix", False), ("with-cutmix", True)):
         config = RunFolder(out / name).read_config()
         assert (config.protocol.augmentation("cutmix") is not None) == has_cutmix
     assert main([*arguments, "--json"]) == 0  # nothing is trained again
-    assert json.loads(capsys.readouterr().out)["clear"] is False
+    found = json.loads(capsys.readouterr().out)
+    assert found["clear"] is False
+    assert (found["first_layer"]["paired"], found["first_layer"]["n"]) == (True, 1000)
 
 
 def test_exit_code_and_streams_of_the_real_process(tmp_path: Path) -> None:
@@ -194,5 +200,5 @@ def test_killed_at_three_random_moments_it_ends_as_if_nothing_had_happened(tmp_p
     assert process.returncode == 0, errors
     a, b = (pd.read_csv(path / "history.csv").drop(columns="seconds") for path in (whole, killed))
     pd.testing.assert_frame_equal(a, b, check_exact=True)
-    for name in ("model.safetensors", "heads.csv", "result.json"):
+    for name in ("model.safetensors", "heads.csv", "heads.npz", "result.json"):
         assert (whole / name).read_bytes() == (killed / name).read_bytes()

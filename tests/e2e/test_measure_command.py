@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +21,8 @@ from nearsight.cli import main
 from nearsight.commands import measuring as command
 from nearsight.lens import HeadTable
 from nearsight.models import load_source
-from nearsight.report import read_heads
+from nearsight.report import compare, read_heads
+from nearsight.report.page.folders import read_folders
 
 OWN_MODELS = """
 import torch
@@ -226,6 +228,51 @@ def test_a_run_and_another_model(folder: Path, capsys: pytest.CaptureFixture[str
     assert (folder / "a" / "run" / "heads.csv").read_bytes() == heads  # not replaced by the table of fewer images
     assert "does not go with a/run" in complaint("a/run", "--image-size", "64", capsys=capsys)
     assert "--pretrained is for models of timm" in complaint("a/run", "b/run", "--pretrained", capsys=capsys)
+
+
+def test_runs_are_compared_image_by_image(folder: Path, capsys: pytest.CaptureFixture[str], quick: None) -> None:
+    """As they were trained, measured again, and on images of another kind; those without common images otherwise."""
+    for name, seed in (("a", "0"), ("b", "1")):
+        assert main(["train", "compact-shapes", "--out", name, *TINY_RUN, "--seed", seed]) == 0
+    (found,) = result("a", "b", "--out", "out", "--device", "cpu", capsys=capsys)["comparisons"]
+    assert found["models"] == ["a", "b"]
+    assert found["first_layer"]["paired"] is True
+    read = [read_folders([folder / name]).models[0] for name in ("a", "b", "out/a", "out/b")]
+    for first, second in ((read[0], read[1]), (read[2], read[3]), (read[0], read[3])):
+        difference = compare(first, second).first_layer
+        assert difference.as_json() == pytest.approx(found["first_layer"])
+        assert difference.estimate.value == pytest.approx(difference.a.mean - difference.b.mean, rel=1e-4)
+    (found,) = result("a", TWO, "--images", "shapes", *FEW, capsys=capsys)["comparisons"]
+    assert (found["first_layer"]["paired"], found["first_layer"]["n"]) == (True, 5)
+    (found,) = result("a", TWO, *FEW, capsys=capsys)[
+        "comparisons"
+    ]  # a run on its own images, which are not the model's
+    assert found["first_layer"]["paired"] is False
+
+
+def test_models_that_take_images_in_other_sizes_see_the_same_ones(
+    folder: Path, capsys: pytest.CaptureFixture[str], quick: None
+) -> None:
+    (folder / "photos").mkdir()
+    pixels = np.random.default_rng(0).integers(0, 256, (6, 70, 90, 3), dtype=np.uint8)
+    for number, image in enumerate(pixels):
+        Image.fromarray(image).save(folder / "photos" / f"{number}.png")
+    large = "vit_tiny_patch16_224"
+    (found,) = result(TWO, large, "--images", "photos", "--out", "out", "--device", "cpu", capsys=capsys)["comparisons"]
+    assert (found["most_local_head"]["paired"], found["most_local_head"]["n"]) == (True, 6)
+    small = HeadTable.load("out/own_models_of_e2e-two_layers/heads.npz").per_image
+    # Files of other names in another order are the same images.
+    (folder / "others").mkdir()
+    for number in range(6):
+        shutil.copy(folder / "photos" / f"{number}.png", folder / "others" / f"{9 - number}.png")
+    assert main(["measure", large, "--images", "others", "--out", "alone", "--device", "cpu"]) == 0
+    again = HeadTable.load("alone/heads.npz").per_image
+    together = HeadTable.load(f"out/{large}/heads.npz").per_image
+    assert small is not None
+    assert again is not None
+    assert together is not None
+    assert small.digests.tolist() == again.digests.tolist() == together.digests.tolist()
+    np.testing.assert_allclose(again.mad, together.mad, rtol=1e-5)
 
 
 def test_the_test_images_of_a_data_set(folder: Path, capsys: pytest.CaptureFixture[str], quick: None) -> None:

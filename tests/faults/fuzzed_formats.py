@@ -39,6 +39,7 @@ from nearsight.data.parquet import open_parquet
 from nearsight.data.registry import DATASETS, Source
 from nearsight.data.segmentation import load_segmentation
 from nearsight.lens import HeadTable, attention_maps, open_maps
+from nearsight.lens.perimage import PerImage
 from nearsight.lens.shards import Shards
 from nearsight.metrics.moments import Moments
 from nearsight.models import create_model, load_model, load_source
@@ -134,7 +135,8 @@ def write_heads_npz(folder: Path) -> None:
     draw = np.random.default_rng(0)
     distance, entropy = (Moments(5, draw.random((2, 3)), draw.random((2, 3))) for _ in range(2))
     grids = {"grid_size": np.full((2, 2), 4.0)}
-    HeadTable(("a", "b"), distance, entropy, {"c": "no attention"}, grids).save(folder / "heads.npz")
+    images = PerImage.of(draw.integers(0, 2**63, 5, dtype=np.uint64), draw.random((5, 2, 3)), draw.random((5, 2, 3)))
+    HeadTable(("a", "b"), distance, entropy, {"c": "no attention"}, grids, images).save(folder / "heads.npz")
 
 
 def read_npz(folder: Path) -> None:

@@ -14,7 +14,7 @@ from matplotlib.image import imread
 from nearsight.errors import InputError
 from nearsight.metrics import uniform_attention_distance
 from nearsight.report.figures.heat import heatmaps
-from nearsight.report.figures.models import locality_intervals, mad_entropy_plane, mad_profiles, training_curves
+from nearsight.report.figures.models import locality_spreads, mad_entropy_plane, mad_profiles, training_curves
 from nearsight.report.figures.style import (
     MODEL_COLOURS,
     MODEL_MARKERS,
@@ -27,7 +27,7 @@ from nearsight.report.figures.style import (
 from nearsight.report.inputs import ModelHeads
 from nearsight.report.reading import compare
 
-ALL_FIGURES = (mad_profiles, mad_entropy_plane, heatmaps, locality_intervals, training_curves)
+ALL_FIGURES = (mad_profiles, mad_entropy_plane, heatmaps, locality_spreads, training_curves)
 
 
 def artist(figure, name):
@@ -201,16 +201,16 @@ def test_heatmaps_without_room_have_no_numbers_and_zero_is_not_missing(make_mode
     assert [text.get_text() for text in image.axes.texts] == ["0.00", "0.00"]
 
 
-def test_intervals_are_those_of_the_reading(pair):
-    figure = locality_intervals(pair, grid_size=(8, 8))
+def test_spreads_are_those_of_the_reading(pair):
+    figure = locality_spreads(pair, grid_size=(8, 8))
     reading = compare(*pair)
-    for name, contrast in (("head", reading.most_local_head), ("layer", reading.first_layer)):
-        for index, estimate in enumerate((contrast.a, contrast.b)):
-            bar = artist(figure, f"{name}-interval-model{index}")
+    for name, difference in (("head", reading.most_local_head), ("layer", reading.first_layer)):
+        for index, quantity in enumerate((difference.a, difference.b)):
+            bar = artist(figure, f"{name}-spread-model{index}")
             mark = artist(figure, f"{name}-mean-model{index}")
-            assert list(bar.get_xdata()) == [estimate.low, estimate.high]
-            assert list(mark.get_xdata()) == [estimate.mean]
-            assert f"{estimate.mean:.3f}" in [text.get_text() for text in mark.axes.texts]
+            assert list(bar.get_xdata()) == [quantity.low, quantity.high]
+            assert list(mark.get_xdata()) == [quantity.mean]
+            assert f"{quantity.mean:.3f}" in [text.get_text() for text in mark.axes.texts]
         assert artist(figure, f"{name}-uniform").get_xdata()[0] == uniform_attention_distance((8, 8))
 
 
@@ -289,7 +289,7 @@ def test_drawing_leaves_the_users_settings_and_no_open_figures(pair, tmp_path):
 
 def test_threads_do_not_mix_their_figures(tmp_path, pair):
     def write(name):
-        return save_figure(locality_intervals(pair), tmp_path, name)[1].read_bytes()
+        return save_figure(locality_spreads(pair), tmp_path, name)[1].read_bytes()
 
     alone = write("alone")
     with ThreadPoolExecutor(4) as pool:

@@ -7,8 +7,11 @@ import pandas as pd
 import pytest
 
 from nearsight.errors import InputError
+from nearsight.lens import HeadTable
+from nearsight.lens.perimage import PerImage
+from nearsight.metrics import Moments
 from nearsight.report import ModelHeads, mad_profiles, read_heads, read_history
-from nearsight.report.inputs import HISTORY_COLUMNS, shorten
+from nearsight.report.inputs import HISTORY_COLUMNS, read_measured, shorten, with_images
 from nearsight.train import HEADS_COLUMNS
 
 
@@ -133,3 +136,57 @@ def test_shortening_keeps_both_ends_and_drops_what_breaks_a_line():
     assert long.endswith("end")
     assert shorten("two\nlines\x00 and \u202eturned", 40) == "two lines and turned"
     assert shorten("\u202e", 40) == "unnamed"
+
+
+class TestNumbersOfSingleImages:
+    @pytest.fixture
+    def table(self):
+        """Three layers, of which one looks along time alone and has no distance; heads of one layer are fewer."""
+        random = np.random.default_rng(0)
+        mad, entropy = random.uniform(size=(2, 12, 3, 2))
+        mad[:, 0, 1] = entropy[:, 0, 1] = np.nan
+        mad[:, 1] = entropy[:, 1] = np.nan
+        images = PerImage.of(random.integers(0, 2**63, 12, dtype=np.uint64), mad, entropy)
+        return HeadTable(("a", "b", "c"), Moments.of(mad), Moments.of(entropy), per_image=images)
+
+    @staticmethod
+    def model_of(table, numbers=(0, 1, 2)):
+        """As `nearsight measure` makes it, with the numbers that the layers have in the whole model."""
+        frame = table.to_frame()
+        return ModelHeads(label="m", heads=frame.assign(epoch=0, layer=[numbers[place] for place in frame["layer"]]))
+
+    def test_they_are_those_of_each_row(self, table):
+        model = with_images(self.model_of(table, numbers=(3, 4, 7)), table)
+        rows = model.measured()
+        assert rows["layer"].tolist() == [3, 7, 7]
+        for metric in ("mad", "entropy"):
+            np.testing.assert_allclose(model.image_values(metric, rows).mean(0), rows[metric], rtol=1e-6)
+            values = getattr(table.per_image, metric)[:, [0, 2, 2], [0, 0, 1]]
+            np.testing.assert_array_equal(model.image_values(metric, rows), values)
+
+    def test_a_folder_keeps_them(self, table, tmp_path):
+        model = self.model_of(table)
+        model.heads.to_csv(tmp_path / "heads.csv", index=False)
+        assert read_measured(tmp_path).heads.per_image is None
+        table.save(tmp_path / "heads.npz")
+        kept = read_measured(tmp_path).heads
+        np.testing.assert_array_equal(kept.per_image.digests, table.per_image.digests)
+        np.testing.assert_array_equal(kept.per_image.mad, table.per_image.mad[:, [0, 2]])
+        replace(table, per_image=None).save(tmp_path / "heads.npz")  # as earlier versions did
+        assert read_measured(tmp_path).heads.per_image is None
+        (tmp_path / "heads.npz").write_bytes(b"PK")
+        with pytest.raises(InputError, match=r"heads\.npz is damaged"):
+            read_measured(tmp_path)
+
+    def test_those_of_something_else_are_not_taken(self, table):
+        model = self.model_of(table)
+        other = replace(model, heads=model.heads.assign(mad=model.heads["mad"] + 1e-6))
+        more = replace(model, heads=model.heads.assign(num_images=13))
+        named = replace(model, heads=model.heads.assign(layer_name="d"))
+        wide = replace(model, heads=model.heads.assign(head=[0, 1, 2]))
+        assert with_images(model, table).per_image is not None
+        for unlike in (other, more, named, wide):
+            assert with_images(unlike, table).per_image is None
+        for layers in ([0], [0, 1, 2]):
+            with pytest.raises(InputError, match="single images of 'm' are of other heads"):
+                replace(model, per_image=table.per_image.choose(layers))

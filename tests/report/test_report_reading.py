@@ -9,10 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nearsight.errors import InputError
-from nearsight.report.figures.models import locality_intervals
+from nearsight.report.differences import SMALLEST, first_layer_mean, most_local_head
+from nearsight.report.figures.models import locality_spreads
 from nearsight.report.inputs import ModelHeads
 from nearsight.report.page.tables import overview
-from nearsight.report.reading import ONE_RUN, compare, describe, first_layer_mean, layer_table, most_local_head
+from nearsight.report.reading import ONE_RUN, compare, describe, layer_table
 
 
 def tiny_model(label, mads, stds, num_images=50):
@@ -46,7 +47,14 @@ def test_a_clear_difference_is_said_with_its_numbers_and_places():
     assert reading.more_local == "near"
     assert reading.headline == "“near” attends more locally than “far”."
     text = " ".join(reading.sentences)
-    for part in ("0.100 (0.080 to 0.120)", "0.350 (0.311 to 0.389)", "layer 1, head 1", "layer 2, head 1", "0.450"):
+    for part in (
+        "0.100 (spread over images 0.080 to 0.120)",
+        "0.350 (spread over images 0.311 to 0.389)",
+        "layer 1, head 1",
+        "layer 2, head 1",
+        "0.450",
+        "lower by 0.250 (95 % interval 0.244 to 0.256, ",
+    ):
         assert part in text
     assert reading.sentences[-1] == ONE_RUN
 
@@ -72,9 +80,11 @@ def test_selectivity_is_told_apart_from_locality():
         assert reading.focus.lower is not None
         assert reading.focus.lower.label == "near"
         (words,) = [sentence for sentence in reading.sentences if "entropy" in sentence]
-        assert "0.300 (0.261 to 0.339)" in words
-        assert words.endswith("The intervals do not overlap: “near” looks more selectively.")
-    same = compare(sharp, replace(with_entropy(LOCAL, 0.35, 0.02), label="other"))
+        assert "0.300 (spread over images 0.261 to 0.339)" in words
+        assert "In “near” it is lower by 0.500 (95 % interval 0.485 to 0.515, " in words
+        assert words.endswith(": “near” attends more selectively.")
+        assert reading.headline.endswith("; “near” attends more selectively in its first layer.")
+    same = compare(sharp, replace(with_entropy(LOCAL, 0.31, 0.02), label="other"))
     assert same.focus.lower is None
 
 
@@ -82,8 +92,8 @@ def test_equal_models_have_no_clear_difference():
     reading = compare(LOCAL, LOCAL)
     assert not reading.clear
     assert reading.more_local is None
-    assert reading.headline.startswith("No clear difference")
-    assert sum("The intervals overlap: no clear difference." in sentence for sentence in reading.sentences) == 3
+    assert reading.headline == "In locality “near” and “near” differ by less than 0.02 of the diagonal."
+    assert sum("Neither is lower (95 % interval −" in sentence for sentence in reading.sentences) == 3
 
 
 def test_each_number_has_its_own_verdict():
@@ -92,14 +102,14 @@ def test_each_number_has_its_own_verdict():
     assert reading.most_local_head.clear
     assert not reading.first_layer.clear
     assert reading.more_local == "odd"
-    assert reading.headline == "“odd” has a more local head than “far”; their first layers do not clearly differ."
-    local_layer = tiny_model("even", [[0.30, 0.30], [0.45, 0.45]], [[0.02, 0.02], [0.02, 0.02]])
+    assert reading.headline == "“odd” has a more local head than “far”; their first layers differ by less than 0.02."
+    local_layer = tiny_model("even", [[0.33, 0.33], [0.45, 0.45]], [[0.02, 0.02], [0.02, 0.02]])
     assert compare(GLOBAL, local_layer).headline == (
         "“even” has a more local first layer than “far”; their most local heads do not clearly differ."
     )
 
 
-def test_contradicting_numbers_are_no_clear_difference():
+def test_contradicting_numbers_are_both_told_and_neither_is_the_more_local():
     local_head = tiny_model("head", [[0.40, 0.50], [0.01, 0.45]], [[0.01, 0.01], [0.001, 0.02]])
     local_layer = tiny_model("layer", [[0.20, 0.20], [0.45, 0.45]], [[0.01, 0.01], [0.02, 0.02]])
     reading = compare(local_head, local_layer)
@@ -107,7 +117,8 @@ def test_contradicting_numbers_are_no_clear_difference():
     assert reading.first_layer.lower.label == "layer"
     assert not reading.clear
     assert reading.more_local is None
-    assert "one has the more local head, the other the more local first layer" in reading.headline
+    assert reading.headline == "“head” has the more local head, “layer” the more local first layer."
+    assert compare(local_layer, local_head).headline == reading.headline
 
 
 def test_models_of_one_name_are_not_mixed_up():
@@ -121,7 +132,7 @@ def test_one_image_has_no_interval_and_gives_no_verdict():
     one = tiny_model("one", [[0.01]], [[0.0]], num_images=1)
     reading = compare(one, GLOBAL)
     assert not reading.clear
-    assert "0.010 (no interval)" in reading.sentences[1]
+    assert "0.010 (one image)" in reading.sentences[1]
     assert "at least two images" in reading.sentences[1]
 
 
@@ -129,19 +140,20 @@ def test_padded_heads_do_not_count():
     padded = tiny_model("padded", [[0.2, np.nan], [0.3, 0.4]], [[0.01, np.nan], [0.01, 0.01]])
     assert most_local_head(padded).mean == 0.2
     assert first_layer_mean(padded).mean == 0.2
-    assert first_layer_mean(padded).has_interval
+    assert first_layer_mean(padded).has_spread
     with pytest.raises(InputError, match="“void” has no measured head"):
         compare(tiny_model("void", [[np.nan]], [[np.nan]]), GLOBAL)
 
 
-def test_a_head_of_unknown_spread_leaves_its_layer_without_an_interval():
+def test_a_head_of_unknown_spread_leaves_its_layer_without_one():
     unknown = tiny_model("unknown", [[0.1, 0.2]], [[0.01, np.nan]])
-    assert most_local_head(unknown).has_interval
-    assert not first_layer_mean(unknown).has_interval
-    assert not compare(unknown, GLOBAL).first_layer.clear
+    assert most_local_head(unknown).has_spread
+    assert not first_layer_mean(unknown).has_spread
+    assert compare(unknown, GLOBAL).first_layer.kind == "no interval"
+    assert "0.150 (spread not known)" in compare(unknown, GLOBAL).sentences[2]
 
 
-def test_intervals_stay_where_distances_can_be():
+def test_spreads_stay_where_distances_can_be():
     wide = tiny_model("wide", [[0.02, 0.99]], [[0.2, 0.2]])
     assert most_local_head(wide).low == 0.0
     assert replace(most_local_head(wide), mean=0.99).high == 1.0
@@ -171,7 +183,7 @@ models = st.builds(
 
 @settings(max_examples=100, deadline=None)
 @given(models, models)
-def test_the_verdict_is_antisymmetric_and_never_beyond_the_intervals(first, second):
+def test_the_verdict_is_antisymmetric_and_never_beyond_the_interval(first, second):
     a, b = replace(first, label="a"), replace(second, label="b")
     forth, back = compare(a, b), compare(b, a)
     assert (forth.clear, forth.more_local) == (back.clear, back.more_local)
@@ -179,12 +191,13 @@ def test_the_verdict_is_antisymmetric_and_never_beyond_the_intervals(first, seco
     assert compare(replace(a, label="b"), replace(b, label="a")).more_local == other[forth.more_local]
     assert forth.clear == (forth.more_local is not None)
     if forth.clear:
-        winners = {contrast.lower.label for contrast in (forth.most_local_head, forth.first_layer) if contrast.clear}
+        winners = {found.lower.label for found in (forth.most_local_head, forth.first_layer) if found.clear}
         assert winners == {forth.more_local}
-    for contrast in (forth.most_local_head, forth.first_layer):
-        if contrast.clear:
-            high, low = sorted((contrast.a, contrast.b), key=lambda estimate: -estimate.mean)
-            assert low.high < high.low
+    for found in (forth.most_local_head, forth.first_layer):
+        if found.clear:
+            higher = found.b if found.lower is found.a else found.a
+            assert higher.mean - found.lower.mean > SMALLEST
+            assert min(abs(found.estimate.low), abs(found.estimate.high)) > SMALLEST
     assert not compare(a, a).clear
     assert forth.sentences[-1] == ONE_RUN
 
@@ -205,9 +218,9 @@ def test_the_layer_table_holds_minima_and_means(make_model):
 
 def test_a_single_model_is_described_by_its_numbers():
     first, second, *_ = describe(LOCAL)
-    assert "0.100 (0.080 to 0.120)" in first
+    assert "0.100 (spread over images 0.080 to 0.120)" in first
     assert "layer 1, head 1, measured on 50 images" in second
-    assert "0.150 (0.111 to 0.189)" in second
+    assert "0.150 (spread over images 0.111 to 0.189)" in second
     assert "1 image." in describe(tiny_model("one", [[0.1]], [[0.0]], num_images=1))[1]
 
 
@@ -260,7 +273,7 @@ class TestLayersThatWereLeftOut:
     def test_one_model_that_was_measured_in_part_beside_a_whole_one(self):
         reading = compare(LOCAL, without_first(GLOBAL, 3))
         assert reading.headline == "“near” attends more locally than “far” (from layer 4 on)."
-        assert "for “near” and 0.450 (0.411 to 0.489) for “far” (layer 4)." in reading.sentences[2]
+        assert "for “near” and 0.450 (spread over images 0.411 to 0.489) for “far” (layer 4)." in reading.sentences[2]
 
     def test_one_model_alone(self):
         first, second, *_ = describe(without_first(LOCAL, 4))
@@ -275,7 +288,7 @@ class TestLayersThatWereLeftOut:
         assert ">first measured layer, mean<" in part
         assert "layer 4</td>" in part
         for models, title in (([LOCAL], "first layer, "), ([without_first(LOCAL, 1)], "first measured layer, ")):
-            assert locality_intervals(models).axes[1].get_title("left") == f"{title}mean of its heads"
+            assert locality_spreads(models).axes[1].get_title("left") == f"{title}mean of its heads"
 
 
 def test_rows_that_share_an_index_are_still_told_apart(heads_frame):
@@ -298,8 +311,8 @@ class TestDifferentGrids:
         reading = compare(replace(fine, grids=FINE), replace(coarse, grids=COARSE))
         assert not reading.clear
         assert reading.headline == "No clear difference in locality between “fine” and “coarse”."
-        assert "relative to uniform attention they do: no clear difference." in reading.sentences[1]
-        assert "has a distance of 0.418 in “fine” and 0.473 in “coarse”" in reading.sentences[-3]
+        assert "but by 0.000 (−0.001 to 0.000) with both scaled to the same distance" in reading.sentences[1]
+        assert "has a distance of 0.418 in “fine” and 0.473 in “coarse”" in reading.sentences[4]
 
     def test_what_they_do_not_explain_is_one(self):
         reading = compare(replace(LOCAL, grids=FINE), replace(GLOBAL, grids=COARSE))
@@ -309,10 +322,11 @@ class TestDifferentGrids:
     def test_a_difference_that_turns_round_is_none(self):
         """Lower in diagonals, but higher relative to uniform attention."""
         a = tiny_model("a", [[0.38, 0.38]], [[0.001, 0.001]])
-        b = tiny_model("b", [[0.40, 0.40]], [[0.001, 0.001]])
+        b = tiny_model("b", [[0.41, 0.41]], [[0.001, 0.001]])
         reading = compare(replace(a, grids=FINE), replace(b, grids=COARSE))
         assert not reading.first_layer.clear
-        assert "do not overlap, but relative to uniform" in reading.sentences[2]
+        assert "lower by 0.030" in reading.sentences[2]
+        assert "but by −0.019 (−0.020 to −0.019) with both scaled" in reading.sentences[2]
 
     def test_equal_grids_change_nothing(self):
         reading = compare(replace(LOCAL, grids=FINE), replace(GLOBAL, grids=FINE))

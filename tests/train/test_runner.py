@@ -6,6 +6,7 @@ import math
 import re
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -13,7 +14,7 @@ import torch
 from nearsight.augment import AutoAugment, CutMix
 from nearsight.data import Dataset, load_dataset
 from nearsight.errors import InputError
-from nearsight.lens import attention_maps, measure
+from nearsight.lens import HeadTable, attention_maps, measure
 from nearsight.metrics import locality_score, neighbour_association
 from nearsight.models import ModelConfig, load_model
 from nearsight.owner import process_mark
@@ -82,6 +83,7 @@ def test_a_run_folder_holds_what_the_contract_says(tmp_path: Path) -> None:
         "events.jsonl",
         "model.safetensors",
         "heads.csv",
+        "heads.npz",
         "layers.csv",
         "result.json",
         "checksums.json",
@@ -101,6 +103,9 @@ def test_a_run_folder_holds_what_the_contract_says(tmp_path: Path) -> None:
     assert len(heads) == 4
     assert set(heads["num_images"]) == {40}
     assert set(heads["epoch"]) == {folder.read_result()["best_epoch"]}
+    table = HeadTable.load(folder.heads_per_image)
+    assert table.per_image is not None
+    np.testing.assert_allclose(table.per_image.mad.mean(0).ravel(), heads["mad"], rtol=1e-6)
     layers = pd.read_csv(folder.layers)
     assert tuple(layers.columns) == LAYERS_COLUMNS
     assert list(layers["layer_name"]) == list(heads["layer_name"].unique())

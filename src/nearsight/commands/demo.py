@@ -75,7 +75,7 @@ def _demonstrate(options: DemoOptions, command: str, stop: Stop) -> int:
     )
     if options.json:
         accuracies = {model.label: model.test_accuracy for model in models}
-        found = {"clear": reading.clear, "more_local": reading.more_local, "sentences": reading.sentences}
+        found = {**reading.as_json(), "sentences": reading.sentences}
         print(json.dumps({"test_acc": accuracies, **found, "report": str(page)}))
         return 0
     for model in models:

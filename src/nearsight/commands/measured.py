@@ -16,7 +16,7 @@ from nearsight.lens import HeadTable, patch_grid
 from nearsight.report.explorer import Explorer
 from nearsight.report.figures.models import FIGURES, write_figures
 from nearsight.report.figures.style import figure_files
-from nearsight.report.inputs import DESCRIPTION, ModelHeads, model_heads, shorten, write_measured
+from nearsight.report.inputs import DESCRIPTION, ModelHeads, model_heads, shorten, with_images, write_measured
 from nearsight.report.page.document import PAGE, Section
 from nearsight.report.page.models import common_grid, write_page
 from nearsight.report.reading import compare_with_first, describe, layer_table
@@ -76,10 +76,11 @@ def _heads(subject: Subject, table: HeadTable, numbers: Sequence[int], device: t
     frame = frame.assign(layer=[numbers[place] for place in frame["layer"]], epoch=subject.epoch)
     grids = _grids(subject, table, numbers)
     if subject.run is not None:
-        return replace(model_heads(subject.run, subject.label, heads=frame), grids=grids)
-    return ModelHeads(
+        return with_images(replace(model_heads(subject.run, subject.label, heads=frame), grids=grids), table)
+    model = ModelHeads(
         label=subject.label, heads=frame, grids=grids, config=subject.config, provenance=provenance(device)
     )
+    return with_images(model, table)
 
 
 def _grids(subject: Subject, table: HeadTable, numbers: Sequence[int]) -> dict[int, tuple[int, int]] | None:
@@ -183,6 +184,10 @@ def _sentences(models: Sequence[ModelHeads]) -> list[str]:
     return [*first.sentences, *(reading.headline for reading in others)]
 
 
+def _comparisons(models: Sequence[ModelHeads]) -> list[dict[str, Any]]:
+    return [reading.as_json() for reading in compare_with_first(models)]
+
+
 def _notes(measured: Sequence[Measured]) -> list[str]:
     notes = [f"{one.subject.label}: {note}" for one in measured for note in one.subject.notes]
     for one in measured:
@@ -199,10 +204,10 @@ def _notes(measured: Sequence[Measured]) -> list[str]:
 
 
 def as_json(measured: Sequence[Measured], files: Sequence[Path]) -> dict[str, Any]:
-    objects = [one.as_json() for one in measured]
+    objects, heads = [one.as_json() for one in measured], [one.heads for one in measured]
     return {
-        **(objects[0] if len(objects) == 1 else {"models": objects}),
-        "sentences": _sentences([one.heads for one in measured]),
+        **(objects[0] if len(objects) == 1 else {"models": objects, "comparisons": _comparisons(heads)}),
+        "sentences": _sentences(heads),
         "files": [str(path) for path in files],
     }
 

@@ -82,6 +82,7 @@ def _look(
     layers: Sequence[str] | None,
     what: Sequence[str],
     device: torch.device,
+    ids: Iterable[bytes] | None = None,
 ) -> HeadTable:
     """The one place where a model is measured, with all measurements of --what."""
     return measure(
@@ -92,6 +93,7 @@ def _look(
         device=device,
         precision=subject.precision,
         what=what,
+        ids=ids,
     )
 
 
@@ -133,7 +135,9 @@ def _measure(one: Prepared, batch_size: str, what: Sequence[str], device: torch.
     else:
         size = int(batch_size)
     return within_memory(
-        lambda size: _look(subject, watch(subject.images.batches(size)), size, names, what, device),
+        lambda size: _look(
+            subject, watch(subject.images.batches(size)), size, names, what, device, subject.images.ids()
+        ),
         min(size, len(subject.images)),
         may_shrink=batch_size == "auto",
     )

@@ -1,5 +1,6 @@
 """The images that models are shown: a folder, a data set's test images, or the embedded set; and how many at once."""
 
+import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -21,7 +22,8 @@ from nearsight.data.decoding import UnreadableError, opened_rgb
 from nearsight.data.image_folder import TEST_NAMES, listed_images, readable_images
 from nearsight.data.loading import find_source
 from nearsight.errors import InputError, unknown_name
-from nearsight.train.heads import MeasuringImages
+from nearsight.files import reading
+from nearsight.train.heads import MeasuringImages, pixels_id
 
 EMBEDDED_SIZE = 64
 T = TypeVar("T")
@@ -52,6 +54,11 @@ class FilePictures:
         except (UnreadableError, ValueError) as error:  # also of a preparation that leaves nothing of a narrow one
             raise InputError(f"{self.paths[index]} cannot be read: {error}; remove it") from error
 
+    def id(self, index: int) -> bytes:
+        """By the content of its file: the same under another name, and in another folder."""
+        with reading(self.paths[index]), self.paths[index].open("rb") as file:
+            return hashlib.file_digest(file, "sha256").digest()
+
 
 @dataclass(frozen=True)
 class PixelPictures:
@@ -66,6 +73,9 @@ class PixelPictures:
     @contextmanager
     def opened(self, index: int, *, shorter_side: int) -> Iterator[Image.Image]:
         yield Image.fromarray(self.images_NCHW[index].permute(1, 2, 0).numpy())
+
+    def id(self, index: int) -> bytes:
+        return pixels_id(self.images_NCHW[index])
 
 
 Pictures = FilePictures | PixelPictures
@@ -127,6 +137,10 @@ class PreparedImages:
         largest: int = max(self.data_config["input_size"][1:])
         share: float = self.data_config.get("crop_pct") or DEFAULT_CROP_PCT
         return floor(largest / share)
+
+    def ids(self) -> Iterator[bytes]:
+        """What the pictures are called, in their order; the same however a model has them prepared."""
+        return map(self.pictures.id, range(len(self)))
 
     def batches(self, batch_size: int) -> Iterator[Tensor]:
         """Prepared by threads, one batch ahead of the model that looks at them."""

@@ -43,6 +43,8 @@ class Batch:
     pixel_size: float = 1.0
     """How many pixels of the picture one of these is wide: of a patch where the model is given patches; NaN if that is
     not known."""
+    digests: Tensor | None = None
+    """One for each image, by which it is known again."""
 
     def __len__(self) -> int:
         return 1 if self.place is not None else len(self.images)
@@ -105,7 +107,8 @@ class Batch:
             name: value[which] if isinstance(value, Tensor) and value.dim() and len(value) == count else value
             for name, value in self.others.items()
         }
-        return replace(self, images=self.images[which], others=others)
+        digests = None if self.digests is None else self.digests[which]
+        return replace(self, images=self.images[which], others=others, digests=digests)
 
     def one_by_one(self) -> "Iterator[Batch]":
         """Each image as a batch of its own."""

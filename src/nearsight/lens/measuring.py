@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
+from itertools import islice
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -15,6 +17,7 @@ from nearsight.lens.capture import AttentionTap, Call
 from nearsight.lens.geometry import Declared
 from nearsight.lens.inputs import Batch
 from nearsight.lens.measurement import MEASUREMENTS, WHAT, Measurement, stack_layers
+from nearsight.lens.perimage import ImageId, KeptImages, PerImage, as_digests, digests_of_names, digests_of_pixels
 from nearsight.lens.running import never_compiled, not_finite, other_attentions, running, surveyed, without_gradients
 from nearsight.lens.stream import in_full_precision, reduce_attention, tiles
 from nearsight.lens.survey import RowSums, Survey
@@ -44,6 +47,7 @@ def measure(
     call: inputs.Call | None = None,
     grid: tuple[int, int] | None = None,
     prefix: int | None = None,
+    ids: Iterable[ImageId] | None = None,
 ) -> HeadTable:
     """Mean attention distance and normalised entropy of every attention head, over the images (S1 §3 and §4.5).
 
@@ -65,6 +69,9 @@ def measure(
             batch; by default with the images as its first argument, or with a dictionary's entries by name.
         grid: (rows, columns) of the patches, where they cannot be found: for attention among exactly so many tokens.
         prefix: how many tokens come before those patches; by default those that are left.
+        ids: what each image is called, in their order: a name, a number, a digest. The table's values of single images
+            are known by it, so that models which take the same images in different sizes can be compared image by
+            image. By default images are known by their pixels, as they are given here.
 
     Of a video the table's `extra` has the "temporal_distance" of every head: how far it looks in time, in frames of
     tokens, divided by the largest such distance. Heads that look along time alone have no distance on the image (NaN).
@@ -76,13 +83,14 @@ def measure(
     prepared: dict[tuple[object, ...], tuple[Survey, list[Measurement]]] = {}
     names: list[str] = []
     table: HeadTable | None = None
+    kept, called = KeptImages(), None if ids is None else iter(ids)
     with running(model, device) as run:
         dtype = summing_dtype(precision, run.device)
 
         def looks() -> Iterator[Look]:
             for batch in inputs.batches(images, batch_size, model=run.model, call=call):
                 with without_gradients():
-                    batch, key = batch.to(run.device, run.dtype), batch.key
+                    batch, key = _known_by(batch, called).to(run.device, run.dtype), batch.key
                     if key not in prepared:
                         found = surveyed(run.model, batch, declared)
                         if layers is not None:
@@ -97,10 +105,26 @@ def measure(
         for new in finished(looks()):
             if table is not None and ("temporal_distance" in table.extra) != ("temporal_distance" in new.extra):
                 raise InputError("pictures and videos cannot be averaged together; measure them separately")
+            kept.add(new.per_image)
+            new = replace(new, per_image=None)
             table = new if table is None else HeadTable.merge([table, new])
     if table is None:
         raise InputError("there are no images to measure on")
+    if called is not None and list(islice(called, 1)):
+        raise InputError(f"there are more ids than images, which are {table.num_images}; give one for each")
+    table = replace(table, per_image=kept.values())
     return table if layers is None else table.choose(names)
+
+
+def _known_by(batch: Batch, called: Iterator[ImageId] | None) -> Batch:
+    """With what each of its images is known by."""
+    if called is not None:
+        digests = digests_of_names(islice(called, len(batch)))
+        if len(digests) < len(batch):
+            raise InputError("there are more images than ids; give one for each")
+    else:
+        digests = digests_of_pixels(batch.images[None] if batch.is_one else batch.images)
+    return replace(batch, digests=digests)
 
 
 def _chosen(what: Sequence[str]) -> list[type[Measurement]]:
@@ -146,6 +170,7 @@ class Look:
         dtype: torch.dtype = torch.float32,
     ) -> None:
         self._found, self._dtype, self._device = found, dtype, batch.images.device
+        self._digests = batch.digests
         self._further = [measurement for measurement in further if measurement.needs_tiles]
         self._reduced: dict[Call, Tensor] = {}
         self._rows: dict[str, RowSums] = {}
@@ -175,11 +200,19 @@ class Look:
         for name, rows in self._rows.items():
             if (fault := rows.fault()) is not None:
                 raise InputError(f"{name}: {fault}, for some of the images; leave it out with layers=…")
-        return table_of(self._found, self._reduced, self._extra)
+        return table_of(self._found, self._reduced, self._extra, self._digests)
 
 
-def table_of(found: Survey, reduced: Mapping[Call, Tensor], extra: Sequence[Mapping[str, Array]] = ()) -> HeadTable:
-    """The table of one batch, from what `reduce_attention` made of each attention in it; waits for the device."""
+def table_of(
+    found: Survey,
+    reduced: Mapping[Call, Tensor],
+    extra: Sequence[Mapping[str, Array]] = (),
+    digests: Tensor | None = None,
+) -> HeadTable:
+    """The table of one batch, from what `reduce_attention` made of each attention in it; waits for the device.
+
+    With the `digests` of its images, their values are kept.
+    """
     parts = [reduced[call] for call in found.sites]
     values = torch.cat([part.flatten() for part in parts]).cpu().split([part.numel() for part in parts])
     # Means over queries; several parts of one layer are weighted by their queries.
@@ -191,17 +224,18 @@ def table_of(found: Survey, reduced: Mapping[Call, Tensor], extra: Sequence[Mapp
         before, count_before = sums.get(site.layer, (0.0, 0))
         sums[site.layer] = before + numbers * count, count_before + count
     layers = [total / count for total, count in sums.values()]
-    mads, entropies = ([layer[part] for layer in layers] for part in (0, 1))
+    mad_BLH, entropy_BLH = (stack_layers([layer[part] for layer in layers]).swapaxes(0, 1) for part in (0, 1))
     further = {name: values for part in (_geometry_arrays(found), *extra) for name, values in part.items()}
     if any(len(layer) > 2 for layer in layers):
         times = [layer[2].mean(0) if len(layer) > 2 else np.full(layer.shape[-1], np.nan) for layer in layers]
         further["temporal_distance"] = stack_layers(times)
     return HeadTable(
         tuple(sums),
-        Moments.of(stack_layers(mads).swapaxes(0, 1)),
-        Moments.of(stack_layers(entropies).swapaxes(0, 1)),
+        Moments.of(mad_BLH),
+        Moments.of(entropy_BLH),
         found.skipped,
         further,
+        None if digests is None else PerImage.of(as_digests(digests), mad_BLH, entropy_BLH),
     )
 
 

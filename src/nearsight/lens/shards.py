@@ -83,7 +83,7 @@ class Shards:
 
     def merged(self) -> HeadTable:
         """The table of all images. Who measured which shard, and when, changes nothing about it."""
-        return HeadTable.merge([self.read(shard) for shard in range(self.num_shards)])
+        return HeadTable.merge(self.read(shard) for shard in range(self.num_shards))
 
     def path(self, shard: int) -> Path:
         identity = canonical_hash({"version": VERSION, **self.record})

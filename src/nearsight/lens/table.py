@@ -4,7 +4,7 @@ import math
 import operator
 import zipfile
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from nearsight.errors import InputError
 from nearsight.files import check_file, replacing
+from nearsight.lens.perimage import KeptImages, PerImage
 from nearsight.metrics.moments import Moments, merged_means
 
 Array = NDArray[np.float64]
@@ -26,6 +27,8 @@ _OF_GRIDS = {"grid_size": ("grid_rows", "grid_cols"), "cell_size": ("cell_height
 """Pairs per layer, and the columns they are in a frame."""
 _OF_ONE_SIZE = (*_OF_GRIDS, "sigma_most")
 """Arrays that belong to images of one size: they have no mean over sizes."""
+_OF_IMAGES = {"digests": np.uint64, "mad": np.float32, "entropy": np.float32}
+"""The arrays of `PerImage`, which a file may do without: those of earlier versions do."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)  # arrays are not equal or unequal as a whole
@@ -45,12 +48,16 @@ class HeadTable:
     """Layers that are not spatial attention, with the reason."""
     extra: Mapping[str, Array] = field(default_factory=dict)
     """Further arrays, by name: the layers first; means over the images where they depend on these."""
+    per_image: PerImage | None = None
+    """The same numbers of single images: of all of them or, where these are very many, of a sample; None: not kept."""
 
     def __repr__(self) -> str:
         """What was measured, and where to look: the numbers themselves would fill a screen."""
         layers, heads = self.mad.shape
         skipped = f", {len(self.skipped)} skipped" if self.skipped else ""
         more = "".join(f", .extra[{name!r}]" for name in self.extra)
+        if self.per_image is not None:
+            more += ", .per_image" + (f" of {len(self.per_image)}" if len(self.per_image) < self.num_images else "")
         return (
             f"HeadTable({layers} layers × {heads} heads, {self.num_images} images{skipped}; "
             f".mad, .entropy, .to_frame(){more})"
@@ -155,12 +162,16 @@ class HeadTable:
     def merge(cls, tables: Iterable[Self]) -> Self:
         """The table of all images, from tables of the same model over disjoint images, in any order: the same bits.
 
-        If the images are of several sizes, the layers' grids, where they differ, are NaN.
+        If the images are of several sizes, the layers' grids, where they differ, are NaN. Values of single images are
+        kept where all tables have them.
         """
-        tables = list(tables)
-        if not tables:
+        kept, parts = KeptImages(), list[Self]()
+        for table in tables:
+            kept.add(table.per_image)
+            parts.append(replace(table, per_image=None))  # given one by one, tables need not all be in memory
+        if not parts:
             raise InputError("no tables to merge")
-        first, *others = tables
+        first, *others = parts
         for table in others:
             if table.layer_names != first.layer_names or table.mad.shape != first.mad.shape:
                 raise InputError("tables of different models cannot be merged: their layers or heads differ")
@@ -172,17 +183,18 @@ class HeadTable:
             one, other = (part.extra.get("grid_size", np.empty(0)) for part in (first, table))
             if "offset_attention" in first.extra and not np.array_equal(one, other):
                 raise InputError("attention by steps can be merged for images of one size only")
-        counts = [table.num_images for table in tables]
-        extra = {name: np.stack([table.extra[name] for table in tables]) for name in first.extra}
+        counts = [table.num_images for table in parts]
+        extra = {name: np.stack([table.extra[name] for table in parts]) for name in first.extra}
         return cls(
             first.layer_names,
             first.mad_moments.merge(*(table.mad_moments for table in others)),
             first.entropy_moments.merge(*(table.entropy_moments for table in others)),
-            {name: reason for table in reversed(tables) for name, reason in table.skipped.items()},
+            {name: reason for table in reversed(parts) for name, reason in table.skipped.items()},
             {
                 name: _agreed(values) if name in _OF_ONE_SIZE else merged_means(values, counts)
                 for name, values in extra.items()
             },
+            kept.values(),
         )
 
     def choose(self, layers: Sequence[int | str]) -> Self:
@@ -198,6 +210,7 @@ class HeadTable:
             pick(self.entropy_moments),
             self.skipped,
             {name: values[chosen] for name, values in self.extra.items()},
+            None if self.per_image is None else self.per_image.choose(chosen),
         )
 
     def mad_in(self, unit: Unit) -> Array:
@@ -235,6 +248,8 @@ class HeadTable:
             "skipped_names": np.array(list(self.skipped), dtype=np.str_),
             "skipped_reasons": np.array(list(self.skipped.values()), dtype=np.str_),
         }
+        if self.per_image is not None:
+            arrays |= {f"per_image/{name}": getattr(self.per_image, name) for name in _OF_IMAGES}
         with replacing(Path(path)) as temporary, temporary.open("wb") as file:
             np.savez(
                 file, allow_pickle=False, **arrays, **{f"extra/{name}": value for name, value in self.extra.items()}
@@ -260,6 +275,7 @@ class HeadTable:
                 Moments(count, stored["entropy"], stored["entropy_squared_deviations"]),
                 dict(zip(map(str, stored["skipped_names"]), map(str, stored["skipped_reasons"]), strict=True)),
                 {name.removeprefix("extra/"): value for name, value in stored.items() if name.startswith("extra/")},
+                _stored_images(stored, count, shape),
             )
         except FileNotFoundError as error:
             raise InputError(f"{path} does not exist") from error
@@ -267,6 +283,19 @@ class HeadTable:
             raise
         except Exception as error:  # numpy and zipfile raise many kinds for a damaged archive
             raise InputError(f"{path} is damaged or is not a table of heads ({error})") from error
+
+
+def _stored_images(stored: Mapping[str, Any], num_images: int, shape: tuple[int, int]) -> PerImage | None:
+    arrays = {name: stored[f"per_image/{name}"] for name in _OF_IMAGES if f"per_image/{name}" in stored}
+    if not arrays:
+        return None
+    values = PerImage(**arrays)
+    num = len(values)
+    for name, array in arrays.items():
+        expected = (num,) if name == "digests" else (num, *shape)
+        if array.shape != expected or array.dtype != _OF_IMAGES[name] or num > num_images:
+            raise ValueError(f"its values of single images are not of at most {num_images} images × {list(shape)}")
+    return values
 
 
 def _check_sizes(archive: zipfile.ZipFile) -> None:

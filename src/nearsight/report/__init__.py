@@ -7,31 +7,33 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from nearsight.report.differences import Difference, Quantity
     from nearsight.report.figures.heat import head_heatmaps, heatmaps, similarity_heatmap
-    from nearsight.report.figures.models import locality_intervals, mad_entropy_plane, mad_profiles, training_curves
+    from nearsight.report.figures.models import locality_spreads, mad_entropy_plane, mad_profiles, training_curves
     from nearsight.report.figures.patches import offset_pictures, position_maps
     from nearsight.report.figures.pictures import rollout_overlays
     from nearsight.report.figures.style import save_figure
     from nearsight.report.inputs import ModelHeads, read_heads, read_history
     from nearsight.report.page.models import write_page
-    from nearsight.report.reading import Contrast, Estimate, Reading, compare, compare_with_first, describe, layer_table
+    from nearsight.report.reading import Reading, compare, compare_with_first, describe, layer_table
 
 _HOMES = {
+    "differences": ("Difference", "Quantity"),
     "figures.heat": ("head_heatmaps", "heatmaps", "similarity_heatmap"),
-    "figures.models": ("locality_intervals", "mad_entropy_plane", "mad_profiles", "training_curves"),
+    "figures.models": ("locality_spreads", "mad_entropy_plane", "mad_profiles", "training_curves"),
     "figures.patches": ("offset_pictures", "position_maps"),
     "figures.pictures": ("rollout_overlays",),
     "figures.style": ("save_figure",),
     "inputs": ("ModelHeads", "read_heads", "read_history"),
     "page.models": ("write_page",),
-    "reading": ("Contrast", "Estimate", "Reading", "compare", "compare_with_first", "describe", "layer_table"),
+    "reading": ("Reading", "compare", "compare_with_first", "describe", "layer_table"),
 }
 """Module → what it has for the face of this package."""
 
 __all__ = [
-    "Contrast",
-    "Estimate",
+    "Difference",
     "ModelHeads",
+    "Quantity",
     "Reading",
     "compare",
     "compare_with_first",
@@ -39,7 +41,7 @@ __all__ = [
     "head_heatmaps",
     "heatmaps",
     "layer_table",
-    "locality_intervals",
+    "locality_spreads",
     "mad_entropy_plane",
     "mad_profiles",
     "offset_pictures",

@@ -8,10 +8,10 @@ import json
 import numbers
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -20,6 +20,8 @@ from numpy.typing import NDArray
 from nearsight.configuration import decode
 from nearsight.errors import InputError, check_side
 from nearsight.files import check_file, read_object, write_json
+from nearsight.lens import HeadTable
+from nearsight.lens.perimage import PerImage
 from nearsight.metrics import uniform_attention_distance
 from nearsight.study.run_tables import MOST_COUNTED
 from nearsight.train import HEADS_COLUMNS, HistoryRow, RunFolder
@@ -50,6 +52,8 @@ class ModelHeads:
     """The complete configuration of the run."""
     provenance: Mapping[str, Any] | None = None
     """Commit, versions, hardware, seed, wall time."""
+    per_image: PerImage | None = None
+    """The numbers of single images, with the layers of `layers()` in that order; None where they are not known."""
 
     def __post_init__(self) -> None:
         check_heads(self.heads, f"the heads of {self.label!r}")
@@ -61,6 +65,10 @@ class ModelHeads:
                 raise InputError(f"the {name} of {self.label!r} is {number!r}, which is not a number")
         if self.epoch is not None and self.epoch not in set(self.heads["epoch"]):
             raise InputError(f"the heads of {self.label!r} were not measured at epoch {self.epoch}")
+        if self.per_image is not None:
+            _, num_layers, num_heads = self.per_image.mad.shape
+            if num_layers != len(self.layers()) or num_heads <= self.measured()["head"].max():
+                raise InputError(f"the numbers of single images of {self.label!r} are of other heads than the rest")
 
     def measured(self) -> pd.DataFrame:
         """The rows of the reported epoch, by layer and head."""
@@ -87,6 +95,13 @@ class ModelHeads:
         matrix = np.full((len(row_of_layer), int(rows["head"].max()) + 1), np.nan)
         matrix[rows["layer"].map(row_of_layer), rows["head"]] = rows[column]
         return matrix
+
+    def image_values(self, metric: Literal["mad", "entropy"], rows: pd.DataFrame) -> NDArray[np.float64]:
+        """Images × these rows of `measured()`, where the numbers of single images are known."""
+        assert self.per_image is not None
+        values_NLH = self.per_image.mad if metric == "mad" else self.per_image.entropy
+        place_of_layer = {layer: place for place, layer in enumerate(self.layers())}
+        return values_NLH[:, rows["layer"].map(place_of_layer), rows["head"]].astype(np.float64)
 
 
 def check_labels(models: Sequence[ModelHeads]) -> None:
@@ -164,10 +179,30 @@ def _read_table(path: Path) -> pd.DataFrame:
         raise InputError(f"{path} is damaged or not a CSV file: {' '.join(str(error).split())}") from error
 
 
+def with_images(model: ModelHeads, table: HeadTable) -> ModelHeads:
+    """A model with the numbers of single images that a table has; without them where the table is of something else."""
+    rows = model.measured()
+    places = {name: place for place, name in enumerate(table.layer_names)}
+    if table.per_image is None or not set(rows["layer_name"]) <= places.keys():
+        return model
+    at = rows["layer_name"].map(places).to_numpy(), rows["head"].to_numpy()
+    if at[1].max() >= table.mad.shape[1] or (rows["num_images"] != table.num_images).any():
+        return model
+    pairs = ((rows[name], values[at]) for name, values in (("mad", table.mad), ("entropy", table.entropy)))
+    if not all(np.allclose(written, kept, rtol=1e-9, equal_nan=True) for written, kept in pairs):
+        return model
+    names = rows.drop_duplicates("layer")["layer_name"]
+    return replace(model, per_image=table.per_image.choose([places[name] for name in names]))
+
+
+def _with_images_of(path: Path, model: ModelHeads) -> ModelHeads:
+    return with_images(model, HeadTable.load(path)) if path.exists() else model
+
+
 def model_heads(folder: RunFolder, label: str, *, heads: pd.DataFrame | None = None) -> ModelHeads:
     """A finished run's heads (or others of its model) with all that the page says about how they came to be."""
     result = folder.read_result()
-    return ModelHeads(
+    model = ModelHeads(
         label=label,
         heads=read_heads(folder.heads) if heads is None else heads,
         # Heads may have been measured all through training; the model is that of the best epoch, not of the last.
@@ -178,6 +213,7 @@ def model_heads(folder: RunFolder, label: str, *, heads: pd.DataFrame | None = N
         config=folder.read_settings(),
         provenance=folder.read_provenance(),
     )
+    return _with_images_of(folder.heads_per_image, model) if heads is None else model
 
 
 DESCRIPTION = "measured.json"
@@ -219,7 +255,7 @@ def read_measured(folder: Path) -> MeasuredModel:
         config=record.get("config"),
         provenance=record.get("provenance"),
     )
-    return MeasuredModel(heads=model, command=record.get("command"))
+    return MeasuredModel(heads=_with_images_of(folder / "heads.npz", model), command=record.get("command"))
 
 
 def _grids(path: Path, grids: Any) -> dict[int, tuple[int, int]] | None:

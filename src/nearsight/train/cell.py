@@ -190,7 +190,7 @@ def _position_association(model: nn.Module) -> float | None:
 def _measure(
     model: nn.Module, cell: Cell, dataset: Dataset, device: torch.device, check_stop: Callable[[], None]
 ) -> dict[str, float | None]:
-    """Write heads.csv and layers.csv of the model; the extremes, which are None in a model without such heads."""
+    """Write the tables of the model's heads and layers; the extremes, which are None in a model without such heads."""
     folder, best = cell.folder, cell.progress.best
     assert best is not None
     try:
@@ -201,6 +201,7 @@ def _measure(
         extremes: dict[str, float | None] = dict.fromkeys(_EXTREMES)
         num_images = 0
     else:
+        table.save(folder.heads_per_image)
         heads, layers, num_images = table.to_frame(), table.extra_frame("layer"), table.num_images
         shares = table.extra_frame("head")
         near = shares["share_self"] + shares["share_neighbours"]

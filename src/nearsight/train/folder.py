@@ -6,6 +6,7 @@ history.csv              a row per epoch (derived from the checkpoint)
 events.jsonl             what happened when, for people
 model.safetensors        the best weights, when training is over
 heads.csv                the heads of that model, and those during training if they were measured (from the checkpoint)
+heads.npz                the heads of that model image by image, to compare it with others; nothing depends on it
 layers.csv               what the tokens of that model's layers are like
 result.json              test accuracy and the like
 checksums.json           what all these files were when the run was finished, so that damage is noticed
@@ -95,6 +96,7 @@ class RunFolder:
         self.path = path
         self.checkpoint, self.model = path / "checkpoint.safetensors", path / "model.safetensors"
         self.heads, self.layers, self.events = path / "heads.csv", path / "layers.csv", path / "events.jsonl"
+        self.heads_per_image = path / "heads.npz"
 
     @property
     def is_complete(self) -> bool:

@@ -3,8 +3,9 @@
 Shape suffixes: K cells, B images, H heads, N tokens, d head size, C channels.
 """
 
+import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pandas as pd
 import torch
@@ -44,6 +45,16 @@ class MeasuringImages:
         for index in chosen.split(batch_size):
             yield normalize(dataset.test.images_NCHW[index].to(self.device), mean_C, std_C)
 
+    def ids(self) -> Iterator[bytes]:
+        """What the images are called, in their order: by their pixels in the data set, before any model's own ways."""
+        images_NCHW = self.dataset.test.images_NCHW
+        return (pixels_id(images_NCHW[index]) for index in measuring_subset(len(images_NCHW), self.num_images).tolist())
+
+
+def pixels_id(image_CHW: Tensor) -> bytes:
+    """What an image in memory is called: the same wherever its pixels are the same."""
+    return hashlib.sha256(repr(tuple(image_CHW.shape)).encode() + image_CHW.numpy().tobytes()).digest()
+
 
 def measure_on_test(
     model: nn.Module,
@@ -58,13 +69,22 @@ def measure_on_test(
     `on_batch` is called before each batch.
     """
 
+    images = MeasuringImages(dataset, num_images, device)
+
     def batches() -> Iterator[Tensor]:
-        for batch in MeasuringImages(dataset, num_images, device):
+        for batch in images:
             on_batch()
             yield batch
 
-    what = ("features", "shares")
-    return measure(model, batches(), batch_size=MEASURING_BATCH, device=device, precision="float64", what=what)
+    return measure(
+        model,
+        batches(),
+        batch_size=MEASURING_BATCH,
+        device=device,
+        precision="float64",
+        what=("features", "shares"),
+        ids=images.ids(),
+    )
 
 
 def measure_stack(
@@ -76,7 +96,8 @@ def measure_stack(
     found: Survey | None = None,
     precision: Precision = "float32",
 ) -> list[HeadTable]:
-    """`nearsight.measure` of K models of one shape on the same images, by one stacked forward per batch.
+    """`nearsight.measure` of K models of one shape on the same images, by one stacked forward per batch. Of K models
+    the values of single images would be many; they are not kept.
 
     Args:
         model: any model of that shape, where the weights are; its own do not matter.
@@ -140,7 +161,8 @@ def _one_by_one(
     try:
         for position in range(len(next(iter(weights_K.values())))):
             model.load_state_dict({name: weight[position] for name, weight in weights_K.items()}, strict=False)
-            tables.append(measure(model, batches, batch_size=MEASURING_BATCH, precision=precision))
+            table = measure(model, batches, batch_size=MEASURING_BATCH, precision=precision)
+            tables.append(replace(table, per_image=None))
     finally:
         model.load_state_dict(own, strict=False)
     return tables

@@ -1,7 +1,7 @@
 """Measured models side by side: what is compared, sorted profiles, the plane of distance and entropy, and how they
 trained."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import matplotlib as mpl
@@ -15,6 +15,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from nearsight.errors import InputError
 from nearsight.metrics import uniform_attention_distance
+from nearsight.report.differences import Quantity, first_layer_mean, first_layer_name, most_local_head
 from nearsight.report.figures.heat import heatmaps
 from nearsight.report.figures.style import (
     DISTANCE_LABEL,
@@ -35,7 +36,6 @@ from nearsight.report.figures.style import (
     shade,
 )
 from nearsight.report.inputs import ModelHeads, check_labels, shorten
-from nearsight.report.reading import first_layer_mean, first_layer_name, most_local_head
 
 # More lines than two models times four layers in one panel cannot be followed by eye.
 _MODELS_IN_ONE_PANEL = 2
@@ -49,36 +49,36 @@ MOST_OUTLINES = 4096
 _COURSES = {"train_loss": "training loss", "val_loss": "validation loss", "val_acc": "validation accuracy"}
 
 
-def locality_intervals(models: Sequence[ModelHeads], *, grid_size: tuple[int, int] | None = None) -> Figure:
-    """Each model's most local head and its first layer's mean, with the range that holds about 95 % of the images."""
+def locality_spreads(models: Sequence[ModelHeads], *, grid_size: tuple[int, int] | None = None) -> Figure:
+    """Each model's most local head and its first layer's mean, and how the images spread: about 95 % of them."""
     check_labels(models)
     first_layer = first_layer_name(map(first_layer_mean, models))
     with house_style():
         figure = Figure(figsize=(7.4, 1.25 + 0.42 * len(models)), layout="constrained")
         panels = figure.subplots(1, 2, sharex=True, sharey=True)
-        quantities = (
+        quantities: tuple[tuple[str, str, Callable[[ModelHeads], Quantity]], ...] = (
             ("head", "most local head", most_local_head),
             ("layer", f"{first_layer}, mean of its heads", first_layer_mean),
         )
-        for panel, (name, title, estimate_of) in zip(panels, quantities, strict=True):
+        for panel, (name, title, quantity_of) in zip(panels, quantities, strict=True):
             for index, model in enumerate(models):
-                style, estimate = model_style(index), estimate_of(model)
-                if estimate.has_interval:
+                style, quantity = model_style(index), quantity_of(model)
+                if quantity.has_spread:
                     panel.plot(
-                        [estimate.low, estimate.high],
+                        [quantity.low, quantity.high],
                         [index, index],
                         color=style.colour,
                         linewidth=5,
                         alpha=0.35,
                         solid_capstyle="butt",
                         clip_on=False,
-                        gid=f"{name}-interval-model{index}",
+                        gid=f"{name}-spread-model{index}",
                     )
                 mark = style.look_with(linestyle="none", markersize=8)
-                panel.plot(estimate.mean, index, **mark, clip_on=False, gid=f"{name}-mean-model{index}")
+                panel.plot(quantity.mean, index, **mark, clip_on=False, gid=f"{name}-mean-model{index}")
                 panel.annotate(
-                    f"{estimate.mean:.3f}",
-                    (estimate.mean, index),
+                    f"{quantity.mean:.3f}",
+                    (quantity.mean, index),
                     xytext=(0, 8),
                     textcoords="offset points",
                     ha="center",

@@ -234,8 +234,8 @@ def json_html(summary: str, value: Mapping[str, Any]) -> str:
     )
 
 
-def terms_html(grid_size: tuple[int, int] | None, intervals: str) -> str:
-    """What the words mean; `intervals` says what those of this page are, as HTML."""
+def terms_html(grid_size: tuple[int, int] | None, intervals: str, spread: str = "") -> str:
+    """What the words mean; `intervals`, and `spread` where there is one, say what those of this page are, as HTML."""
     uniform = ""
     if grid_size is not None:
         rows, num_columns = grid_size
@@ -248,7 +248,8 @@ def terms_html(grid_size: tuple[int, int] | None, intervals: str) -> str:
         "a fraction of the grid’s diagonal. 0: only at itself. Tokens without a place in the image, such as the class "
         f"token, do not count.{uniform}</dd>"
         "<dt>Attention entropy</dt><dd>How spread out attention is. 0: all of it on one patch. 1: the same on every "
-        f"patch.</dd><dt>Intervals</dt><dd>{intervals}</dd></dl>"
+        f"patch.</dd><dt>Intervals</dt><dd>{intervals}</dd>"
+        + (f"<dt>Spread over images</dt><dd>{spread}</dd></dl>" if spread else "</dl>")
     )
 
 

@@ -8,8 +8,9 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from nearsight.files import write_text
+from nearsight.report.differences import LABEL_LIMIT, SMALLEST, most_local_head, quoted
 from nearsight.report.figures.heat import heatmaps
-from nearsight.report.figures.models import locality_intervals, mad_entropy_plane, mad_profiles, training_curves
+from nearsight.report.figures.models import locality_spreads, mad_entropy_plane, mad_profiles, training_curves
 from nearsight.report.inputs import ModelHeads, check_labels, shorten
 from nearsight.report.page import charts, tables
 from nearsight.report.page.document import (
@@ -24,24 +25,28 @@ from nearsight.report.page.document import (
     terms_html,
 )
 from nearsight.report.reading import (
-    BRACKETS,
-    LABEL_LIMIT,
     ONE_MODEL,
     ONE_RUN,
+    SPREAD,
     Reading,
     compare_with_first,
     describe,
-    most_local_head,
-    quoted,
 )
 
-_SAID_ONCE = (BRACKETS, ONE_RUN, ONE_MODEL)
+_SAID_ONCE = (SPREAD, ONE_RUN, ONE_MODEL)
+_NOTE_ON_MODELS = '<p class="note">Bold: means over images. Beside them: the spread over images.</p>'
 _NOTE_ON_LAYERS = '<p class="note">Over the heads of each layer. Bold: the smallest number of its column.</p>'
 _INTERVALS = (
-    "Mean ± 1.96 standard deviations over images: the range that holds about 95 % of the images. For a mean over "
-    "heads, the heads’ standard deviations are averaged, which is never below the true one. A difference is called "
-    "clear when two intervals do not overlap; on different grids, also not as fractions of uniform attention’s "
-    "distance."
+    "Two models on the same images are compared image by image: the mean of the differences with its 95 % interval "
+    "(Student’s t), how many standard deviations of the differences it is, and the share of the images on which it has "
+    f"the same sign. It is called clear when the whole interval is beyond {SMALLEST}, about what two seeds of one "
+    "recipe differ by; on different grids, also with both scaled to the same distance of uniform attention. The most "
+    "local head is chosen on one half of the images and compared on the other, and the other way round. Models without "
+    "images in common are compared by their means (Welch’s t)."
+)
+_SPREAD = (
+    "Mean ± 1.96 standard deviations over images: the range that holds about 95 % of them. It says how far images "
+    "differ, not how certain a mean is: two means can differ clearly though the images of both overlap."
 )
 
 
@@ -71,7 +76,7 @@ def page_html(
         readings = compare_with_first(models)
     findings = [reading.sentences for reading in readings] or [describe(model) for model in models]
     sections = [
-        Section(name="models", heading="Models", body=tables.overview(models)),
+        Section(name="models", heading="Models", body=tables.overview(models) + _NOTE_ON_MODELS),
         Section(name="comparisons", heading="Further comparisons", body=_further(findings[1:], models)),
         Section(name="layers", heading="Layer by layer", body=tables.layers(models) + _NOTE_ON_LAYERS),
         Section(name="profiles", heading="Profiles", body=_profiles(models, grid_size)),
@@ -80,7 +85,7 @@ def page_html(
         Section(name="explorer", heading="Where heads attend", body="" if explorer is None else explorer.html()),
         *further,
         Section(name="training", heading="Training", body=_training(models)),
-        Section(name="terms", heading="How to read this", body=terms_html(grid_size, _INTERVALS)),
+        Section(name="terms", heading="How to read this", body=terms_html(grid_size, _INTERVALS, _SPREAD)),
         Section(name="differences", heading="What differs", body=_differences(models)),
         Section(
             name="provenance",
@@ -129,9 +134,9 @@ def _further(findings: Sequence[Sequence[str]], models: Sequence[ModelHeads]) ->
 def _hero(models: Sequence[ModelHeads], sentences: Sequence[str], grid_size: tuple[int, int] | None) -> str:
     return figure_html(
         "finding",
-        locality_intervals(models, grid_size=grid_size),
-        "The compared distances with their intervals. " + " ".join(sentences[1:-1]),
-        "Marks: means over images. Bars: the range that holds about 95 % of the images."
+        locality_spreads(models, grid_size=grid_size),
+        "The distances with their spread over images. " + " ".join(sentences[1:-1]),
+        "Marks: means over images. Bars: the spread of single images, about 95 % of them; a mean is far more certain."
         + (" Dotted: uniform attention." if grid_size else ""),
     )
 

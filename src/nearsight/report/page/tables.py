@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from nearsight.report.differences import Quantity, first_layer_mean, first_layer_name, most_local_head
 from nearsight.report.figures.style import model_style
 from nearsight.report.inputs import ModelHeads, shorten
-from nearsight.report.reading import Estimate, first_layer_mean, first_layer_name, layer_table, most_local_head
+from nearsight.report.reading import layer_table
 from nearsight.report.tables import MISSING, Table, percent, records, rounded
 from nearsight.study.results import StudyResults
 
@@ -62,20 +63,21 @@ def overview(models: Sequence[ModelHeads]) -> str:
                 MISSING if model.test_accuracy is None else f"{100 * model.test_accuracy:.2f} %",
                 " × ".join(str(length) for length in model.matrix("mad").shape),
                 f"{best.num_images:,}",
-                _estimate_html(best),
+                _quantity_html(best),
                 f"layer {best.layer + 1}, head {best.head + 1}",
-                _estimate_html(first) + (f" layer {first.layer + 1}" if first.layer else ""),
+                _quantity_html(first) + (f" layer {first.layer + 1}" if first.layer else ""),
             )
         )
     return _table("The models and their most local heads", titles, rows, kind="numbers overview")
 
 
-def _estimate_html(estimate: Estimate) -> str:
-    if not estimate.has_interval:
-        return f"<b>{estimate.mean:.3f}</b>"
+def _quantity_html(quantity: Quantity) -> str:
+    """Its mean, and in brackets of another look how the images spread."""
+    if not quantity.has_spread:
+        return f"<b>{quantity.mean:.3f}</b>"
     return (
-        f"<b>{estimate.mean:.3f}</b> "
-        f'<span class="range">{estimate.low:.3f}\N{NO-BREAK SPACE}to\N{NO-BREAK SPACE}{estimate.high:.3f}</span>'
+        f"<b>{quantity.mean:.3f}</b> "
+        f'<span class="range">{quantity.low:.3f}\N{NO-BREAK SPACE}to\N{NO-BREAK SPACE}{quantity.high:.3f}</span>'
     )
 
 
