@@ -117,7 +117,7 @@ def test_cutmix_and_association_in_an_ablation() -> None:
     # More association goes with larger distances within groups, though CutMix itself makes it seem otherwise.
     confounded = answers(of_ablation(link=1.0))
     told = [confounded[f"association and min MAD, {group}"] for group in groups]
-    assert told == ["yes", "the other way round", "the other way round"]
+    assert told == ["the other way round"] * 3
     assert answers(of_ablation(effect=-0.2))[CHANGE] == "the other way round"
     assert answers(of_ablation(effect=0.0))[CHANGE] not in ("yes", "the other way round")
     assert answers(of_ablation(seeds=1))[CHANGE] == "inconclusive"

@@ -1,4 +1,4 @@
-"""The findings: every number comes from the results, and the page that is committed is the one they give."""
+"""The findings: every number comes from the results, and no sentence outlives the verdicts that it rests on."""
 
 import dataclasses
 import json
@@ -10,10 +10,10 @@ from made_up_results import judgements, made_up, noise
 
 from nearsight.errors import InputError
 from nearsight.papers import find_study
-from nearsight.papers.protocol import mixing, unreported
 from nearsight.papers.findings import FINDINGS, profiles_of_datasets, write_findings
-from nearsight.report.studies import report_of
-from nearsight.study import Cell, Study
+from nearsight.report.findings import ANY, Findings, Section
+from nearsight.report.studies import PROBES, report_of
+from nearsight.study import Cell, Study, StudyResults
 
 ROOT = Path(__file__).parents[2]
 
@@ -25,98 +25,90 @@ def respond(cell: Cell) -> dict[str, float]:
 
 
 def commit(study: Study, folder: Path, *, scale: str = "full") -> None:
-    """What is kept of a study: tables, a description and where it ran."""
+    """What is kept of a study: tables and a description."""
     made_up(study, respond, scale=scale).write_tables(folder / study.name)
     (folder / study.name / "study.json").write_text(json.dumps({**study.to_json(), "scale": scale}))
-    told = {"images": 78.4e6, "elapsed_seconds": 600.0, "hardware": [{"device": "cuda", "gpu": "A GPU"}]}
-    (folder / study.name / "provenance.json").write_text(json.dumps(told))
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("results")
-    for study in (mixing.mixing_cifar100(), unreported.unreported_cifar100(), find_study("protocol-cifar10")(seeds=2)):
-        commit(study, folder)
+    for name in ("protocol-cifar10", "protocol-cifar100"):
+        commit(find_study(name)(seeds=3), folder)
     return folder
 
 
-def test_the_page_has_what_the_results_say(results: Path) -> None:
-    text = FINDINGS.markdown(results, results.parent / "docs" / "findings.md")
-    studies = FINDINGS.read_studies(results)
-    assert set(studies) == {"mixing-cifar100", "unreported-cifar100", "protocol-cifar10"}
-    for name in ("mixing-cifar100", "unreported-cifar100"):
-        for judgement in judgements(studies[name]):
-            assert f"| {judgement.claim.text} | {judgement.finding.ours} | **{judgement.words}** |" in text
-    assert "The Modern protocol raises test accuracy | 78.46 to 84.84 %: +6.38 points |" in text
-    assert "26 runs, 2 seeds per condition, 78 M images in 10 minutes on A GPU" in text
-    assert f"(../{results.name}/mixing-cifar100/figures/mixing-contrasts.png)" in text
-    assert "What changes the smallest distance" in text
+SECTION = Section(
+    title="Modern is more local",
+    text="On CIFAR-10 {protocol-cifar10:most-local-head}; the paper has {protocol-cifar10:accuracy:paper}. {more}",
+    rests_on={"protocol-cifar10": {"most-local-head": "reproduced", "accuracy": ANY}},
+    numbers=lambda found: {"more": f"{len(found)} studies."},
+    figure="protocol-cifar10/figures/figure-4-minimum-mad.png",
+    limits="Made up.",
+)
+PAGE = Findings(title="Findings", about="About.", sections=(SECTION,))
 
 
-def test_the_page_says_which_runs_are_of_other_studies(tmp_path: Path) -> None:
-    commit(mixing.mixing_cifar100(), tmp_path)
-    path = tmp_path / "mixing-cifar100" / "provenance.json"
-    told = {**json.loads(path.read_text()), "taken_from": {"ablation-cifar100": 6}}
-    path.write_text(json.dumps(told))
-    some = "26 runs, 2 seeds per condition, 6 of them from ablation-cifar100, 78 M images in 10 minutes on A GPU.*"
-    assert some in FINDINGS.markdown(tmp_path, tmp_path / "findings.md")
-    path.write_text(json.dumps({**told, "taken_from": {"ablation-cifar100": 26}, "images": 0, "elapsed_seconds": 0.0}))
-    assert "26 of them from ablation-cifar100.*" in FINDINGS.markdown(tmp_path, tmp_path / "findings.md")
+def test_a_section_says_what_the_results_say(results: Path) -> None:
+    text = PAGE.markdown(results, results.parent / "docs" / "findings.md")
+    study = StudyResults.read(results / "protocol-cifar10")
+    found = {judgement.claim.id: judgement for judgement in judgements(study)}
+    paper = found["accuracy"].claim.paper
+    assert f"On CIFAR-10 {found['most-local-head'].finding.ours}; the paper has {paper}. 2 studies." in text
+    assert f"- **reproduced**, 3 seeds: {found['most-local-head'].claim.text}\n" in text
+    assert f"- **{found['accuracy'].words}**, 3 seeds: {found['accuracy'].claim.text}\n" in text
+    assert f'<img src="../{results.name}/protocol-cifar10/figures/figure-4-minimum-mad.png"' in text
+    assert f"[protocol-cifar10](../{results.name}/protocol-cifar10/verdict.md), 6 runs, 3 seeds per condition.*" in text
 
 
-def test_a_summary_leads_to_each_question(results: Path) -> None:
-    text = FINDINGS.markdown(results, results / "findings.md")
-    summary = text.split("## In short")[1].split("\n## ")[0]
-    headings = [line.removeprefix("## ") for line in text.splitlines() if line.startswith("## ")][1:]
-    links = re.findall(r"\| \[(.*?)\]\(#(.*?)\) \|", summary)
-    assert links == [(heading[3:], slug(heading)) for heading in headings]
-    studies = FINDINGS.read_studies(results)
-    for judgement in judgements(studies["mixing-cifar100"]):
-        decides = judgement.claim.text.startswith(
-            ("Is it the cut", "Is it the other", "Is it the label:", "Is it the mix")
-        )
-        row = f"{judgement.claim.text} | mixing-cifar100 | {judgement.finding.ours} | **{judgement.words}** |"
-        assert (row in summary) == decides
+def test_results_that_no_section_tells_are_linked(results: Path) -> None:
+    rest = PAGE.markdown(results, results / "findings.md").split("## All other results")[1]
+    assert "[protocol-cifar100](protocol-cifar100/verdict.md): Of 8 claims of S1" in rest
+    assert "protocol-cifar10/" not in rest
 
 
-def slug(heading: str) -> str:
-    """As GitHub makes it: lower case, words and hyphens kept, spaces become hyphens."""
-    return "".join(letter for letter in heading.lower() if letter.isalnum() or letter in " -_").replace(" ", "-")
+def test_a_sentence_is_refused_when_its_verdict_comes_out_otherwise(results: Path) -> None:
+    for verdict in ("in direction", "contradicted"):
+        wrong = dataclasses.replace(SECTION, rests_on={"protocol-cifar10": {"most-local-head": verdict}})
+        page = dataclasses.replace(PAGE, sections=(wrong,))
+        with pytest.raises(InputError, match=f"being '{verdict}', but it is 'reproduced': rewrite it"):
+            page.markdown(results, results / "findings.md")
 
 
-def test_studies_without_results_are_left_out(results: Path) -> None:
-    text = FINDINGS.markdown(results, results / "findings.md")
-    assert text.count("\n## ") == 3 + 1  # and the summary
-    assert "emergence" not in text
-    assert "not run" not in text
-    assert "size-cifar100" not in text
-    for number in (1, 2, 3):
-        assert f"## {number}. " in text
-    assert text.count("**What would change our mind.**") == 3
+def test_a_claim_that_its_study_does_not_have_is_an_error(results: Path) -> None:
+    wrong = dataclasses.replace(SECTION, rests_on={"protocol-cifar10": {"most-local-hed": ANY}})
+    with pytest.raises(KeyError, match="has no claim 'most-local-hed'"):
+        dataclasses.replace(PAGE, sections=(wrong,)).markdown(results, results / "findings.md")
 
 
-def test_one_data_set_is_no_answer_about_others(tmp_path: Path) -> None:
-    commit(find_study("protocol-cifar100")(seeds=2), tmp_path)
-    commit(mixing.mixing_cifar100(), tmp_path)
-    assert "On other data sets?" not in FINDINGS.markdown(tmp_path, tmp_path / "findings.md")
-    commit(find_study("protocol-cifar10")(seeds=2), tmp_path)
-    assert "On other data sets?" in FINDINGS.markdown(tmp_path, tmp_path / "findings.md")
+def test_a_number_that_nobody_gives_is_an_error(results: Path) -> None:
+    wrong = dataclasses.replace(SECTION, text="{protocol-cifar10:early-layers}")
+    with pytest.raises(KeyError, match="early-layers"):
+        dataclasses.replace(PAGE, sections=(wrong,)).markdown(results, results / "findings.md")
+
+
+def test_sections_whose_studies_have_no_results_are_left_out(results: Path, tmp_path: Path) -> None:
+    other = dataclasses.replace(SECTION, title="More", rests_on={"mixing-cifar100": {}})
+    text = dataclasses.replace(PAGE, sections=(other, SECTION)).markdown(results, results / "findings.md")
+    assert "## 1. Modern is more local" in text
+    assert "More" not in re.findall(r"^## .*$", text, re.MULTILINE)
+    with pytest.raises(InputError, match="has no results that the page is about"):
+        PAGE.markdown(tmp_path, tmp_path / "findings.md")
 
 
 def test_small_scale_is_no_finding(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="has no results of ablation-cifar100"):
-        FINDINGS.markdown(tmp_path, tmp_path / "findings.md")
-    commit(find_study("protocol-cifar10")(seeds=1), tmp_path, scale="small")
-    with pytest.raises(InputError, match="run one of them first"):
-        FINDINGS.read_studies(tmp_path)
+    commit(find_study("protocol-cifar10")(seeds=3), tmp_path, scale="small")
+    with pytest.raises(InputError, match="has no results that the page is about"):
+        PAGE.markdown(tmp_path, tmp_path / "findings.md")
 
 
-def test_page_and_figure_are_written_together(results: Path, tmp_path: Path) -> None:
-    page = tmp_path / "docs" / "findings.md"
-    written = write_findings(results, page)
-    assert page.read_text(encoding="utf-8") == FINDINGS.markdown(results, page)
+def test_a_figure_that_no_study_has_alone_is_written_with_the_page(results: Path, tmp_path: Path) -> None:
+    section = dataclasses.replace(SECTION, figure=("findings-datasets", profiles_of_datasets))
+    page, file = dataclasses.replace(PAGE, sections=(section,)), tmp_path / "docs" / "findings.md"
+    written = page.write(results, file)
+    assert file.read_text(encoding="utf-8") == page.markdown(results, file)
     assert {path.name for path in written} == {"findings.md", "findings-datasets.png", "findings-datasets.svg"}
-    assert "![On other data sets?](images/findings-datasets.png)" in page.read_text(encoding="utf-8")
+    assert '<img src="images/findings-datasets.png"' in file.read_text(encoding="utf-8")
 
 
 def test_a_panel_per_data_set() -> None:
@@ -132,26 +124,26 @@ def test_a_panel_per_data_set() -> None:
         profiles_of_datasets({"mixing-cifar100": studies["mixing-cifar100"]})
 
 
-def test_sections_ask_for_claims_and_figures_that_exist() -> None:
-    """What a section shows is found by its id, so that no changed word makes a claim vanish from the page."""
+def test_there_are_seven_findings_with_claims_and_figures_that_exist() -> None:
+    assert len(FINDINGS.sections) == 7
     for section in FINDINGS.sections:
-        ids = {name: {claim.id for claim in report_of(name).claims} for name in section.answers}
-        assert all(set(chosen) <= ids[name] for name, chosen in section.answers.items())
-        assert set(section.in_short) <= {id for name, chosen in section.answers.items() for id in chosen or ids[name]}
-        for study, name in section.figures:
-            parts = report_of(study)
-            stem, kind = name.rsplit(".", 1)
-            assert stem in (parts.figures if kind == "png" else parts.animations) or stem.startswith("figure-4")
+        for folder, expected in section.rests_on.items():
+            claims = report_of(PROBES if folder.startswith("dense/") else folder.rsplit("/", 1)[-1]).claims
+            if not callable(claims):
+                assert set(expected) <= {claim.id for claim in claims}
+        if isinstance(section.figure, str):
+            assert (ROOT / "results" / section.figure).exists()
 
 
-@pytest.mark.skipif(not (ROOT / "docs" / "findings.md").exists(), reason="no results were committed yet")
-def test_the_committed_page_is_what_the_committed_results_give() -> None:
+def test_the_committed_page_is_what_the_committed_results_give(tmp_path: Path) -> None:
     page = ROOT / "docs" / "findings.md"
     assert page.read_text(encoding="utf-8") == FINDINGS.markdown(ROOT / "results", page)
+    with pytest.raises(InputError):
+        write_findings(tmp_path, tmp_path / "findings.md")
 
 
-def test_a_claim_that_its_study_does_not_have_is_an_error(results: Path) -> None:
-    wrong = dataclasses.replace(FINDINGS.sections[0], answers={"mixing-cifar100": ("the cutt",)})
-    page = dataclasses.replace(FINDINGS, sections=(wrong,))
-    with pytest.raises(KeyError, match=r"'mixing-cifar100' has no claims \['the cutt'\]"):
-        page.markdown(results, results / "findings.md")
+def test_the_page_is_short() -> None:
+    """Two screens of text: what is longer belongs behind a link."""
+    told = (ROOT / "docs" / "findings.md").read_text(encoding="utf-8").split("## All other results")[0]
+    sentences = [line for line in told.splitlines() if line and not line.startswith(("<img", "- ", "*["))]
+    assert len(" ".join(sentences).split()) < 1000

@@ -46,7 +46,7 @@ def html(results):
 def test_the_finding_is_that_of_the_runs(results, html):
     headline = re.search(r'<h2 class="headline">(.*?)</h2>', html)[1].replace("\N{NO-BREAK SPACE}", " ")
     told = re.fullmatch(
-        r"With CutMix the most local head has a mean attention distance of (\S+) ± \S+, without CutMix (\S+) ± \S+\.",
+        r"With CutMix the most local head has a mean attention distance of (\S+) \(.*\), without CutMix (\S+) \(.*\)\.",
         headline,
     )
     by_level = results.runs.groupby("cutmix")["min_mad"].mean()
@@ -60,9 +60,9 @@ def test_the_finding_names_where_it_holds_and_a_gap_that_is_one(make_study):
     means = modern.runs.groupby("condition")["min_mad"].mean()
     assert means["Modern"] < means["Baseline"]
     assert words.headline.startswith(
-        f"In Modern the most local head has a mean attention distance of {means['Modern']:.3f} ± "
+        f"In Modern the most local head has a mean attention distance of {means['Modern']:.3f} ("
     )
-    assert f", in Baseline {means['Baseline']:.3f} ± " in words.headline
+    assert f", in Baseline {means['Baseline']:.3f} (" in words.headline
     by_level = modern.runs.set_index("condition")["min_mad"]
     gap = by_level["Baseline"].min() - by_level["Modern"].max()
     assert words.sentences[0] == f"Means over 2 and 2 runs. No run bridges the gap of {gap:.3f} between the two groups."

@@ -38,10 +38,10 @@ def tables_of(results: StudyResults) -> dict[str, Table]:
 
 
 def in_words(values: "pd.Series[float]", *, signed: bool) -> str:
-    """The mean and half the interval of fractions, in per cent."""
-    low, high = stats.t.interval(0.95, len(values) - 1, loc=values.mean(), scale=stats.sem(values))
-    told = f"{100 * values.mean():{'+' if signed else ''}.2f} ± {100 * (high - low) / 2:.2f}"
-    return told.replace("-", "−")
+    """The mean of two seeds' fractions and both of them, in per cent."""
+    sign = "+" if signed else ""
+    both = ", ".join(f"{100 * value:{sign}.2f}" for value in sorted(values.dropna()))
+    return f"{100 * values.mean():{sign}.2f} ({both})".replace("-", "−")
 
 
 def test_conditions_effects_and_pairs_of_an_ablation() -> None:

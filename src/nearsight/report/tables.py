@@ -128,7 +128,7 @@ def with_interval(interval: Estimate, *, scale: float = 1.0, digits: int = 3, si
 
     Of two seeds both, "0.021 (0.020, 0.022)": their interval is wider than anything that can be measured.
     """
-    if interval.n == 2 and interval.df == 1:
+    if interval.n == 2 and interval.df == 1 and np.isfinite(interval.value):
         apart = interval.std / 2**0.5
         both = (rounded(scale * end, digits, signed=signed) for end in (interval.value - apart, interval.value + apart))
         return f"{rounded(scale * interval.value, digits, signed=signed)} ({', '.join(both)})"

@@ -175,28 +175,6 @@ def own_patch_table(results: StudyResults) -> Table:
     return Table.of("own-patch", f"{results.name}: heads that attend to their own patch", rows, notes=notes)
 
 
-def what_they_look_at(results: StudyResults) -> str:
-    """A sentence: how many such heads there are, what they attend to, and where the next ones are."""
-    runs, heads, grid = with_own_patch(results), own_patch_heads(results), grid_of(results)
-    having = runs[runs[HEADS] > 0]
-    bound, of_all = rounded(own_patch_bound(results)), f"{len(having)} of {len(runs)} runs"
-    if having.empty:
-        return f"Below {share(OWN_PATCH)} of the distance to the next patch ({bound}) there is no head."
-    layers = layers_in_words(heads["layer"])
-    counts = sorted(set(having[HEADS]))
-    number = "one head each" if counts == [1] else f"{_ends([str(count) for count in counts])} heads each"
-    shares = _shares(least_share_on_itself(mad, grid) for mad in heads["mad"])
-    measured = _shares(having[_SHARE].dropna())
-    words = "" if measured == MISSING else f" ({measured} measured)"
-    next_ones = _ends([rounded(value) for value in sorted(having[OTHERS].dropna())])
-    others = "" if next_ones == MISSING else f" The next most local heads of these runs are at {next_ones}."
-    return (
-        f"Own-patch heads, those below {share(OWN_PATCH)} of the distance to the next patch "
-        f"({bound}), are in {of_all}: {number}, in {layers}, with at least {shares} of their attention on it{words}."
-        f"{others}"
-    )
-
-
 def _shares(values: Iterable[float]) -> str:
     return _ends([share(value) for value in sorted(values)])
 

@@ -12,11 +12,11 @@ from nearsight.report.own_patch import HEADS, OTHERS, with_own_patch
 from nearsight.report.probe_tables import OVER_IMAGES
 from nearsight.report.probes import ProbeResults, main_measures, title_of
 from nearsight.report.rules import Verdict
-from nearsight.report.tables import rounded, with_interval
+from nearsight.report.tables import OF_TWO, rounded, with_interval
 from nearsight.study.results import StudyResults
-from nearsight.study.statistics import by_condition, mean_interval
+from nearsight.study.statistics import Estimate, by_condition, mean_interval
 
-_OVER_RUNS = "± is half the 95 % interval of the mean over runs."
+_OVER_SEEDS = f"± is half the 95 % interval over seeds, of the mean of each seed's runs; {OF_TWO}."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,18 +48,23 @@ def locality_in_words(results: StudyResults) -> Words:
     if key is None or len(levels) != 2 or set(measured.runs[key]) != set(levels):
         return _in_words(measured, "min_mad", "The most local head has the lowest MAD", scale=1, largest=False)
     runs = {level: measured.runs.loc[measured.runs[key] == level, "min_mad"] for level in levels}
-    groups = {level: mean_interval(values) for level, values in runs.items()}
+    groups = {level: _over_seeds(measured.runs, key, level, "min_mad") for level in levels}
     near, far = sorted(levels, key=lambda level: groups[level].value)
     words = {level: _where(measured, key, level) for level in levels}
     return Words(
         headline=f"{words[near][:1].upper()}{words[near][1:]} the most local head has a mean attention distance of "
         f"{with_interval(groups[near])}, {words[far]} {with_interval(groups[far])}.",
         sentences=(
-            " ".join([_counted(groups[near].n, groups[far].n), *_parted(runs[near], runs[far])]),
+            " ".join([_counted(len(runs[near]), len(runs[far])), *_parted(runs[near], runs[far])]),
             *_own_patches(measured, key, {level: words[level] for level in (near, far)}),
-            _OVER_RUNS,
+            _OVER_SEEDS,
         ),
     )
+
+
+def _over_seeds(runs: pd.DataFrame, key: str, level: str, response: str) -> Estimate:
+    """Runs of one seed count once: they share its initial weights and the order of its images."""
+    return mean_interval(runs[runs[key] == level].groupby("seed")[response].mean().dropna())
 
 
 def _own_patches(results: StudyResults, key: str, words: Mapping[str, str]) -> tuple[str, ...]:
@@ -71,7 +76,7 @@ def _own_patches(results: StudyResults, key: str, words: Mapping[str, str]) -> t
     number = int((runs[HEADS] > 0).sum())
     if not number or runs[OTHERS].isna().any():
         return ()
-    others = (f"{with_interval(mean_interval(runs.loc[runs[key] == level, OTHERS]))} {words[level]}" for level in words)
+    others = (f"{with_interval(_over_seeds(runs, key, level, OTHERS))} {words[level]}" for level in words)
     return (
         f"In {number} of {len(runs)} runs that head attends to its own patch rather than to its neighbours. Of "
         f"all other heads the most local has {' and '.join(others)}.",
@@ -116,7 +121,7 @@ def _in_words(results: StudyResults, response: str, opening: str, *, scale: floa
     other_end = "" if len(order) == 1 else f"; at the other end is “{order[-1]}” with {numbers[order[-1]]}{unit}"
     return Words(
         headline=f"{opening} in “{order[0]}”: {numbers[order[0]]}{unit}{other_end}.",
-        sentences=(_OVER_RUNS,),
+        sentences=(_OVER_SEEDS,),
     )
 
 
