@@ -190,7 +190,7 @@ def test_two_seeds_that_agree_are_in_direction_and_more_decide() -> None:
 def test_a_wide_interval_around_nothing_is_no_equivalence() -> None:
     narrow, wide = (mean_interval([-width, 0.0, width]) for width in (0.01, 1.0))
     assert judged([judge_within(narrow, -0.1, 0.1, words="")]) == [Verdict.REPRODUCED]
-    assert judged([judge_within(wide, -0.1, 0.1, words="")]) == [Verdict.IN_DIRECTION]
+    assert judged([judge_within(wide, -0.1, 0.1, words="")]) == [Verdict.INCONCLUSIVE]
     far = mean_interval([0.99, 1.0, 1.01])
     assert judged([judge_within(far, -0.1, 0.1, words="")]) == [Verdict.CONTRADICTED]
 
@@ -231,6 +231,16 @@ def test_more_questions_take_more_to_be_answered() -> None:
     finding = judge_sign(mean_interval([1.0, 1.6, 1.3]), sign=1, words="")
     assert judged([finding]) == [Verdict.REPRODUCED]
     assert judged([replace(finding) for _ in range(10)]) == [Verdict.IN_DIRECTION] * 10
+
+
+def test_what_is_refuted_does_not_stand_in_the_way_of_the_others() -> None:
+    """Of each claim what is more likely is tested, so that Holm goes on from what is clear, whichever way it is."""
+    shown, refuted = (
+        judge_sign(mean_interval([sign * value for value in values]), sign=1, words="")
+        for sign, values in ((1, [1.0, 1.5, 1.3]), (-1, [1.0, 1.01, 0.99]))
+    )
+    assert 0.025 < 2 * shown.p < 0.1
+    assert judged([shown, refuted]) == [Verdict.REPRODUCED, Verdict.CONTRADICTED]
 
 
 def test_how_many_seeds_would_decide_is_what_decides() -> None:

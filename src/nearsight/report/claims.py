@@ -129,12 +129,14 @@ def judge_all(claims: Iterable[Claim], results: Any) -> list[Judgement]:
 
 def _judgement(claim: Claim, finding: Finding, family: Sequence[Finding]) -> Judgement:
     place = next(place for place, each in enumerate(family) if each is finding)
-    p, p_against = holm([each.p for each in family])[place], holm([each.p_against for each in family])[place]
+    # What is tested of each claim is whichever of it and its opposite is more likely.
+    tested = [min(each.p, each.p_against) for each in family]
+    corrected, is_for = holm(tested)[place], finding.p <= finding.p_against
+    p, p_against = (corrected, max(corrected, finding.p_against)) if is_for else (max(corrected, finding.p), corrected)
     verdict = None
     if not finding.answer:
         verdict = Verdict.NOT_TESTED if math.isnan(p) else weigh(finding, p, p_against)
-    is_for, likely = finding.p <= finding.p_against, min(finding.p, finding.p_against)
-    counts = sum(likely <= (each.p if is_for else each.p_against) for each in family)
+    counts = sum(tested[place] <= each for each in tested)
     return Judgement(claim=claim, finding=finding, verdict=verdict, p=p, p_against=p_against, counts=max(counts, 1))
 
 

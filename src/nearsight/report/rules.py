@@ -52,11 +52,11 @@ YES, LEANING_YES, NO, OTHER_WAY = "yes", "leaning yes", "no", "the other way rou
 ANSWERS = {Verdict.REPRODUCED: YES, Verdict.IN_DIRECTION: LEANING_YES, Verdict.CONTRADICTED: OTHER_WAY}
 """What a verdict is called where it answers a question of our own; the others keep their names."""
 VERDICTS = (
-    "A claim is *shown* where p ≤ 0.05 after Holm's correction for all claims of its family; so is its opposite.\n\n"
+    "A claim, or its opposite, is *shown* where p ≤ 0.05 after Holm's correction for all claims of its family.\n\n"
     "- **reproduced** (to a question of our own: *yes*): shown and, where the paper gives a size, between half and "
     "twice that size.\n"
-    "- **in direction** (*leaning yes*): shown, but with another size; or not shown, with at least two seeds that lean "
-    "that way: odds of three to one for it (one-sided p ≤ 0.25, not corrected), or what its rule says.\n"
+    "- **in direction** (*leaning yes*): shown, but with another size; or not shown, with odds of three to one for it "
+    "(one-sided p ≤ 0.25, not corrected).\n"
     "- **contradicted** (*no*, *the other way round*): the opposite is shown.\n"
     "- **inconclusive**: none of these, as always with one seed. Only a fit to all runs, which learns the noise from "
     "all conditions, can do with one.\n\n"
@@ -152,7 +152,7 @@ def within_rule(margin: str) -> str:
     """What `judge_within` does; `margin`: in words."""
     return (
         f"*Equivalence.* Shown: the difference is within {margin}, by two one-sided t tests over seeds (TOST). "
-        "Contradicted: it is shown to lie outside. It leans that way where the mean is within."
+        "Contradicted: it is shown to lie outside."
     )
 
 
@@ -163,12 +163,13 @@ def judge_within(ours: Estimate, lowest: float, highest: float, *, words: str) -
         then = with_seeds(ours, n)
         return min(p_within(then, lowest, highest), p_outside(then, lowest, highest)) <= alpha
 
+    p = p_within(ours, lowest, highest)
     return finding_of(
         ours,
         words,
-        p=p_within(ours, lowest, highest),
+        p=p,
         p_against=p_outside(ours, lowest, highest),
-        leans=ours.df > 0 and lowest <= ours.value <= highest,
+        leans=p <= LEANING,
         opposite=NO,
         decides=decides,
     )
@@ -223,7 +224,7 @@ EVERY_SEED = (
     "*Most seeds.* For what the paper shows in a figure, or proves, without a number to compare. Each such claim has a "
     "strict reading and a weak one, below, true or false in a seed. Shown: the strict one holds in more seeds than "
     "half of all would by chance (exact sign test: five of five, seven of eight). It leans that way where the weak one "
-    "holds in most of at least two seeds; its opposite is shown where the weak one fails in so many."
+    "does with p ≤ 0.25 (two of two, four of five); its opposite is shown where the weak one fails in so many."
 )
 
 
@@ -242,7 +243,7 @@ def judge_every_seed(strict: Sequence[bool], weak: Sequence[bool], words: str) -
         n=n,
         p=p_of_most(num_strict, n),
         p_against=p_of_most(n - num_weak, n),
-        leans=n > 1 and num_weak > n / 2,
+        leans=p_of_most(num_weak, n) <= LEANING,
         opposite=NO,
         decides=decides,
     )
@@ -380,7 +381,7 @@ COMPARABLE_RULE = (
 )
 NOT_WORSE = (
     f"*Not worse.* Shown: the difference is above −{_POINT} of accuracy, by a one-sided t test over seeds. "
-    "Contradicted: it is shown to be below. It leans that way where the mean is above."
+    "Contradicted: it is shown to be below."
 )
 
 

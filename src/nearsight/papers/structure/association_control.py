@@ -82,7 +82,7 @@ def judge_none(runs: pd.DataFrame, chance: float) -> Finding:
 
 _ERROR = (
     f"*Error.* Shown: the mean test error is at most {SIZE_FACTOR:g} times the paper's, by a one-sided t test over "
-    "seeds. Contradicted: it is shown to be more. It leans that way where the mean is at most that."
+    "seeds. Contradicted: it is shown to be more."
 )
 
 

@@ -185,10 +185,7 @@ _LOSES = (
     f"*Loses.* {_TEST} Student's t, two-sided: accuracy falls, or rises. Networks here train for few epochs, so the "
     "size is not compared."
 )
-_ABOVE = (
-    f"is above −{_MARGIN}, by a one-sided t test. Contradicted: it is shown to be below. It leans that way where the "
-    "mean is above."
-)
+_ABOVE = f"is above −{_MARGIN}, by a one-sided t test. Contradicted: it is shown to be below."
 _KEEPS = (
     f"*Keeps.* {_TEST} Up to {_MARGIN} of accuracy may be lost: a margin of our choice, less than a tenth of what the "
     f"paper's ResNet loses. Shown: the change {_ABOVE}"
