@@ -95,7 +95,7 @@ class PowerOptions(ListOptions):
     """Numbers of seeds per condition; the recipe's own, 2, 3, 5 and 10 by default."""
     pilot: Path | None = None
     """Folder of earlier runs of these conditions, whose means and spread are taken; by default the paper's means."""
-    draws: int = 200
+    draws: int = 100
     """Studies that are made up, for each number of seeds, with the effects and without any."""
 
 

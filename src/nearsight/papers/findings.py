@@ -191,7 +191,7 @@ FINDINGS = Findings(
                     "CutMix without its label": "the other way round",
                     "leaving out its label": "yes",
                     "CutOut or CutMix": "the other way round",
-                    "a label without its image": "leaning yes",
+                    "a label without its image": "yes",
                     "the label × what is in the box": "yes",
                     "CutMix": "yes",
                 }
