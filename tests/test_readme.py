@@ -3,10 +3,17 @@
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
 
+from nearsight.papers import declare_all
+from nearsight.report.own_patch import HEADS, OTHERS, with_own_patch
+from nearsight.report.studies import report_of
+from nearsight.study import StudyResults
+
+declare_all()
 README = Path(__file__).parent.parent / "README.md"
 TEXT = README.read_text(encoding="utf-8")
 TOLD = re.sub(r"\s+", " ", TEXT)  # lines may break anywhere
@@ -74,59 +81,60 @@ def test_the_cost_of_locat_is_what_was_measured() -> None:
     assert f"takes {ratios['attention', '1025', 'dense']:.0f} times" in TOLD
 
 
+def judged(study: str, claim: str) -> "pd.Series[Any]":
+    verdicts = pd.read_csv(README.parent / "results" / study / "tables" / "verdict.csv")
+    (row,) = (row for _, row in verdicts.iterrows() if row["claim"].startswith(claim))
+    return row
+
+
 def test_the_protocol_study_is_what_its_results_say() -> None:
-    """The numbers of the table are those of the results, and the effect in the words below it."""
-    results = README.parent / "results" / "ablation-fitted-cifar100" / "tables"
-    others = pd.read_csv(results / "own-patch.csv").set_index("condition")
-    conditions = pd.read_csv(results / "conditions.csv")
-    rows = re.findall(
-        r"^\| ([^|]+) \| ([\d.]+) ± ([\d.]+) \| ([\d.]+) \| ([\d.]+) ± ([\d.]+) \| ([\d.]+) \| ([\d.]+) ± ([\d.]+) \|$",
-        TEXT,
-        re.MULTILINE,
-    )
-    assert len(rows) == len(conditions) == 8
-    told = {tuple(map(float, row[1:])) for row in rows}
-    for condition in conditions.itertuples():
-        half, near_half = (
-            (getattr(condition, f"{name}_high") - getattr(condition, f"{name}_low")) / 2
-            for name in ("test_acc", "min_mad")
+    """The numbers of the table are those of the runs, and those in the words below it are those of the verdicts."""
+    study = "ablation-fitted-cifar100"
+    results = StudyResults.read(README.parent / "results" / study)
+    runs, paper = with_own_patch(results), report_of(study).published.conditions
+    number = r"([\d.]+) \(([\d.]+) to ([\d.]+)\)"
+    rows = re.findall(rf"^\| [^|]+ \| {number} \| ([\d.]+) \| {number} \| ([\d.]+) \| {number} \|$", TEXT, re.MULTILINE)
+    assert len(rows) == 8
+    told = {tuple(map(float, row)) for row in rows}
+    for condition, some in runs.groupby("condition"):
+
+        def of_seeds(values: "pd.Series[float]", digits: int) -> list[float]:
+            return [round(float(value), digits) for value in (values.mean(), values.min(), values.max())]
+
+        expected = (
+            *(*of_seeds(100 * some["test_acc"], 1), round(100 * paper[condition].test_acc, 1)),
+            *(*of_seeds(some["min_mad"], 3), paper[condition].min_mad, *of_seeds(some[OTHERS], 3)),
         )
-        accuracies = (100 * condition.test_acc_mean, 100 * half, 100 * condition.paper_test_acc)
-        distances = (condition.min_mad_mean, near_half, condition.paper_min_mad)
-        beyond = others.loc[condition.condition]
-        distances += (beyond["min_mad_of_others"], (beyond["high"] - beyond["low"]) / 2)
-        expected = (*(round(x, 1) for x in accuracies), *(round(x, 3) for x in distances))
-        assert expected in told, condition.condition
-    effects = pd.read_csv(results / "effects.csv")
-    (cutmix,) = effects[(effects["term"] == "cutmix") & (effects["response"] == "min_mad")].itertuples()
-    assert f"by {-cutmix.effect:.3f} ± {(cutmix.high - cutmix.low) / 2:.3f} (p = 0.0005, exact)" in TEXT
-    separation = pd.read_csv(results / "separation.csv")
-    of_cutmix = separation[(separation["factor"] == "cutmix") & (separation["response"] == "min_mad")]
-    (parted,) = of_cutmix[of_cutmix["blocks"] == "seed autoaugment smoothing"].itertuples()
-    assert parted.exact
-    assert f"{parted.p:.4f}" == "0.0005"
-    assert f"below {parted.highest_with:.3f}, all without at or above {parted.lowest_without:.3f}" in TOLD
-    assert f"in {others['runs_with_own_patch'].sum()} of {parted.num_with} runs" in TOLD
-    verdicts = pd.read_csv(results / "verdict.csv").set_index("claim")
-    (still,) = verdicts[verdicts.index.str.contains("is Modern's most local head still")].itertuples()
-    assert f"by {-still.value:.3f} ± {(still.high - still.low) / 2:.3f}" in TOLD
-    runs = pd.read_csv(results.parent / "runs.csv")
-    assert f"spend {100 * runs.loc[runs['min_mad'] < 0.05, 'max_share_self'].min():.0f} % of their attention" in TOLD
+        assert expected in told, condition
+    with_it, without = (runs.loc[runs["cutmix"] == level, "min_mad"] for level in ("on", "off"))
+    assert f"below {with_it.max():.3f}, all without at or above {without.min():.3f}" in TOLD
+    separates = judged(study, "CutMix separates the conditions")
+    assert f"by {-separates['value']:.3f} ± {(separates['high'] - separates['low']) / 2:.3f}, and by twice" in TOLD
+    beside = judged(study, "AutoAugment does not change what CutMix does")
+    without_it, with_both = map(float, re.findall(r"(?:CutMix's|,) −([\d.]+)", beside["ours"])[:2])
+    assert 1.5 < with_both / without_it < 2.5
+    assert (beside["verdict"], beside["to_decide"]) == ("inconclusive", 9)
+    assert "three seeds suggest it, nine would decide" in TOLD
+    assert f"in {(runs[HEADS] > 0).sum()} of {len(with_it)} runs" in TOLD
+    own = runs.loc[runs[HEADS] > 0, "max_share_self"]
+    assert f"spend {100 * own.min():.0f} % of their attention" in TOLD
 
 
 def test_what_is_told_of_other_studies_is_what_their_results_say() -> None:
-    def judged(study: str, claim: str) -> pd.Series:
-        verdicts = pd.read_csv(README.parent / "results" / study / "tables" / "verdict.csv")
-        (row,) = (row for _, row in verdicts.iterrows() if row["claim"].startswith(claim))
-        return row
-
-    margin = judged("ablation-tiny-imagenet", "CutMix separates the conditions")
-    assert f"CutMix separates the runs by {margin['value']:.3f}" in TOLD
-    assert judged("ablation-cifar10", "CutMix separates the conditions")["value"] < 0
+    longer = judged("mixing-long-cifar100", "Does CutMix make the most local head")
+    assert f"nearer by {-longer['value']:.3f} ± {(longer['high'] - longer['low']) / 2:.3f}" in TOLD
+    for claim in (
+        "Does hiding CutMix's box",
+        "Does Mixup make it",
+        "Does a second label make it",
+        "Does CutMix make the",
+    ):
+        assert judged("mixing-long-cifar100", claim)["verdict"] == "yes"
+    for study in ("protocol-cifar10", "protocol-tiny-imagenet"):
+        nearer = judged(study, "Under the Modern protocol the most local head")
+        assert (nearer["verdict"], nearer["n"]) == ("in direction", 2)
     fitted = "emergence-fitted-cifar100"
-    assert judged(fitted, "Do local heads appear")["ours"] == "4 of 4 runs with CutMix, 0 of 4 without"
+    assert judged(fitted, "Do local heads appear")["ours"].startswith("4 of 4 runs with CutMix, 0 of 4 without")
     epochs = judged(fitted, "When does the first local head")["verdict"].removeprefix("epoch ").split(",")[0]
     assert f"the first at epoch {epochs}, and none turns back" in TOLD
     assert judged(fitted, "Does a local head ever")["verdict"] == "no"
-    nearer = judged(fitted, "After equally many epochs")
-    assert f"by {-nearer['value']:.3f} ± {(nearer['high'] - nearer['low']) / 2:.3f}" in TOLD
