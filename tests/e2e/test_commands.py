@@ -144,7 +144,7 @@ def test_a_small_demo_from_data_to_page(tmp_path: Path, capsys: pytest.CaptureFi
     assert (
         "In locality “without CutMix” and “with CutMix” differ by less than 0.02 of the diagonal" in shown
     )  # after one epoch
-    assert "means over the 1,000 images that both models were measured on" in shown
+    assert "means over 1,000 images that both models were measured on" in shown
     page = (out / "report.html").read_text()
     assert "differ by less than 0.02" in page
     assert "<dt>Spread over images</dt>" in page

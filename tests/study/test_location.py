@@ -20,6 +20,7 @@ from nearsight.study.location import DamagedError, PublishedStudy, StudyPublishe
 from nearsight.study.running import fetch_study
 
 RUNS = [cell.run for cell in tiny_study().cells]
+STAY_HERE = {"checkpoint.safetensors", "heads.npz"}
 
 
 @pytest.fixture(autouse=True)
@@ -59,7 +60,7 @@ def test_a_published_study_is_the_study(finished: Path, location: StudyPublisher
     for run in RUNS:
         there = {path.rsplit("/")[-1] for path in files.find(f"{root}/runs/{run}")}
         here = {path.name for path in (finished / "runs" / run).iterdir()}
-        assert there == here - {"checkpoint.safetensors"} | {"manifest.json"}
+        assert there == here - STAY_HERE | {"manifest.json"}
         assert {path.name for path in (fetched / "runs" / run).iterdir()} == there - {
             "manifest.json",
             "model.safetensors",
@@ -125,7 +126,7 @@ def test_a_network_that_comes_back_is_waited_for(finished: Path, failing: StudyP
 
 def test_one_that_stays_away_leaves_nothing_that_is_trusted(finished: Path, failing: StudyPublisher) -> None:
     folder = StudyFolder(finished).run_folder(RUNS[0])
-    num_files = sum(path.name != "checkpoint.safetensors" for path in folder.path.iterdir()) + 1
+    num_files = sum(path.name not in STAY_HERE for path in folder.path.iterdir()) + 1
     for number in range(1, num_files + 1):
         Failing.num_transfers, Failing.failing_at = 0, frozenset(range(number, number + 100))
         with pytest.raises(InputError, match=r"failing://there cannot be used: .*the same command goes on"):

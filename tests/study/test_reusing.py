@@ -128,7 +128,7 @@ RESULTS = Path(__file__).parents[2] / "results"
 ABLATION = RESULTS / "ablation-cifar100"
 COMMITTED = [path.parent for path in sorted(RESULTS.rglob("study.json")) if not is_simulation(path.parent)]
 TINY = [cell.run for cell in tiny_study().cells]
-OF_THE_RUN_ALONE = {"checkpoint.safetensors", "model.safetensors", "events.jsonl"}
+OF_THE_RUN_ALONE = {"checkpoint.safetensors", "model.safetensors", "events.jsonl", "heads.npz"}
 
 
 @pytest.fixture(scope="module")

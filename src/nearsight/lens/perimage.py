@@ -49,10 +49,10 @@ class PerImage:
     def of(cls, digests_N: NDArray[np.uint64], mad_NLH: Values, entropy_NLH: Values) -> Self:
         """Put in order, and cut to what there is room for."""
         num_kept = MOST_VALUES // max(1, mad_NLH[0].size) if len(mad_NLH) else 0
+        mad, entropy = (values.astype(np.float32, copy=False) for values in (mad_NLH, entropy_NLH))
         # By their values where digests are equal: so the order in which images came is forgotten.
-        order = np.lexsort((np.nansum(mad_NLH, (1, 2), dtype=np.float64), digests_N))[:num_kept]
-        mad, entropy = (values[order].astype(np.float32, copy=False) for values in (mad_NLH, entropy_NLH))
-        return cls(digests_N[order], mad, entropy)
+        order = np.lexsort((np.nansum(mad, (1, 2), dtype=np.float64), digests_N))[:num_kept]
+        return cls(digests_N[order], mad[order], entropy[order])
 
     def __len__(self) -> int:
         return len(self.digests)

@@ -185,7 +185,7 @@ def _about_images(difference: Difference) -> tuple[str, ...]:
     if not difference.estimate.has_interval:
         return ()
     if difference.is_paired:
-        images = f"the {difference.estimate.n:,} images that both models were measured on"
+        images = f"{difference.estimate.n:,} images that both models were measured on"
         return (
             f"Differences are means over {images}, image by image, with Student's t intervals; they are also given in "
             "standard deviations of the differences.",

@@ -37,8 +37,8 @@ MOST_BYTES = 2**28
 _MANIFEST = "manifest.json"
 _LAST = "provenance.json"
 """A run folder that has it is complete, so it comes last."""
-_STAYS_HERE = ("checkpoint.safetensors",)
-"""Only needed to continue the run."""
+_STAYS_HERE = ("checkpoint.safetensors", "heads.npz")
+"""Only needed to continue the run, and to compare it image by image: no table of a study is made of these."""
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _BYTES_AT_ONCE = 2**20

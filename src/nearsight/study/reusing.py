@@ -107,8 +107,9 @@ class TabledRun:
 
     def put(self, target: RunFolder) -> None:
         """Make the run's folder. What makes it complete comes last, and what another training left there goes first:
-        its weights and its log would pass for those of this run."""
-        for path in (target.path / PROVENANCE, target.path / CHECKSUMS, target.checkpoint, target.model, target.events):
+        its weights, its log and its single images would pass for those of this run."""
+        marks = target.path / PROVENANCE, target.path / CHECKSUMS
+        for path in (*marks, target.checkpoint, target.model, target.events, target.heads_per_image):
             path.unlink(missing_ok=True)
         write_json(target.path / CONFIG, self.config.to_json())
         for name, table in self.tables.items():
