@@ -134,7 +134,14 @@ def test_a_sign_is_sure_or_not() -> None:
 # mixing-cifar100
 
 PLANTED = {
-    **{"None": 0.33, "Mixup": 0.32, "CutOut": 0.33, "Random erasing": 0.32, "Noise box": 0.28, "Mean box": 0.30},
+    **{
+        "None of these": 0.33,
+        "Mixup": 0.32,
+        "CutOut": 0.33,
+        "Random erasing": 0.32,
+        "Noise box": 0.28,
+        "Mean box": 0.30,
+    },
     **{"Noise box, mixed labels": 0.29, "Mean box, mixed labels": 0.29, "CutMix, own labels": 0.28, "CutMix": 0.18},
     **{"Patch-aligned CutMix": 0.18, "Feathered CutMix": 0.26, "Tile shuffle": 0.15},
 }
@@ -160,14 +167,14 @@ def test_the_cut_the_mix_and_the_label() -> None:
 
 
 def test_contrasts_without_their_runs_are_left_out() -> None:
-    part = only(mixing.mixing_cifar100(), "None", "CutMix", "Mixup")
+    part = only(mixing.mixing_cifar100(), "None of these", "CutMix", "Mixup")
     results = made_up(part, of_mixing)
     assert set(own_table(results).shown["what"]) == {"CutMix", "the mix without a cut"}
     given = answers(results)
     assert sum(answer == "not tested" for answer in given.values()) == len(CONTRASTS) - 1
     assert condition_means(results.runs, "min_mad").estimate(WHOLE.weights).value == pytest.approx(-0.15, abs=0.005)
     with pytest.raises(InputError, match="no two conditions"):
-        own_table(made_up(only(mixing.mixing_cifar100(), "None"), of_mixing))
+        own_table(made_up(only(mixing.mixing_cifar100(), "None of these"), of_mixing))
 
 
 def test_a_run_that_lacks_leaves_the_others_in_the_fit_and_the_answers_their_intervals() -> None:

@@ -18,6 +18,7 @@ from nearsight.files import check_file, read_object, write_json, write_text
 from nearsight.report.conditions import SMALL
 from nearsight.report.tables import records
 from nearsight.study.results import COURSE_COLUMNS, HEAD_COLUMNS, HISTORY_COLUMNS, StudyResults, missing_parts
+from nearsight.study.run_tables import NO_WORD, as_csv
 from nearsight.study.statistics import Estimate
 
 SCHEMA = 1
@@ -80,6 +81,8 @@ _NUMBERS = {
     **{"value": "float64", "low": "float64", "high": "float64"},
 }
 
+_MAY_BE_EMPTY = ("condition", "trained_on")
+
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ProbeResults:
@@ -126,6 +129,7 @@ class ProbeResults:
             check_file(folder / "probes.csv")
             rows = pd.read_csv(folder / "probes.csv", dtype=str, keep_default_na=False)[list(COLUMNS)]
             rows = rows.assign(**{name: rows[name].replace("", None) for name in _NUMBERS}).astype(_NUMBERS)
+            rows = rows.assign(**{name: rows[name].replace(NO_WORD, "") for name in _MAY_BE_EMPTY})
             if unknown := [name for name in rows["measure"] if not is_measure(name)]:
                 raise ValueError(f"{unknown[0]!r} is not a measure")
             return cls(name=about["name"], scale=about["scale"], planned=tuple(about["planned"]), rows=rows)
@@ -137,7 +141,7 @@ class ProbeResults:
     def write(self, folder: Path) -> tuple[Path, ...]:
         about, table = folder / "probes.json", folder / "probes.csv"
         write_json(about, {"schema": SCHEMA, "name": self.name, "scale": self.scale, "planned": list(self.planned)})
-        write_text(table, self.rows.to_csv(index=False))
+        write_text(table, as_csv(self.rows))
         return about, table
 
     @property

@@ -21,7 +21,7 @@ from nearsight.errors import InputError
 from nearsight.files import STUDY, check_kind, check_output_folder, read_object, write_json, write_text
 from nearsight.study.design import flat
 from nearsight.study.results import check_place, missing_parts
-from nearsight.study.run_tables import reading_table, whole_rows
+from nearsight.study.run_tables import as_csv, reading_table, whole_rows
 from nearsight.study.simulation import RUNS, SCHEMA, Simulation, SimulationCell
 
 DIGITS = "%.7g"
@@ -154,7 +154,7 @@ class SimulationFolder:
                 )
             first = ["run", "condition", *varied]
         columns = [*first, "seed", *(each for each in table.columns if each not in (*first, "seed"))]
-        write_text(self.path / f"{name}.csv", table[columns].to_csv(index=False, float_format=DIGITS))
+        write_text(self.path / f"{name}.csv", as_csv(table[columns], float_format=DIGITS))
 
     def _check_same(self, simulation: Simulation) -> None:
         """Name, scale, conditions and all settings must be the same; seeds may be others."""
@@ -238,7 +238,7 @@ def _read(path: Path, needed: Sequence[str]) -> pd.DataFrame:
     if absent := [name for name in needed if name not in header]:
         raise ValueError(f"it has no column {', '.join(absent)}")
     whole_rows(rows, header)
-    # A condition may be called NA.
+    # Earlier versions let a condition be called NA.
     return pd.read_csv(io.StringIO(text), dtype={"run": str, "condition": str}, keep_default_na=False, na_values=[""])
 
 
