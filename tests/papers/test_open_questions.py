@@ -406,7 +406,7 @@ def test_questions_are_not_called_claims() -> None:
     assert told is not None
     text = told.markdown()
     assert "Of 7 questions: 4 yes, 3 not shown." in text
-    assert "| question | numbers | seeds | answer |" in text
+    assert "| question | asked | numbers | seeds | answer |" in text
     assert list(told.table().numbers["verdict"]) == list(answers(results).values())
     unfinished = dataclasses.replace(results, runs=results.runs.iloc[:1])
     assert set(answers(unfinished).values()) == {"not tested"}

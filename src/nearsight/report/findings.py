@@ -113,7 +113,7 @@ def _in_short(sections: Iterable[Section], answered: Mapping[str, list[Row]]) ->
     return markdown_rows(rows)
 
 
-_OF_SUMMARY = ("claim or question", "study", "ours", "verdict")
+_OF_SUMMARY = ("claim or question", "asked", "study", "ours", "verdict")
 
 
 def _answers(rows: list[Row]) -> list[str]:
@@ -136,6 +136,7 @@ def _answer_rows(
                     "id": judgement.claim.id,
                     "study": name,
                     "claim or question": judgement.claim.text,
+                    "asked": verdicts.when_asked(judgement.claim) if verdicts else "",
                     "paper": judgement.claim.paper if of_paper and judgement.claim.source != OURS else "",
                     "ours": judgement.finding.ours + _fewer_seeds(judgement, studies[name]),
                     "verdict": f"**{judgement.finding.verdict}**",

@@ -27,7 +27,7 @@ FIGURES: dict[str, Callable[[StudyResults], Drawing]] = {
     "figure-4-minimum-mad": minimum,
     "figure-5-key-conditions": key_conditions,
 }
-KEPT = ("provenance.json",)
+KEPT = ("plan.json", "provenance.json")
 """What is kept of a study as it is, beside study.json."""
 
 

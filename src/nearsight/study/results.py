@@ -15,6 +15,7 @@ import pandas as pd
 
 from nearsight.errors import InputError
 from nearsight.files import check_file, replacing, write_text
+from nearsight.study.plan import Plan
 from nearsight.study.run_tables import (
     EPOCH_COLUMNS,
     OF_LATER_VERSIONS,
@@ -66,6 +67,8 @@ class StudyResults:
     """Likewise."""
     design: str = ""
     """In a line for people, as in "full factorial"; of a fraction, what is aliased with what."""
+    plan: Plan | None = None
+    """What its runs were to judge; None where that is not known."""
 
     @classmethod
     def read(cls, folder: Path) -> "StudyResults":
@@ -82,6 +85,7 @@ class StudyResults:
             planned=tuple(dict.fromkeys(cell["condition"] for cell in described["cells"])),
             seeds=tuple(dict.fromkeys(cell["seed"] for cell in described["cells"])),
             design=described["design"],
+            plan=Plan.read(folder),
             **kept(folder, described["cells"], tuple(factors)),
         )
 

@@ -147,7 +147,7 @@ def as_csv(table: pd.DataFrame, **options: Any) -> str:
         is_missing = table[name].isna() | table[name].eq("")
         if is_missing.any() and any(isinstance(value, str) for value in table[name]):
             table = table.assign(**{name: table[name].astype(object).mask(is_missing, NO_WORD)})
-    return table.to_csv(index=False, **options)
+    return str(table.to_csv(index=False, **options))
 
 
 def check_label(label: str, whose: str) -> None:

@@ -1,6 +1,7 @@
 """A simulation on disk.
 
 study.json       what was asked for: conditions with all their settings, and every cell; written first
+plan.json        what the runs are to judge, and by which rules; written before the first of them
 runs.csv         a row per cell that is done: its settings where conditions differ, its seed, what it gave
 <table>.csv      further tables of the simulation, such as curves: condition, seed and more
 provenance.json  code, libraries, machine and time of all runs
@@ -20,6 +21,7 @@ import pandas as pd
 from nearsight.errors import InputError
 from nearsight.files import STUDY, check_kind, check_output_folder, read_object, write_json, write_text
 from nearsight.study.design import flat
+from nearsight.study.plan import Plan
 from nearsight.study.results import check_place, missing_parts
 from nearsight.study.run_tables import as_csv, reading_table, whole_rows
 from nearsight.study.simulation import RUNS, SCHEMA, Simulation, SimulationCell
@@ -49,6 +51,8 @@ class SimulationResults:
     """All that were asked for, done or not."""
     tables: dict[str, pd.DataFrame]
     """By name; each has the columns condition and seed. `runs` has a row per cell that is done."""
+    plan: Plan | None = None
+    """What was planned; None where that is not known."""
 
     @property
     def runs(self) -> pd.DataFrame:
@@ -70,6 +74,7 @@ class SimulationResults:
             levels=levels,
             cells=cells,
             tables=read_tables(folder, cells, settings=settings, responses=described["responses"]),
+            plan=Plan.read(folder),
         )
 
 

@@ -115,7 +115,7 @@ def _only_with(results: StudyResults) -> Finding:
 @asked(
     "equally-many-epochs",
     "After equally many epochs, is the most local head more local with CutMix?",
-    source="S1 §7, limitations; asked after the runs",
+    source="S1 §7, limitations",
     rule=SIGN,
 )
 def _equally_long(results: StudyResults) -> Finding:

@@ -85,9 +85,10 @@ FINDINGS = Findings(
     title="# Findings: what the protocol study left open",
     about="What S1 (*Inducing Spatial Locality in Vision Transformers through the Training Protocol*, arXiv "
     "2605.16390) claims and what it leaves open, put to the test with seeds and intervals. Every number on this page "
-    "is computed from the tables under `results/`, every verdict by a rule that the study's `verdict.md` states; what "
-    "was tried besides, failures included, is in the [log](log.md). MAD is the mean attention distance of a head, as a "
-    "fraction of the grid's diagonal; ± is half a 95 % interval.",
+    "is computed from the tables under `results/`, every verdict by a rule that the study's `verdict.md` states. "
+    "*Asked* says whether a question was planned before the runs or asked afterwards, as the study's `plan.json` has "
+    "it. What was tried besides, failures included, is in the [log](log.md). MAD is the mean attention distance of a "
+    "head, as a fraction of the grid's diagonal; ± is half a 95 % interval.",
     sections=(
         ablation.FINDING,
         unreported.FINDING,
