@@ -9,6 +9,7 @@ count, too. The exit code is 1 if anything differs.
 import argparse
 import json
 import re
+import shutil
 import sys
 import tempfile
 import time
@@ -45,6 +46,8 @@ def reports() -> list[Path]:
 def write(committed: Path, folder: Path) -> tuple[Path, ...]:
     """The report of a committed folder, written anew elsewhere; the files written."""
     if committed == BRIDGE:
+        folder.mkdir()
+        shutil.copy(BRIDGE / "plan.json", folder)
         return write_bridge(RESULTS / json.loads((BRIDGE / "provenance.json").read_text())["study"], folder)
     if (committed / "probes.json").exists():
         return write_probe_report(ProbeResults.read(committed), folder)

@@ -283,6 +283,7 @@ def test_probes_of_other_folders_are_taken_over(factory, voc, tmp_path, capsys):
     assert told["commit"] == ["an earlier one", certificate["commit"]]
     assert told["hardware"] == [certificate["hardware"]]
     assert "probed_models:one, segment: taken from" in printed.err
+    assert (out / "plan.json").read_text() == (parts[0] / "plan.json").read_text()  # planned before the first of them
     # A head that was damaged since, or lost a file, is not taken over; the next folder may have it, else it is trained.
     (head,) = parts[1].glob("segment/*")
     (head / "figures").mkdir()
@@ -430,6 +431,12 @@ def test_all_runs_of_a_study_are_compared(voc, tmp_path, monkeypatch, capsys):
     assert "32 pixels, trained on shapes; probed on 3 images of voc-small" in verdict
     assert "Small scale" in verdict
     assert "LocAt (seed 2)" in verdict  # what others have and it lacks
+    planned = Path("out/plan.json").read_text()
+    (entry,) = json.loads(planned)["plans"]
+    assert (entry["finished"], entry["conditions"], entry["seeds"]) == (0, ["ViT", "LocAt"], [0, 1, 2])
+    assert {row["asked"] for row in csv.DictReader(Path("out/tables/verdict.csv").read_text().splitlines())} == {
+        "planned"
+    }
     # The same runs, named one by one, find their results and each other.
     runs = [
         str(study / "runs" / canonical_hash([condition, seed])) for seed in (0, 1) for condition in ("ViT", "LocAt")
@@ -438,6 +445,7 @@ def test_all_runs_of_a_study_are_compared(voc, tmp_path, monkeypatch, capsys):
     code, printed = run(["all", *runs, *quick, "--device", "cpu", "--out", "out", "--json"], capsys)
     assert code == 0, printed.err
     assert [path.stat().st_mtime_ns for path in sorted(Path("out/results").iterdir())] == again
+    assert Path("out/plan.json").read_text() == planned
     named = {(row["condition"], row["seed"]) for row in json.loads(printed.out)["results"]}
     assert named == {("ViT", 0), ("LocAt", 0), ("ViT", 1), ("LocAt", 1)}
     for arguments, message in (

@@ -70,6 +70,11 @@ def test_the_ablation_from_recipe_to_verdict(ablation: Path) -> None:
     assert "small" in (ablation / "verdict.md").read_text()
     for table in (ablation / "tables").glob("*.md"):
         assert "small" in table.read_text(), f"{table.name} does not say its scale"
+    (planned,) = json.loads((ablation / "plan.json").read_text())["plans"]
+    assert (planned["finished"], planned["seeds"], len(planned["conditions"])) == (0, [0, 1], CONDITIONS)
+    verdict = pd.read_csv(ablation / "tables" / "verdict.csv")
+    assert [claim["text"] for claim in planned["claims"]] == verdict["claim"].tolist()
+    assert set(verdict["asked"]) == {"planned"}
 
 
 def test_runs_out_of_committed_tables_go_all_the_way_to_the_page(
@@ -91,6 +96,10 @@ def test_runs_out_of_committed_tables_go_all_the_way_to_the_page(
     assert json.loads((out / "provenance.json").read_text())["taken_from"] == {"ablation-cifar100": CONDITIONS // 2}
     assert (out / "verdict.md").exists()
     assert "Modern" in (out / "report.html").read_text()
+    # Half of its runs were there before it was planned.
+    (planned,) = json.loads((out / "plan.json").read_text())["plans"]
+    assert planned["finished"] == CONDITIONS // 2
+    assert set(pd.read_csv(out / "tables" / "verdict.csv")["asked"]) == {"not known"}
     assert "taken from the tables" in complaint(["measure", str(out / "runs" / min(taken))], capsys)
 
 

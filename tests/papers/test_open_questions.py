@@ -133,7 +133,14 @@ def test_a_part_that_is_none_is_no_and_one_of_the_other_sign_the_other_way_round
 # mixing-cifar100
 
 PLANTED = {
-    **{"None": 0.33, "Mixup": 0.32, "CutOut": 0.33, "Random erasing": 0.32, "Noise box": 0.28, "Mean box": 0.30},
+    **{
+        "None of these": 0.33,
+        "Mixup": 0.32,
+        "CutOut": 0.33,
+        "Random erasing": 0.32,
+        "Noise box": 0.28,
+        "Mean box": 0.30,
+    },
     **{"Noise box, mixed labels": 0.29, "Mean box, mixed labels": 0.29, "CutMix, own labels": 0.28, "CutMix": 0.18},
     **{"Patch-aligned CutMix": 0.18, "Feathered CutMix": 0.26, "Tile shuffle": 0.15},
 }
@@ -185,14 +192,14 @@ def test_a_label_that_does_something_in_one_box_alone_is_not_pooled() -> None:
 
 
 def test_contrasts_without_their_runs_are_left_out() -> None:
-    part = only(mixing.mixing_cifar100(), "None", "CutMix", "Mixup")
+    part = only(mixing.mixing_cifar100(), "None of these", "CutMix", "Mixup")
     results = made_up(part, of_mixing)
     assert set(own_table(results).shown["what"]) == {"CutMix", "the mix without a cut"}
     given = answers(results)
     assert sum(answer == "not tested" for answer in given.values()) == len(CONTRASTS) - 1
     assert condition_means(results.runs, "min_mad").estimate(WHOLE.weights).value == pytest.approx(-0.15, abs=0.005)
     with pytest.raises(InputError, match="no two conditions"):
-        own_table(made_up(only(mixing.mixing_cifar100(), "None"), of_mixing))
+        own_table(made_up(only(mixing.mixing_cifar100(), "None of these"), of_mixing))
 
 
 def test_a_run_that_lacks_leaves_the_others_in_the_fit_and_the_answers_their_intervals() -> None:
@@ -504,7 +511,7 @@ def test_questions_are_not_called_claims() -> None:
     assert told is not None
     text = told.markdown()
     assert "Of 7 questions: 2 inconclusive, 4 yes, 1 leaning yes." in text
-    assert "| question | numbers | seeds | p | answer | to decide |" in text
+    assert "| question | asked | numbers | seeds | p | answer | to decide |" in text
     assert list(told.table().numbers["verdict"]) == list(answers(results).values())
     unfinished = dataclasses.replace(results, runs=results.runs.iloc[:1])
     assert set(answers(unfinished).values()) == {"not tested"}

@@ -134,7 +134,7 @@ def test_the_papers_claims_and_our_questions_are_counted_apart() -> None:
     summary = text.splitlines()[2]
     assert summary.startswith("Of 6 claims of S3 (arXiv 2210.09221): 5 reproduced, 1 contradicted.")
     assert "Of 2 questions of our own: 2 yes. 27 runs, 3 seeds per condition." in summary
-    assert "| claim or question | paper | ours |" in text
+    assert "| claim or question | asked | paper | ours |" in text
     assert "estimated from all runs" in text
     positional = of_positional()
     summary = study_verdicts(positional).markdown().splitlines()[2]

@@ -170,10 +170,10 @@ def test_mixing_differs_in_what_is_mixed_alone() -> None:
     study = mixing.mixing_cifar100()
     base = study.base.protocol.augment
     configs = {cell.condition: cell.config for cell in study.cells if cell.seed == 0}
-    assert configs["None"].protocol == study.base.protocol
+    assert configs["None of these"].protocol == study.base.protocol
     for condition, config in configs.items():
         added = [each for each in config.protocol.augment if each not in base]
-        assert len(added) == (condition != "None")
+        assert len(added) == (condition != "None of these")
         assert {each.p for each in added} <= {0.5}
         assert dataclasses.replace(config, protocol=study.base.protocol) == study.base
     assert len(set(configs.values())) == 13

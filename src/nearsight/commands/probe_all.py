@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from nearsight.commands.options import parse, stoppable
 from nearsight.commands.probe import UNTRAINED, run_path
-from nearsight.commands.probing_all import PROVENANCE, AllProbes, AllRequest
+from nearsight.commands.probing_all import PROVENANCE, RESULTS, AllProbes, AllRequest
 from nearsight.commands.subjects import short_name
 from nearsight.errors import InputError
 from nearsight.files import PROBES, check_kind, check_output_folder, write_json
 from nearsight.models import ModelConfig
 from nearsight.probe.frozen import FrozenModel
 from nearsight.probe.scores import StoredProbe
+from nearsight.study.plan import Plan, write_plan
 from nearsight.study.results import check_place, read_description, run_folder
 from nearsight.train import RunFolder, Stop
 from nearsight.train.integrity import joined
@@ -93,14 +94,15 @@ def _probe_all(options: AllOptions, origins: Origins, out: Path, arguments: Sequ
     dataset, dense = options.load_both()
     opened = options.frozen(options.seed, image_size=options.image_size)
     probes = AllProbes(options, dataset, dense, out, stop)
-    found, certificates = [], []
+    found, certificates, plan = [], [], None
     for origin, one in zip(origins.models, opened, strict=True):
         frozen = replace(one, label=origin.label or one.label)
+        plan = plan or _write_plan(origins, out, options.reuse)  # now that something can be probed
         # Segmentation may change the model, so what it is has to be said before.
         described, stored = _described(frozen, origin), list(probes.of(frozen))
         found.append((described, list(_rows(stored))))
         certificates += [probe.told.get(PROVENANCE, {}) for probe in stored]
-    results = ProbeResults.of(found, name=origins.name, scale=origins.scale, planned=origins.planned)
+    results = ProbeResults.of(found, name=origins.name, scale=origins.scale, planned=origins.planned, plan=plan)
     write_probe_report(results, out)
     certificate = {**joined(certificates, ("commit", "versions", "hardware")), "seed": options.seed}
     command = shlex.join(["nearsight", "probe", "all", *arguments])
@@ -109,6 +111,23 @@ def _probe_all(options: AllOptions, origins: Origins, out: Path, arguments: Sequ
     write_folder_page(out)
     print(json.dumps({"folder": str(out), **results.as_json()}) if options.json else _as_text(results, out))
     return 0
+
+
+def _write_plan(origins: Origins, out: Path, reuse: Sequence[Path]) -> Plan:
+    """What is claimed of probed models, written down before the first of them is probed, here or in the folders whose
+    results are taken."""
+    from nearsight.report.studies import PROBES as ALL
+    from nearsight.report.studies import report_of
+
+    return write_plan(
+        out,
+        report_of(ALL).plan(),
+        conditions=list(dict.fromkeys(origin.condition for origin in origins.models if origin.condition is not None)),
+        seeds=sorted({origin.seed for origin in origins.models if origin.seed is not None}),
+        finished=lambda: sum(len(list((folder / RESULTS).glob("*.json"))) for folder in (out, *reuse)),
+        others=[entry for folder in reuse if (plan := Plan.read(folder)) for entry in plan.entries],
+        is_alone=True,
+    )
 
 
 def _described(frozen: FrozenModel, origin: Origin) -> "ProbedModel":

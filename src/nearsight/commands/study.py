@@ -29,6 +29,7 @@ from nearsight.study import (
 from nearsight.study.design import Scale
 from nearsight.study.executors import Executor, LocalExecutor, ProcessesExecutor, RayExecutor
 from nearsight.study.location import PublishedStudy, StudyPublisher, is_url, scratch_folder
+from nearsight.study.plan import PlannedClaims
 from nearsight.study.running import StackBy, fetch_study
 from nearsight.train import Stop
 
@@ -166,7 +167,9 @@ def _run(arguments: list[str]) -> int:
 
 def _run_simulation(simulation: Simulation, out: Path, options: RunOptions, stop: Stop) -> int:
     with SimulationProgress(simulation.name, simulation.responses) as progress:
-        folder = run_simulation(simulation, out, device=options.torch_device, listener=progress, stop=stop)
+        folder = run_simulation(
+            simulation, out, device=options.torch_device, listener=progress, stop=stop, claims=_claims(simulation)
+        )
     from nearsight.report.page.folders import write_folder_page
     from nearsight.report.simulations import write_simulation_report
 
@@ -201,6 +204,13 @@ def _executor(options: RunOptions) -> Executor:
     return LocalExecutor(device=options.torch_device)
 
 
+def _claims(study: Study | Simulation) -> PlannedClaims:
+    """What is declared for it, to be written down before its runs."""
+    from nearsight.report.studies import report_of
+
+    return report_of(study.name).plan()
+
+
 def _default_folder(name: str, scale: Scale) -> Path:
     return Path("runs") / (name if scale == "full" else f"{name}-{scale}")
 
@@ -225,6 +235,7 @@ def _run_and_report(
             executor=executor,
             location=location,
             reuse=options.reuse,
+            claims=_claims(study),
         )
     left = [cell.run for cell in study.cells if not folder.is_done(cell.run)]
     if not left:

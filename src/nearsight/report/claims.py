@@ -2,8 +2,8 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -23,6 +23,7 @@ from nearsight.report.rules import (
     weigh,
 )
 from nearsight.report.tables import MISSING, Row, Table, probability
+from nearsight.study.plan import MARKS, NOT_KNOWN
 from nearsight.study.statistics.significance import ALPHA, MOST_SEEDS, holm
 
 OURS = "our question"
@@ -38,7 +39,7 @@ class Claim:
     """Finds it among the claims of its study, whatever its words are."""
     text: str
     source: str
-    """Where the paper makes it, or leaves it open; of a question that was asked after the runs, that it was."""
+    """Where the paper makes it, or leaves it open."""
     paper: str = MISSING
     """The paper's numbers, in words."""
     rule: str
@@ -190,6 +191,12 @@ class Verdicts:
     warning: str = ""
     """Why the runs are not a result: then none is counted."""
     notes: tuple[str, ...]
+    asked: Mapping[str, str] = field(default_factory=dict)
+    """The id of a claim → whether it was planned or asked afterwards, as plan.json says; where it does not, that this
+    is not known."""
+
+    def when_asked(self, claim: Claim) -> str:
+        return self.asked.get(claim.id, NOT_KNOWN)
 
     def table(self) -> Table:
         """A row per claim. Of a paper's claims with what the paper has, and perhaps questions of our own among them."""
@@ -200,7 +207,7 @@ class Verdicts:
         for number, judgement in enumerate(self.judgements, start=1):
             claim, finding = judgement.claim, judgement.finding
             row = Row().both("number", number, title="").show(asked, f"{claim.text} ({claim.source})")
-            row.keep(claim=claim.text, source=claim.source)
+            row.keep(claim=claim.text, source=claim.source).both("asked", self.when_asked(claim))
             if of_paper:
                 row.both("paper", claim.paper)
             row.keep(paper=claim.paper).both("ours", finding.ours, title="ours" if of_paper else "numbers")
@@ -221,7 +228,7 @@ class Verdicts:
             to_decide = pd.NA if judgement.to_decide is None else judgement.to_decide
             row.both("to_decide", to_decide, "to decide", _to_decide(judgement)).keep(scale=self.scale)
             rows.append(row)
-        return Table.of("verdict", self.title, rows, notes=self.notes)
+        return Table.of("verdict", self.title, rows, notes=(*self.notes, MARKS))
 
     def markdown(self) -> str:
         """The table, a summary before it and the rules after it."""

@@ -23,7 +23,7 @@ from nearsight.report.inputs import shorten
 from nearsight.report.marks import FEWEST, Drawing, ForestRow, add_footnote, forest, interval_in_row
 from nearsight.report.probes import ProbeResults, main_measures, title_of
 from nearsight.report.reports import Report
-from nearsight.report.studies import PROBES, report_of
+from nearsight.report.studies import PROBES, marks_of, report_of
 from nearsight.report.tables import MISSING, OF_TWO, Row, Table, percent, rounded, seeds_in_words, span, with_interval
 from nearsight.study.statistics import Estimate, mean_interval, paired_difference
 from nearsight.study.statistics.intervals import by_seed
@@ -247,6 +247,7 @@ def probe_verdicts(results: ProbeResults) -> Verdicts | None:
         paper=own.paper,
         runs=f"{len(study.runs)} models, {seeds} per condition.",
         notes=(*results.scale_notes, own.intervals, *intervals, *missing_notes(study)),
+        asked=marks_of(results.plan, claims),
     )
 
 

@@ -17,7 +17,9 @@ from nearsight.errors import InputError
 from nearsight.files import check_file, read_object, write_json, write_text
 from nearsight.report.conditions import SMALL
 from nearsight.report.tables import records
+from nearsight.study.plan import Plan
 from nearsight.study.results import COURSE_COLUMNS, HEAD_COLUMNS, HISTORY_COLUMNS, StudyResults, missing_parts
+from nearsight.study.run_tables import NO_WORD, as_csv
 from nearsight.study.statistics import Estimate
 
 SCHEMA = 1
@@ -80,6 +82,8 @@ _NUMBERS = {
     **{"value": "float64", "low": "float64", "high": "float64"},
 }
 
+_MAY_BE_EMPTY = ("condition", "trained_on")
+
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ProbeResults:
@@ -94,6 +98,8 @@ class ProbeResults:
     rows: pd.DataFrame
     """A row per model and score: `COLUMNS`. Scores are shares; low and high are the ends of 95 % intervals over test
     images, NaN where there are none."""
+    plan: Plan | None = None
+    """What the scores were to judge; None where that is not known."""
 
     @classmethod
     def of(
@@ -103,12 +109,13 @@ class ProbeResults:
         name: str,
         scale: str = "full",
         planned: tuple[str, ...] = (),
+        plan: Plan | None = None,
     ) -> "ProbeResults":
         """Of models, each with its scores (`SCORE_COLUMNS`)."""
         rows = pd.DataFrame(
             [{**asdict(model), **score} for model, scores in found for score in scores], columns=list(COLUMNS)
         )
-        return cls(name=name, scale=scale, planned=planned, rows=rows.astype(_NUMBERS))
+        return cls(name=name, scale=scale, planned=planned, rows=rows.astype(_NUMBERS), plan=plan)
 
     @classmethod
     def read(cls, folder: Path) -> "ProbeResults":
@@ -126,9 +133,11 @@ class ProbeResults:
             check_file(folder / "probes.csv")
             rows = pd.read_csv(folder / "probes.csv", dtype=str, keep_default_na=False)[list(COLUMNS)]
             rows = rows.assign(**{name: rows[name].replace("", None) for name in _NUMBERS}).astype(_NUMBERS)
+            rows = rows.assign(**{name: rows[name].replace(NO_WORD, "") for name in _MAY_BE_EMPTY})
             if unknown := [name for name in rows["measure"] if not is_measure(name)]:
                 raise ValueError(f"{unknown[0]!r} is not a measure")
-            return cls(name=about["name"], scale=about["scale"], planned=tuple(about["planned"]), rows=rows)
+            planned, plan = tuple(about["planned"]), Plan.read(folder)
+            return cls(name=about["name"], scale=about["scale"], planned=planned, rows=rows, plan=plan)
         except FileNotFoundError as error:
             raise InputError(f"{folder} holds no probes: probes.csv is missing") from error
         except (KeyError, TypeError, ValueError, OverflowError, OSError) as error:  # no table, or another
@@ -137,7 +146,7 @@ class ProbeResults:
     def write(self, folder: Path) -> tuple[Path, ...]:
         about, table = folder / "probes.json", folder / "probes.csv"
         write_json(about, {"schema": SCHEMA, "name": self.name, "scale": self.scale, "planned": list(self.planned)})
-        write_text(table, self.rows.to_csv(index=False))
+        write_text(table, as_csv(self.rows))
         return about, table
 
     @property

@@ -13,6 +13,7 @@ from nearsight.errors import InputError
 from nearsight.report.claims import Claim, Verdicts, judge_all
 from nearsight.report.marks import Animation, Drawing
 from nearsight.report.tables import Table, seeds_in_words
+from nearsight.study.plan import Plan, mark_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,8 +54,10 @@ class StudyReport:
     paper: str | None = None
     """Whose claims they are, as in S1 (arXiv 2605.16390); None: they are questions of our own."""
     published: Published | None = None
-    claims: Sequence[Claim] | Callable[[Any], Sequence[Claim]] = ()
-    """Of the paper, and questions of our own; a function of the results where they depend on these."""
+    claims: Sequence[Claim] = ()
+    """Of the paper, and questions of our own: known before there are results."""
+    claims_about: Callable[[Any], Sequence[Claim]] | None = None
+    """Which of them some results are about, where these are not of one study; all by default."""
     intervals: str = ""
     """How the intervals in the verdict were estimated; by default seed by seed, and in studies of our own by fits."""
     without: frozenset[str] = frozenset()
@@ -68,11 +71,15 @@ class StudyReport:
     """Its page begins with what the most local heads do, not with the first claim and the first figure of its own."""
 
     def __post_init__(self) -> None:
-        ids = [] if callable(self.claims) else [claim.id for claim in self.claims]
+        ids = [claim.id for claim in self.claims]
         assert len(set(ids)) == len(ids), f"two claims of a study have one id: {sorted(ids)}"
 
     def claims_of(self, results: Any) -> Sequence[Claim]:
-        return self.claims(results) if callable(self.claims) else self.claims
+        return self.claims if self.claims_about is None else self.claims_about(results)
+
+    def plan(self) -> list[dict[str, Any]]:
+        """Its claims as plain data, to be written down before the runs (`nearsight.study.plan`)."""
+        return as_planned(self.claims)
 
     def tables_of(self, results: Any) -> list[Table]:
         """Those that the runs there are can give."""
@@ -98,7 +105,23 @@ class StudyReport:
             runs=f"{len(results.runs)} {units}, {seeds} per condition.",
             warning=warning,
             notes=(*([warning] if warning else []), intervals, *notes),
+            asked=marks_of(results.plan, claims),
         )
+
+
+def as_planned(claims: Iterable[Claim]) -> list[dict[str, Any]]:
+    return [
+        {
+            **{"id": claim.id, "text": claim.text, "paper": claim.paper, "rule": claim.rule},
+            "readings": None if claim.readings is None else list(claim.readings),
+        }
+        for claim in claims
+    ]
+
+
+def marks_of(plan: Plan | None, claims: Iterable[Claim]) -> dict[str, str]:
+    """The id of each claim → when it was asked, by the plan of its results."""
+    return {claim.id: mark_of(plan, claim.id, claim.rule) for claim in claims}
 
 
 _REPORTS: dict[str, StudyReport] = {}

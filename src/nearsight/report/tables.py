@@ -9,11 +9,12 @@ import numpy as np
 import pandas as pd
 
 from nearsight.files import write_text
+from nearsight.study.run_tables import NO_WORD, as_csv
 from nearsight.study.statistics import Estimate
 
 OF_TWO = "of two seeds, both are in brackets"
 """What goes with every explanation of ±."""
-MISSING = "–"
+MISSING = NO_WORD
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -43,7 +44,7 @@ class Table:
 
     def write(self, folder: Path) -> tuple[Path, Path]:
         csv, markdown = folder / f"{self.name}.csv", folder / f"{self.name}.md"
-        write_text(csv, self.numbers.to_csv(index=False))
+        write_text(csv, as_csv(self.numbers))
         write_text(markdown, self.markdown())
         return csv, markdown
 

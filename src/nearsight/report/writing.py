@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from nearsight.errors import InputError
-from nearsight.files import check_output_folder, write_text
+from nearsight.files import check_output_folder, write_json, write_text
 from nearsight.report.claims import Verdicts
 from nearsight.report.conditions import assumed_notes, missing_notes, scale_notes, with_attention
 from nearsight.report.marks import Animation, Drawing
@@ -18,6 +18,7 @@ from nearsight.report.study_figures import key_conditions, maps, plane, profiles
 from nearsight.report.study_tables import common_tables
 from nearsight.report.tables import OF_TWO, Table
 from nearsight.study import StudyFolder, StudyResults
+from nearsight.study.results import read_description
 
 FIGURES: dict[str, Callable[[StudyResults], Drawing]] = {
     "figure-1-profiles": profiles,
@@ -26,8 +27,8 @@ FIGURES: dict[str, Callable[[StudyResults], Drawing]] = {
     "figure-4-minimum-mad": minimum,
     "figure-5-key-conditions": key_conditions,
 }
-KEPT = ("study.json", "provenance.json")
-"""What is kept of a study as it is."""
+KEPT = ("plan.json", "provenance.json")
+"""What is kept of a study as it is, beside study.json."""
 
 
 def study_report(results: StudyResults) -> Report:
@@ -101,8 +102,9 @@ def write_results(study: Path, folder: Path) -> tuple[Path, ...]:
         raise InputError(f"study {results.name!r} has no complete run yet, so there is nothing to keep")
     for name in ("tables", "figures"):
         shutil.rmtree(folder / name, ignore_errors=True)
+    write_json(folder / "study.json", read_description(study))  # with the labels of this version
     for name in KEPT:
         if study != folder and (study / name).exists():
             write_text(folder / name, (study / name).read_text(encoding="utf-8"))
-    written = (*(folder / name for name in KEPT if (folder / name).exists()), *results.write_tables(folder))
-    return (*written, *write_study_report(results, folder))
+    kept = (folder / name for name in ("study.json", *KEPT) if (folder / name).exists())
+    return (*kept, *results.write_tables(folder), *write_study_report(results, folder))

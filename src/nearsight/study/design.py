@@ -15,6 +15,7 @@ from nearsight.randomness import different_seeds
 from nearsight.study.factors import ENDS, Factor, Levels, condition_name
 from nearsight.study.fractions import FRACTION, Fraction
 from nearsight.study.results import SCHEMA, run_columns
+from nearsight.study.run_tables import check_label
 from nearsight.train import ASSUMED, DataConfig, RunConfig, RunName
 
 Scale = Literal["full", "small"]
@@ -100,6 +101,7 @@ class Study:
         conditions: dict[str, dict[str, str]] = {}
         for levels in self._combinations():
             name = condition_name(self.parsed, levels, self.ends)
+            check_label(name, f"a condition of study {self.name!r}")
             if conditions.setdefault(name, levels) != levels:
                 raise InputError(f"two conditions of study {self.name!r} are both called {name!r}; rename a factor")
         cells: dict[str, Cell] = {}

@@ -11,6 +11,7 @@ from typing import Any, Final
 from nearsight.augment import AUGMENTATIONS, Augmentation
 from nearsight.configuration import decode, encode
 from nearsight.errors import InputError, unknown_name
+from nearsight.study.run_tables import check_label
 from nearsight.train import RunConfig
 
 
@@ -58,6 +59,7 @@ class Factor:
                 raise InputError(f"factor {name!r} has a level labelled {label!r}; a label is a word")
             if labels.count(label) > 1:
                 raise InputError(f"factor {name!r} has two levels {label!r}; label them: {{'label': level, …}}")
+            check_label(label, f"a level of factor {name!r}")
         return cls(name, _title(name, changes), labels, changes, given)
 
     def apply(self, config: RunConfig, label: str) -> RunConfig:

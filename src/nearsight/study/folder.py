@@ -1,6 +1,7 @@
 """A study on disk.
 
 study.json       what was asked for: factors, levels, every cell with its whole config; written first
+plan.json        what the runs are to judge, and by which rules; written before the first of them trains
 runs/<hash>/     a run folder per cell
 locks/           which runner has which cell
 runs.csv         a row per complete run; with heads.csv and history.csv, which come when all is done, this is all that
@@ -104,6 +105,10 @@ class StudyFolder:
                 return
         write_json(self.path / "study.json", described)
 
+    def cells(self) -> list[dict[str, Any]]:
+        """What study.json says of every cell."""
+        return list(read_description(self.path)["cells"])
+
     def is_done(self, run: RunName) -> bool:
         folder = self.run_folder(run)
         return folder.is_complete and not result_problem(folder)
@@ -114,7 +119,7 @@ class StudyFolder:
         epochs_of_done = dict(zip(results.runs["run"], results.runs["epochs"], strict=True))
         locks = self.locks()
         states = []
-        for cell in read_description(self.path)["cells"]:
+        for cell in self.cells():
             run = cell["run"]
             folder, holder, problem = self.run_folder(run), locks.holder(run), ""
             epochs = int(epochs_of_done.get(run, 0)) or _epochs_on_disk(folder)

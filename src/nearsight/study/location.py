@@ -1,6 +1,7 @@
 """Finished runs at any place that fsspec reaches: another disk, a bucket.
 
-<url>/study.json …              the study's description, tables and figures
+<url>/study.json …              the study's description, plan, tables and figures
+<url>/plans/<hash>.json         every entry of the plan by itself: no runner replaces what another has planned
 <url>/runs/<hash>/…             the files of a run
 <url>/runs/<hash>/manifest.json their sizes and sha256; written last
 
@@ -19,14 +20,16 @@ import importlib
 import json
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from nearsight.data.locations import user_cache_folder
 from nearsight.errors import InputError
-from nearsight.files import WriteError, canonical_hash, replacing
+from nearsight.files import WriteError, as_json, canonical_hash, replacing
+from nearsight.study.plan import Entry, entry_problem
 from nearsight.train import RunFolder, RunName
 from nearsight.train.integrity import TAKEN_FROM
 
@@ -97,6 +100,22 @@ class PublishedStudy:
             return False
         self._get(files, place, folder / "study.json", None)
         return True
+
+    def fetch_plans(self) -> list[Entry]:
+        """The entries of the study's plan, of all its runners."""
+        files, root = self._opened()
+        places = self._patiently(lambda: (files.invalidate_cache(), files.glob(f"{root}/plans/*.json"))[1])
+        return [self._plan(files, place) for place in places]
+
+    def _plan(self, files: Any, place: str) -> Entry:
+        content = b"".join(self._patiently(lambda: list(_read(files, place, MOST_BYTES))))
+        try:
+            entry = json.loads(content)
+        except (ValueError, RecursionError) as error:
+            raise DamagedError(f"{place} is damaged: {error}") from error
+        if problem := entry_problem(entry):
+            raise DamagedError(f"{place} is damaged: this plan {problem}")
+        return dict(entry)
 
     def _manifest(self, files: Any, place: str) -> dict[str, Any]:
         content = b"".join(self._patiently(lambda: list(_read(files, place, MOST_BYTES))))
@@ -169,6 +188,15 @@ class StudyPublisher(PublishedStudy):
             self._put(files, folder.path / name, f"{place}/{name}")
         content = json.dumps(manifest, indent=2).encode()
         self._patiently(lambda: files.pipe_file(f"{place}/{_MANIFEST}", content))
+
+    def publish_plans(self, entries: Iterable[Entry]) -> None:
+        """Put there what is not there yet."""
+        files, root = self._opened()
+        self._patiently(lambda: files.makedirs(f"{root}/plans", exist_ok=True))
+        for entry in entries:
+            place, content = f"{root}/plans/{entry['hash']}.json", as_json(entry).encode()
+            if not self._patiently(partial(files.exists, place)):
+                self._patiently(partial(files.pipe_file, place, content))
 
     def publish_tables(self, folder: Path) -> None:
         """Put all but the runs there: what the study is, its tables, figures and report."""

@@ -15,6 +15,7 @@ import pandas as pd
 
 from nearsight.errors import InputError
 from nearsight.files import check_file, replacing, write_text
+from nearsight.study.plan import Plan
 from nearsight.study.run_tables import (
     EPOCH_COLUMNS,
     OF_LATER_VERSIONS,
@@ -66,6 +67,8 @@ class StudyResults:
     """Likewise."""
     design: str = ""
     """In a line for people, as in "full factorial"; of a fraction, what is aliased with what."""
+    plan: Plan | None = None
+    """What its runs were to judge; None where that is not known."""
 
     @classmethod
     def read(cls, folder: Path) -> "StudyResults":
@@ -82,6 +85,7 @@ class StudyResults:
             planned=tuple(dict.fromkeys(cell["condition"] for cell in described["cells"])),
             seeds=tuple(dict.fromkeys(cell["seed"] for cell in described["cells"])),
             design=described["design"],
+            plan=Plan.read(folder),
             **kept(folder, described["cells"], tuple(factors)),
         )
 
@@ -159,7 +163,15 @@ def read_description(folder: Path) -> dict[str, Any]:
             cell["run"] = RunName(cell["run"])
         except InputError as error:
             raise InputError(f"{path} is damaged: cell {number}: {error}") from error
+        cell["condition"] = _label(cell["condition"])
+        cell["levels"] = {factor: _label(label) for factor, label in cell["levels"].items()}
+    described["factors"] = {factor: list(map(_label, labels)) for factor, labels in described["factors"].items()}
     return described
+
+
+def _label(label: Any) -> Any:
+    """Of a level or condition. In earlier versions one was called None, which pandas reads as a missing value."""
+    return "None of these" if label == "None" else label
 
 
 _OF_A_STUDY: dict[str, type] = {
@@ -232,7 +244,8 @@ def _none(name: str) -> pd.DataFrame:
 
 
 def _from_tables(folder: Path, _: list[dict[str, Any]], factors: tuple[str, ...]) -> dict[str, pd.DataFrame]:
-    tables = {"runs": _read_table(folder / "runs.csv", run_columns(factors), ("run", "condition", *factors))}
+    runs = _read_table(folder / "runs.csv", run_columns(factors), ("run", "condition", *factors))
+    tables = {"runs": runs.assign(**{name: list(map(_label, runs[name])) for name in ("condition", *factors)})}
     for name, columns in _OF_RUNS.items():
         path = folder / (COURSE if name == "course" else f"{name}.csv")
         if name == "course" and not path.exists():

@@ -33,6 +33,13 @@ RESULT_COLUMNS = (
 OF_LATER_VERSIONS = ("max_share_self", "max_share_near")
 """Which runs, and tables, of earlier ones do not have."""
 EPOCH_COLUMNS = tuple(field.name for field in fields(HistoryRow))
+READ_AS_MISSING = (
+    *("", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN", "<NA>", "N/A", "NA"),
+    *("NULL", "NaN", "None", "n/a", "nan", "null"),
+)
+"""Words that `pandas.read_csv` takes for a missing value."""
+NO_WORD = "–"
+"""In tables, where there is no word."""
 
 Columns = dict[str, NDArray[Any]]
 """A table: column → int64, float64 or, of text, objects."""
@@ -131,6 +138,22 @@ def read_columns(path: Path, columns: Sequence[str], text: Sequence[str] = ()) -
     opened = gzip.open if path.suffix == ".gz" else open
     with reading_table(path), opened(path, "rt", encoding="utf-8", newline="") as file:
         return _columns(csv.reader(_lines(file), strict=True), columns, text)
+
+
+def as_csv(table: pd.DataFrame, **options: Any) -> str:
+    """The text of a CSV file that plain `pandas.read_csv` reads as it is: a column of words has a dash where there is
+    none. Numbers that are missing are empty cells."""
+    for name in table.select_dtypes(["object", "string"]).columns:
+        is_missing = table[name].isna() | table[name].eq("")
+        if is_missing.any() and any(isinstance(value, str) for value in table[name]):
+            table = table.assign(**{name: table[name].astype(object).mask(is_missing, NO_WORD)})
+    return str(table.to_csv(index=False, **options))
+
+
+def check_label(label: str, whose: str) -> None:
+    """Refuse a name of a level or condition that tables would lose."""
+    if label in READ_AS_MISSING:
+        raise InputError(f"{whose} is called {label!r}, which pandas reads as a missing value; give it another name")
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from nearsight.study.design import Cell, Study
 from nearsight.study.executors import Executor, LocalExecutor, Work
 from nearsight.study.folder import StudyFolder
 from nearsight.study.location import DamagedError, PublishedStudy, StudyPublisher, scratch_folder
+from nearsight.study.plan import Entry, Plan, PlannedClaims, write_plan
 from nearsight.study.results import read_description
 from nearsight.study.reusing import ReusableRun, WholeRun, put_run, reusable_runs, reuse_runs
 from nearsight.study.worker import StudyListener
@@ -36,6 +37,7 @@ def run_study(
     executor: Executor | None = None,
     location: StudyPublisher | None = None,
     reuse: Sequence[Path] = (),
+    claims: PlannedClaims | None = None,
 ) -> StudyFolder:
     """Run what is missing of a study in the folder `path`, except for the cells of other runners.
 
@@ -51,6 +53,8 @@ def run_study(
             (`nearsight.study.location.scratch_folder`), and what is published already is not done again.
         reuse: folders of other studies, whose finished runs are taken where they are of the same config; of folders of
             results, which have no weights, from the tables.
+        claims: what the runs are to judge, as `StudyReport.plan` gives it, written into plan.json before they train;
+            None: no plan is written, and it is not known afterwards what was planned.
     """
     check_at_least("checkpoint_every", checkpoint_every, 1)
     if cells_per_stack is not None:
@@ -68,6 +72,8 @@ def run_study(
     executor = executor or LocalExecutor(device=device)
     executor.check()
     folder.claim(study)
+    if claims is not None:
+        _write_plan(claims, study, folder, location, reuse, num_reused=len(reusable))
     reuse_runs(reusable, folder)
     if location is not None and reusable:
         _exchange(reusable, folder, location, listener)
@@ -84,9 +90,40 @@ def run_study(
     failed = executor.run(work, listener, stop or Stop())
     folder.write_runs()
     if location is not None:
+        if claims is not None:  # others may have planned something meanwhile
+            _write_plan(claims, study, folder, location, reuse, num_reused=len(reusable))
         location.publish_tables(path)
     _raise_failures(failed)
     return folder
+
+
+def _write_plan(
+    claims: PlannedClaims,
+    study: Study,
+    folder: StudyFolder,
+    location: StudyPublisher | None,
+    reuse: Sequence[Path],
+    *,
+    num_reused: int,
+) -> None:
+    """Write down what is to be judged; runs that are taken from other folders count as finished."""
+    others = [*(location.fetch_plans() if location else ()), *_plans_of(study.name, reuse)]
+    plan = write_plan(
+        folder.path,
+        claims,
+        conditions=list(dict.fromkeys(cell.condition for cell in study.cells)),
+        seeds=study.seed_list,
+        finished=lambda: num_reused + sum(folder.is_done(cell["run"]) for cell in folder.cells()),
+        others=others,
+    )
+    if location is not None:
+        location.publish_plans(plan.entries)
+
+
+def _plans_of(name: str, folders: Iterable[Path]) -> list[Entry]:
+    """What these folders have planned, of those that are of the same study."""
+    same = [folder for folder in folders if read_description(folder)["name"] == name]
+    return [entry for folder in same if (plan := Plan.read(folder)) for entry in plan.entries]
 
 
 def fetch_study(location: PublishedStudy) -> Path:

@@ -14,6 +14,7 @@ from nearsight.configuration import encode, identifying
 from nearsight.errors import InputError
 from nearsight.files import canonical_hash
 from nearsight.study.design import MOST_SEEDS, Scale, flat, listed, shared_settings
+from nearsight.study.run_tables import check_label
 
 SCHEMA = 1
 """Version of a simulation's study.json and tables; raised whenever an older reader would go wrong."""
@@ -65,6 +66,8 @@ class Simulation:
             raise InputError(f"study {self.name!r} has no conditions; give it one")
         if len(set(self.conditions.values())) < len(self.conditions):
             raise InputError(f"two conditions of study {self.name!r} have the same settings")
+        for condition in self.conditions:
+            check_label(condition, f"a condition of study {self.name!r}")
         listed(self.seeds)
 
     @cached_property

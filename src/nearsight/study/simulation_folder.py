@@ -1,6 +1,7 @@
 """A simulation on disk.
 
 study.json       what was asked for: conditions with all their settings, and every cell; written first
+plan.json        what the runs are to judge, and by which rules; written before the first of them
 runs.csv         a row per cell that is done: its settings where conditions differ, its seed, what it gave
 <table>.csv      further tables of the simulation, such as curves: condition, seed and more
 provenance.json  code, libraries, machine and time of all runs
@@ -20,8 +21,9 @@ import pandas as pd
 from nearsight.errors import InputError
 from nearsight.files import STUDY, check_kind, check_output_folder, read_object, write_json, write_text
 from nearsight.study.design import flat
+from nearsight.study.plan import Plan
 from nearsight.study.results import check_place, missing_parts
-from nearsight.study.run_tables import reading_table, whole_rows
+from nearsight.study.run_tables import as_csv, reading_table, whole_rows
 from nearsight.study.simulation import RUNS, SCHEMA, Simulation, SimulationCell
 
 DIGITS = "%.7g"
@@ -49,6 +51,8 @@ class SimulationResults:
     """All that were asked for, done or not."""
     tables: dict[str, pd.DataFrame]
     """By name; each has the columns condition and seed. `runs` has a row per cell that is done."""
+    plan: Plan | None = None
+    """What was planned; None where that is not known."""
 
     @property
     def runs(self) -> pd.DataFrame:
@@ -70,6 +74,7 @@ class SimulationResults:
             levels=levels,
             cells=cells,
             tables=read_tables(folder, cells, settings=settings, responses=described["responses"]),
+            plan=Plan.read(folder),
         )
 
 
@@ -154,7 +159,7 @@ class SimulationFolder:
                 )
             first = ["run", "condition", *varied]
         columns = [*first, "seed", *(each for each in table.columns if each not in (*first, "seed"))]
-        write_text(self.path / f"{name}.csv", table[columns].to_csv(index=False, float_format=DIGITS))
+        write_text(self.path / f"{name}.csv", as_csv(table[columns], float_format=DIGITS))
 
     def _check_same(self, simulation: Simulation) -> None:
         """Name, scale, conditions and all settings must be the same; seeds may be others."""
@@ -238,7 +243,7 @@ def _read(path: Path, needed: Sequence[str]) -> pd.DataFrame:
     if absent := [name for name in needed if name not in header]:
         raise ValueError(f"it has no column {', '.join(absent)}")
     whole_rows(rows, header)
-    # A condition may be called NA.
+    # Earlier versions let a condition be called NA.
     return pd.read_csv(io.StringIO(text), dtype={"run": str, "condition": str}, keep_default_na=False, na_values=[""])
 
 

@@ -11,6 +11,7 @@ import torch
 from nearsight.errors import InputError
 from nearsight.files import output_folder
 from nearsight.study.lock import Locks
+from nearsight.study.plan import PlannedClaims, write_plan
 from nearsight.study.simulation import RUNS, Simulation, SimulationCell
 from nearsight.study.simulation_folder import SimulationFolder
 from nearsight.train import Stop, StoppedError
@@ -50,14 +51,27 @@ def run_simulation(
     device: torch.device | str = "cpu",
     listener: SimulationListener | None = None,
     stop: Stop | None = None,
+    claims: PlannedClaims | None = None,
 ) -> SimulationFolder:
-    """Run what is missing of a simulation in the folder `path`. A condition is written when all its seeds are done."""
+    """Run what is missing of a simulation in the folder `path`. A condition is written when all its seeds are done.
+
+    `claims`: what the runs are to judge, as `StudyReport.plan` gives it, written into plan.json before them.
+    """
     folder, listener, stop = SimulationFolder(path), listener or SimulationListener(), stop or Stop()
     folder.check(simulation)
     output_folder(path)
     with _alone(path):
         folder.claim(simulation)
         done = folder.done()
+        if claims is not None:
+            write_plan(
+                path,
+                claims,
+                conditions=list(simulation.conditions),
+                seeds=simulation.seed_list,
+                finished=lambda: len(done),
+                is_alone=True,
+            )
         missing = [cell for cell in simulation.cells if cell.run not in done]
         listener.planned(simulation.cells, missing)
         certificate = provenance(torch.device(device)) if missing else {}

@@ -227,4 +227,5 @@ _SCALES = (
     "Each number says what it was measured on: the paper's models are larger, see larger images and were trained on "
     "more of them, and it probes them on larger data sets."
 )
-report_on(PROBES, paper=s2.PAPER, claims=claims_about, intervals=_SCALES)
+_ALL = [claim for _, claim in all_claims(ProbeResults.of([], name=PROBES))]
+report_on(PROBES, paper=s2.PAPER, claims=_ALL, claims_about=claims_about, intervals=_SCALES)

@@ -26,12 +26,13 @@ from nearsight.train.recipes import compact_cifar100, trained_for
 
 _EPOCHS, _LONG_EPOCHS = 60, 200
 _EPOCHS_BETWEEN = 10
-_ASKED_AGAIN = ("None", "Mixup", "CutOut", "Mean box", "Mean box, mixed labels", "CutMix, own labels", "CutMix")
+NONE, CUTMIX, OWN_LABELS = "None of these", "CutMix", "CutMix, own labels"
+_ASKED_AGAIN = (NONE, "Mixup", "CutOut", "Mean box", "Mean box, mixed labels", OWN_LABELS, CUTMIX)
 
 
 def _mixing(p: float) -> Mapping[str, Any]:
     return {
-        "None": OFF,
+        NONE: OFF,
         # λ as CutMix draws it.
         "Mixup": Mixup(p=p, alpha=1.0),
         "CutOut": CutOut(p=p, size=16),
@@ -77,7 +78,6 @@ def mixing_long_cifar100(*, seeds: int = 6) -> Study:
     return Study(base, factors={"mixing": {label: levels[label] for label in _ASKED_AGAIN}}, seeds=seeds)
 
 
-NONE, CUTMIX, OWN_LABELS = "None", "CutMix", "CutMix, own labels"
 NOISE_BOX, MEAN_BOX = BOXES = ("Noise box", "Mean box")
 NOISE_BOX_WITH_LABELS, MEAN_BOX_WITH_LABELS = BOXES_WITH_LABELS = ("Noise box, mixed labels", "Mean box, mixed labels")
 WHOLE = between("CutMix", "Does CutMix make the most local head more local (lower MAD)?", [CUTMIX], [NONE])

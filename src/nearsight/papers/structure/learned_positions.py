@@ -35,6 +35,7 @@ from nearsight.report.marks import Drawing, add_footnote
 from nearsight.report.reports import Report
 from nearsight.report.responses import patches_per_side
 from nearsight.report.rules import SIGN, Finding, judge_sign
+from nearsight.report.studies import marks_of
 from nearsight.report.study_tables import INTERVALS, NOT_CORRECTED
 from nearsight.report.tables import (
     MISSING,
@@ -47,6 +48,7 @@ from nearsight.report.tables import (
     seeds_in_words,
     span,
 )
+from nearsight.study.plan import Plan
 from nearsight.study.results import StudyResults
 from nearsight.study.statistics import Estimate, factorial_effects, mean_interval
 from nearsight.study.statistics.rank_correlation import METHOD as CORRELATION
@@ -91,7 +93,7 @@ def chance_association(settings: Mapping[str, object]) -> float | None:
 def association_table(results: StudyResults) -> Table:
     """Means of the groups, effects on association, and its rank correlation with the smallest distance."""
     chance, rows = chance_association(results.settings), []
-    answers = {judgement.claim.id: judgement.words for judgement in judge_all(_questions(results), results)}
+    answers = {judgement.claim.id: judgement.words for judgement in judge_all(bridge_questions(results), results)}
     for said in (*_means(results), *_effects(results), *_correlations(results)):
         signed, found = said.kind != _MEAN, said.found
         low, high = (rounded(end, signed=signed) for end in (found.low, found.high))
@@ -212,10 +214,11 @@ _COLUMNS = (ASSOCIATION, "min_mad", "test_acc")
 
 def write_bridge(study: Path, folder: Path) -> tuple[Path, ...]:
     """Write runs.csv, tables/, figures/, verdict.md and provenance.json from the results in a study's folder, with run
-    folders or without; the files written. The same results give the same bytes."""
+    folders or without; the files written. The same results give the same bytes. What was planned of its questions is
+    what plan.json in the folder says."""
     results = StudyResults.read(study)
     runs = _associated_runs(results)
-    written = _bridge_report(results).write(folder)
+    written = _bridge_report(results, Plan.read(folder)).write(folder)
     write_text(folder / "runs.csv", runs[["run", "condition", *results.factors, "seed", *_COLUMNS]].to_csv(index=False))
     path = study / "provenance.json"
     provenance = read_object(path, missing=f"{path} is missing") if path.exists() else {}
@@ -223,15 +226,15 @@ def write_bridge(study: Path, folder: Path) -> tuple[Path, ...]:
     return (*written, folder / "runs.csv", folder / "provenance.json")
 
 
-def _bridge_report(results: StudyResults) -> Report:
-    about = (*scale_notes(results), *assumed_notes(results))
+def _bridge_report(results: StudyResults, plan: Plan | None) -> Report:
+    about, questions = (*scale_notes(results), *assumed_notes(results)), bridge_questions(results)
     tables = [_conditions_table(results), association_table(results)]
     return Report(
         title=f"{_TITLE}, {results.name}",
         tables=[dataclasses.replace(table, notes=(*table.notes, *about)) for table in tables],
         figures={"position-association": partial(association_and_distance, results)},
         verdicts=Verdicts(
-            judgements=judge_all(_questions(results), results),
+            judgements=judge_all(questions, results),
             title=f"{_TITLE}: the answers of {results.name}",
             scale=results.scale,
             paper=None,
@@ -243,12 +246,13 @@ def _bridge_report(results: StudyResults) -> Report:
                 WHAT_ASSOCIATION_IS,
                 *missing_notes(results),
             ),
+            asked=marks_of(plan, questions),
         ),
         notes=(*missing_notes(results), *about),
     )
 
 
-def _questions(results: StudyResults) -> tuple[Claim, ...]:
+def bridge_questions(results: StudyResults) -> tuple[Claim, ...]:
     """The two questions; the second over all runs, and within those that have CutMix and those that have not."""
     levels = results.factors[grouping(results)]
     whose = f"{levels[-1]}, which has CutMix," if grouping(results) == PROTOCOL else "CutMix"
