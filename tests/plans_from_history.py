@@ -14,7 +14,7 @@ Questions were reworded, and their files were moved. So each is followed back in
 2. The first commit whose sources hold these words, wherever: as a string, or as strings with gaps (f-strings, format)
    that fit into each other and make up most of its letters; names in gaps may come from elsewhere.
 
-`EARLIER`, `NEEDS` and `CHANGED` are what no string shows. What was found is printed, to be read before it is committed.
+`EARLIER` and `NEEDS` are what no string shows. What was found is printed, to be read before it is committed.
 """
 
 import argparse
@@ -52,13 +52,6 @@ NEEDS = {
     ("locat-cutmix-cifar100", "LocAt"): "LOCAT = (GAUG, PRR)",
 }
 """Study and word → a line without which the code did not ask its questions with this word."""
-CHANGED = {
-    # Of several seeds, too, other test images must not turn the difference round.
-    ("dino", "*Order.*"): "f3cc015",
-    ("supervised", "*Order.*"): "f3cc015",
-}
-"""Study and how a rule begins → the commit with which it last came to mean something else, as reading the versions of
-verdict.md shows: the question that is judged by it was asked then."""
 SOURCE = "history of the repository"
 _ENOUGH = 0.6
 """Of the letters of a question."""
@@ -272,9 +265,6 @@ def plan_of(committed: Committed, history: History) -> list[Entry]:
             if study == committed.folder.name and word in row.text:
                 asking &= history.with_line(line)
         asked = history.first(asking)
-        for (study, beginning), commit in CHANGED.items():
-            if study == committed.folder.name and claim["rule"].startswith(beginning):
-                asked = git("rev-parse", commit).strip()
         mark = AFTERWARDS
         if asked and asked != results and history.is_at_or_before(asked, results):
             stood = {history.stood_in(asked, one) for one in code} or {None}

@@ -29,7 +29,8 @@ SCHEMA = 1
 PLANNED, AFTERWARDS, NOT_KNOWN = "planned", "afterwards", "not known"
 MARKS = (
     "Asked: *planned*: the question and its rule stand in plan.json since before the first run was finished; "
-    "*afterwards*: they were added later; *not known*: no plan from that time is there."
+    "*afterwards*: they were added later; *not known*: no plan from that time is there. Of results that are older than "
+    "such plans the question alone counts, by the history of the repository: their rules were stated anew."
 )
 """What is said under a table with such marks."""
 WAY_OUT = "; put back a whole one, or remove it: then it is not known what was planned"
