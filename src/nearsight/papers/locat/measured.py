@@ -148,6 +148,7 @@ def layer_profiles(conditions: Mapping[str, str]) -> Callable[[StudyResults], Dr
             lines = f"Lines: mean over {seeds_in_words(counts)}{dots_and_bars(counts, 'bands: their range')}."
         add_footnote(figure, [lines, *missing_notes(results), *scale_notes(results)])
         return Drawing(
+            with_round_places=True,
             figure=figure,
             caption="Layer by layer: mean attention distance of the layer's heads and of its most local one, in "
             "fractions of the grid's diagonal (top); mean cosine similarity of the patch tokens with their neighbours "
