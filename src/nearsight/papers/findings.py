@@ -108,8 +108,8 @@ FINDINGS = Findings(
     sections=(
         Section(
             title="CutMix makes heads local",
-            text="With CutMix in every batch, 200 epochs and six seeds, the most local head is nearer by "
-            "{mixing-long-cifar100:CutMix}. Under S1's own schedule three seeds agree "
+            text="With CutMix in every batch, 200 epochs and six seeds, the distance of the most local head changes "
+            "by {mixing-long-cifar100:CutMix}. Under S1's own schedule three seeds agree "
             "({ablation-fitted-cifar100:cutmix-separates}), with a smaller gap than the paper's "
             "({ablation-fitted-cifar100:cutmix-separates:paper}). Corrected for all of S1's claims about the parts of "
             "Modern that is not yet shown; {ablation-fitted-cifar100:cutmix-separates:seeds} seeds would. With CutMix "
@@ -124,7 +124,7 @@ FINDINGS = Findings(
             "and without overlap as much as chance lets them.",
         ),
         Section(
-            title="At equal length, too",
+            title="Local heads come with CutMix at equal length of training, too",
             text="Early stopping lets runs with CutMix train several times as long as those without. Where all train "
             "for 300 epochs, local heads are in {emergence-fitted-cifar100:only-with-cutmix}; the most local head "
             "goes from {emergence-fitted-cifar100:equally-many-epochs}. Two seeds lean that way, "
@@ -145,9 +145,9 @@ FINDINGS = Findings(
         ),
         Section(
             title="AutoAugment seems to double what CutMix does: the largest disagreement with S1",
-            text="S1 finds no effect of AutoAugment on locality, alone or beside CutMix. In ours "
+            text="S1 finds no effect of AutoAugment on locality, alone or beside CutMix. In ours it is "
             "{ablation-fitted-cifar100:colour-and-cutmix}. And of {runs} runs of all studies {own_patch} have a head "
-            "that attends to its own patch alone: {both} of them have both CutMix and AutoAugment. Three seeds "
+            "that attends to its own patch alone, and {both} of these have both CutMix and AutoAugment. Three seeds "
             "suggest it; {ablation-fitted-cifar100:colour-and-cutmix:seeds} would decide.",
             rests_on={
                 "ablation-fitted-cifar100": {
@@ -158,8 +158,8 @@ FINDINGS = Findings(
             },
             numbers=_own_patch_runs,
             figure="ablation-fitted-cifar100/figures/own-patch.png",
-            limits="Asked after the runs. What would change our mind: further seeds in which CutMix does as much "
-            "without AutoAugment as with it.",
+            limits="What would change our mind: further seeds in which CutMix does as much without AutoAugment as "
+            "with it.",
         ),
         Section(
             title="The paper's smallest distances are heads that attend to themselves",

@@ -79,16 +79,15 @@ class Findings:
         for number, section in enumerate(sections, start=1):
             chosen = [(name, _chosen(section, name, judged[name])) for name in section.rests_on]
             lines += [f"## {number}. {section.title}", "", _filled(section, found, chosen), ""]
-            lines += [*(_line(judgement) for _, some in chosen for judgement in some), ""]
+            for name, some in chosen:
+                study = f"[{name}]({link(results / name / 'verdict.md')})"
+                lines += [_line(study, each, judged[name].when_asked(each.claim)) for each in some]
+            lines.append("")
             if isinstance(section.figure, str):
                 image = link(results / section.figure)
             else:
                 image = f"images/{section.figure[0]}.png"
             lines += [f'<img src="{image}" width="{_WIDTH}" alt="{section.title}">', "", section.limits, ""]
-            rest = "; ".join(
-                f"[{name}]({link(results / name / 'verdict.md')}), {_runs(found[name])}" for name, _ in chosen
-            )
-            lines += [f"*{rest}.*", ""]
         told = {name for section in sections for name in section.rests_on}
         lines += ["## All other results", ""]
         lines += [
@@ -151,14 +150,10 @@ def _filled(section: Section, found: Mapping[str, Any], chosen: Iterable[tuple[s
     return _PLACE.sub(lambda place: numbers[place[1]], section.text)
 
 
-def _line(judgement: Judgement) -> str:
+def _line(study: str, judgement: Judgement, asked: str) -> str:
     n = judgement.finding.n
-    return f"- **{judgement.words}**{f', {seeds_in_words([n])}' if n else ''}: {judgement.claim.text}"
-
-
-def _runs(results: Any) -> str:
-    runs = results.as_study().runs if isinstance(results, ProbeResults) else results.runs
-    return f"{len(runs)} runs, {seeds_in_words(runs.groupby('condition')['seed'].nunique())} per condition"
+    about = ", ".join([study, *([seeds_in_words([n])] if n else []), asked])
+    return f"- **{judgement.words}** ({about}): {judgement.claim.text}"
 
 
 def _link(target: Path, *, page: Path) -> str:
