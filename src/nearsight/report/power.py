@@ -106,9 +106,9 @@ def verdict_rates(
     return counted
 
 
-def simulated_claims(claims: Iterable[Claim], results: StudyResults, assumed: Assumed) -> list[Claim]:
-    """Those that a row per run can judge."""
-    drawn = made_up_runs(results, assumed, 2, np.random.default_rng(0))
+def simulated_claims(claims: Iterable[Claim], results: StudyResults, assumed: Assumed, n: int) -> list[Claim]:
+    """Those that a row per run can judge, with so many seeds."""
+    drawn = made_up_runs(results, assumed, n, np.random.default_rng(0))
     found = []
     for claim in claims:
         try:
@@ -129,7 +129,7 @@ def power_table(
     if missing := [label for label in results.runs["condition"] if label not in assumed.means]:
         raise InputError(f"no numbers are assumed for {', '.join(missing)}")
     declared = list(report_of(study.name).claims_of(results))
-    claims = simulated_claims(declared, results, assumed)
+    claims = simulated_claims(declared, results, assumed, max(seeds))
     if not claims:
         raise InputError(f"no claim of {study.name} can be judged by a row per run")
     rates = {
