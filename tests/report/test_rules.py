@@ -110,7 +110,7 @@ NO_WEAKER = {
 
 
 @pytest.mark.parametrize("rule", [name for name in RULES if name not in ("groups", "every seed")])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(table=SEEDS, others=SEEDS)
 def test_a_seed_that_agrees_with_the_mean_never_weakens_a_verdict(rule: str, table: Table, others: Table) -> None:
     """Alone, and as one of a family whose other claims are confirmed likewise."""
@@ -126,7 +126,7 @@ def test_a_seed_that_agrees_with_the_mean_never_weakens_a_verdict(rule: str, tab
         assert other in NO_WEAKER[one]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(table=SEEDS)
 def test_nor_does_a_seed_in_which_groups_lie_as_on_average(table: Table) -> None:
     """The seed whose difference and share of ordered pairs are nearest to the mean of all: here, all are that seed."""
@@ -159,10 +159,10 @@ def test_the_order_of_seeds_and_conditions_does_not_matter(rule: str, table: Tab
     assert judged([first]) == judged([second])
 
 
-@pytest.mark.parametrize("n", [2, 3, 5, 10])
+@pytest.mark.parametrize("n", [2, 5])
 def test_where_nothing_has_an_effect_few_families_find_one(n: int) -> None:
     """Of claims of an effect, and of claims of none where the effect is exactly at the margin."""
-    random, num_draws, false = np.random.default_rng(n), 200, 0
+    random, num_draws, false = np.random.default_rng(n), 150, 0
     edge = 0
     for _ in range(num_draws):
         table = {label: list(random.standard_normal(n)) for label in CONDITIONS}

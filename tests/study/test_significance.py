@@ -126,6 +126,7 @@ def test_shares_have_clopper_and_pearsons_interval(holds: list[bool]) -> None:
     assert (found.low, found.high) == pytest.approx((low, high))
 
 
+@settings(max_examples=20, deadline=None)
 @given(VALUES)
 def test_seeds_that_would_show_it_are_the_first_that_do(values: list[float]) -> None:
     found = mean_interval(values)
