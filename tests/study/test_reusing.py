@@ -139,10 +139,17 @@ def of_whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return as_results(folder / "study", folder / "tables")
 
 
+_QUICK = ("protocol-cifar10", "emergence-cifar100", "unreported-cifar100")
+"""One with few runs, one measured while it trained, and a fraction of a design; all others together are slow."""
+
+
 @pytest.mark.parametrize(
     ("committed", "source"),
     # The runs of the protocol study are among those of the ablation; its tables were made from their folders.
-    [*((path, path) for path in COMMITTED), (RESULTS / "protocol-cifar100", ABLATION)],
+    [
+        *(pytest.param(path, path, marks=() if path.name in _QUICK else pytest.mark.slow) for path in COMMITTED),
+        (RESULTS / "protocol-cifar100", ABLATION),
+    ],
     ids=lambda path: path.name,
 )
 def test_committed_runs_give_the_committed_tables_again(committed: Path, source: Path, tmp_path: Path) -> None:
