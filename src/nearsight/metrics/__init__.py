@@ -11,13 +11,12 @@ from nearsight.metrics.attention import (
     attention_distance,
     attention_entropy,
     grid_distances,
-    least_share_on_itself,
     next_patch_distance,
     uniform_attention_distance,
 )
 from nearsight.metrics.features import linear_cka, locality_score, patch_cls_similarity
 from nearsight.metrics.moments import Moments
-from nearsight.metrics.own_patch import OwnPatchHead, own_patch_head
+from nearsight.metrics.own_patch import OwnPatchHead, least_share_on_itself, own_patch_head
 from nearsight.metrics.segmentation import confusion_matrix, mean_iou, per_class_accuracy, per_class_iou, pixel_accuracy
 
 __all__ = [

@@ -44,15 +44,6 @@ def next_patch_distance(grid_size: tuple[int, int]) -> float:
     return 1 / diagonal if math.prod(grid_size) > 1 else math.inf
 
 
-def least_share_on_itself(distance: float, grid_size: tuple[int, int]) -> float:
-    """The least share of its attention on patches that a head of this MAD pays to the query's own patch.
-
-    The rest goes to patches at least as far as the next one. So a head with a MAD of 0.01 on an 8×8 grid is an
-    own-patch head: nine tenths of its attention or more stay on the query's own patch.
-    """
-    return max(0.0, 1 - distance / next_patch_distance(grid_size))
-
-
 def _diagonal(grid_size: tuple[int, int]) -> float:
     """The grid's longest distance, in patches; 1 for a single patch, where all distances are 0."""
     check_grid(grid_size)

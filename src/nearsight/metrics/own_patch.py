@@ -1,4 +1,6 @@
-"""A head that stays on the query's own patch but for a leak: what its MAD alone says about its entropy.
+"""Heads that stay on the query's own patch: what a MAD alone says of the share that stays, and of the entropy.
+
+At least how much stays follows from the distance of the next patch; how much exactly, from where the rest leaks to.
 
 Two places where the leak may go: evenly to all other patches, or evenly to the patches next to the query. Of a given
 MAD, the first leaves far more on the own patch, since what it leaks goes far; so the two predict different entropies,
@@ -15,6 +17,15 @@ Leak = Literal["everywhere", "to neighbours"]
 """Where the rest goes: evenly to all other patches, or evenly to those above, below, left and right of the query."""
 ROUNDING = 1e-12
 """By which a head that keeps nothing may seem to leak more than all."""
+
+
+def least_share_on_itself(distance: float, grid_size: tuple[int, int]) -> float:
+    """The least share of its attention on patches that a head of this MAD pays to the query's own patch.
+
+    The rest goes to patches at least as far as the next one. So a head with a MAD of 0.01 on an 8×8 grid is an
+    own-patch head: nine tenths of its attention or more stay on the query's own patch.
+    """
+    return max(0.0, 1 - distance / next_patch_distance(grid_size))
 
 
 class OwnPatchHead(NamedTuple):

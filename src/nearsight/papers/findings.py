@@ -69,7 +69,7 @@ def _own_patch_runs(found: Mapping[str, Any]) -> dict[str, str]:
     """How many of all runs have an own-patch head, and how many of these have both CutMix and AutoAugment."""
     runs: dict[str, tuple[str, bool]] = {}
     for results in found.values():
-        if isinstance(results, StudyResults) and "heads" in vars(results):
+        if isinstance(results, StudyResults):
             try:
                 table = with_own_patch(results)
             except InputError:  # its runs have no one grid of patches

@@ -121,24 +121,28 @@ def judge_all(claims: Iterable[Claim], results: Any) -> list[Judgement]:
     not count, so that all its numbers are of the same seeds; where one fit judges it they count, as in the table of
     that fit.
     """
-    found = [(claim, _finding(claim, results)) for claim in claims]
-    families: dict[tuple[bool, str], list[Finding]] = {}
-    for claim, finding in found:
-        families.setdefault((claim.is_question, claim.family), []).append(finding)
-    return [_judgement(claim, finding, families[claim.is_question, claim.family]) for claim, finding in found]
+    asked = list(claims)
+    findings = [_finding(claim, results) for claim in asked]
+    families: dict[tuple[bool, str], list[int]] = {}
+    for place, claim in enumerate(asked):
+        families.setdefault((claim.is_question, claim.family), []).append(place)
+    judged: dict[int, Judgement] = {}
+    for places in families.values():
+        # What is tested of each claim is whichever of it and its opposite is more likely.
+        tested = [min(findings[place].p, findings[place].p_against) for place in places]
+        for place, p, corrected in zip(places, tested, holm(tested), strict=True):
+            counts = sum(p <= other for other in tested)
+            judged[place] = _judgement(asked[place], findings[place], corrected, max(counts, 1))
+    return [judged[place] for place in range(len(asked))]
 
 
-def _judgement(claim: Claim, finding: Finding, family: Sequence[Finding]) -> Judgement:
-    place = next(place for place, each in enumerate(family) if each is finding)
-    # What is tested of each claim is whichever of it and its opposite is more likely.
-    tested = [min(each.p, each.p_against) for each in family]
-    corrected, is_for = holm(tested)[place], finding.p <= finding.p_against
+def _judgement(claim: Claim, finding: Finding, corrected: float, counts: int) -> Judgement:
+    is_for = finding.p <= finding.p_against
     p, p_against = (corrected, max(corrected, finding.p_against)) if is_for else (max(corrected, finding.p), corrected)
     verdict = None
     if not finding.answer:
         verdict = Verdict.NOT_TESTED if math.isnan(p) else weigh(finding, p, p_against)
-    counts = sum(tested[place] <= each for each in tested)
-    return Judgement(claim=claim, finding=finding, verdict=verdict, p=p, p_against=p_against, counts=max(counts, 1))
+    return Judgement(claim=claim, finding=finding, verdict=verdict, p=p, p_against=p_against, counts=counts)
 
 
 def _finding(claim: Claim, results: Any) -> Finding:

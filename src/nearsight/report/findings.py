@@ -64,12 +64,14 @@ class Findings:
             if not isinstance(section.figure, str):
                 name, draw = section.figure
                 drawn += draw(found).save(page.parent / "images", name)
-        write_text(page, self.markdown(results, page))
+        write_text(page, self._text(found, results, page))
         return (page, *drawn)
 
     def markdown(self, results: Path, page: Path) -> str:
         """The text of the page; `page` is where it will stand, for its links."""
-        found = _read(results)
+        return self._text(_read(results), results, page)
+
+    def _text(self, found: Mapping[str, Any], results: Path, page: Path) -> str:
         sections = self._answered(found)
         if not sections:
             raise InputError(f"{results} has no results that the page is about; run one of the studies first")

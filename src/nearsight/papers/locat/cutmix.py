@@ -189,37 +189,12 @@ def _spelt(factors: tuple[str, ...]) -> str:
     return "LocAt" if factors == _LOCAT else " and ".join(FACTOR_NAMES.get(factor, factor) for factor in factors)
 
 
-def _question(way: _Way, response: _Response) -> Claim:
-    """The effect where the other is."""
-    factor, other = _spelt(way.factor), _spelt(way.other)
-    return Claim(
-        id=f"{'+'.join(way.factor)} beside {'+'.join(way.other)}-{response.column}",
-        text=_QUESTIONS[response.column].format(factor, other),
-        source="no paper asks it",
-        rule=_STILL,
-        family=f"{factor} where {other} is",
-        judge=partial(_judge_still, way, response),
-    )
-
-
 def _judge_still(way: _Way, response: _Response, results: StudyResults) -> Finding:
     found = _found(way, response, results)
     without, with_other, _ = map(response.describe, found)
     shown = "" if p_of_sign(found.without, response.sign) <= ALPHA else " (not shown)"
     words = f"without {_spelt(way.other)} {without}{shown}, with it {with_other}"
     return judge_sign(found.with_other, sign=response.sign, words=words)
-
-
-def _interaction_question(way: _Way, response: _Response) -> Claim:
-    factor, other = _spelt(way.factor), _spelt(way.other)
-    return Claim(
-        id=f"{'+'.join(way.factor)} x {'+'.join(way.other)}-{response.column}",
-        text=_INTERACTIONS[response.column].format(factor, other),
-        source="no paper asks it",
-        rule=_LESS,
-        family=f"{factor} and {other} together",
-        judge=partial(_judge_less, way, response),
-    )
 
 
 def _judge_less(way: _Way, response: _Response, results: StudyResults) -> Finding:
@@ -232,6 +207,35 @@ def _judge_less(way: _Way, response: _Response, results: StudyResults) -> Findin
 
 def _found(way: _Way, response: _Response, results: StudyResults) -> Beside:
     return beside(_measured_runs(results), results.factors, response.column, factor=way.factor, other=way.other)
+
+
+def _question(
+    way: _Way,
+    response: _Response,
+    *,
+    joined: str,
+    texts: Mapping[str, str],
+    rule: str,
+    family: str,
+    judge: Callable[[_Way, _Response, StudyResults], Finding],
+) -> Claim:
+    """About two factors, whose names fill `texts` and `family`, and whose columns are `joined` in the id."""
+    names = _spelt(way.factor), _spelt(way.other)
+    return Claim(
+        id=f"{'+'.join(way.factor)} {joined} {'+'.join(way.other)}-{response.column}",
+        text=texts[response.column].format(*names),
+        source="no paper asks it",
+        rule=rule,
+        family=family.format(*names),
+        judge=partial(judge, way, response),
+    )
+
+
+_still = partial(_question, joined="beside", texts=_QUESTIONS, rule=_STILL, family="{} where {} is", judge=_judge_still)
+"""The effect where the other is."""
+_interaction = partial(
+    _question, joined="x", texts=_INTERACTIONS, rule=_LESS, family="{} and {} together", judge=_judge_less
+)
 
 
 class _Effect(NamedTuple):
@@ -392,8 +396,8 @@ _CUTMIX_AND_LOCAT = {
 report_on(
     "locat-cutmix-cifar100",
     claims=[
-        *(_question(way, response) for way in _WAYS for response in _RESPONSES),
-        *(_interaction_question(way, response) for way in _PAIRS for response in _RESPONSES),
+        *(_still(way, response) for way in _WAYS for response in _RESPONSES),
+        *(_interaction(way, response) for way in _PAIRS for response in _RESPONSES),
     ],
     intervals=f"{INTERVALS} Effects are taken within seeds.",
     tables=(locality_table, layers_table, differences_to("Baseline"), cutmix_table),

@@ -56,11 +56,6 @@ class Estimate:
     def excludes_zero(self) -> bool:
         return self.has_interval and not self.contains(0.0)
 
-    def has_sign(self, sign: int) -> bool:
-        """Whether it has this sign: by its whole interval or, where there is none, by itself."""
-        end = min(sign * self.low, sign * self.high) if self.has_interval else sign * self.value
-        return end > 0
-
     def as_mean(self) -> dict[str, float]:
         """The columns of a mean over runs in a table."""
         return {"n": self.n, "mean": self.value, "std": self.std, "low": self.low, "high": self.high}
