@@ -4,9 +4,9 @@ from typing import Any
 
 from nearsight import papers
 from nearsight.papers import find_study, find_study_or_simulation
-from nearsight.train.recipes import RUNS, demo_runs, find_run
+from nearsight.train.recipes import RUNS, demo_run, find_run
 
-__all__ = ["RUNS", "demo_runs", "find_run", "find_study", "find_study_or_simulation"]
+__all__ = ["RUNS", "demo_run", "find_run", "find_study", "find_study_or_simulation"]
 
 
 def __getattr__(name: str) -> Any:

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shlex
 import signal
 import subprocess
 import sys
@@ -17,8 +18,15 @@ from PIL import Image
 
 import nearsight
 from nearsight.cli import COMMANDS, main
+from nearsight.commands.demo import NEXT, SEEN
+from nearsight.commands.measure import MeasureOptions
+from nearsight.commands.measuring import check_what
+from nearsight.commands.options import parse
+from nearsight.commands.study import RunOptions
 from nearsight.data import load_dataset
-from nearsight.models import load_model
+from nearsight.models import load_model, zoo
+from nearsight.models.factory import check_model_name
+from nearsight.papers import find_study_or_simulation
 from nearsight.train import RunFolder
 from nearsight.version import __version__
 
@@ -132,31 +140,53 @@ def test_measure_uses_the_embedded_images_by_default(tmp_path: Path, capsys: pyt
     assert {row["num_images"] for row in json.loads(capsys.readouterr().out)["heads"]} == {4}
 
 
-def test_a_small_demo_from_data_to_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_small_demo_from_weights_to_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "demo"
-    arguments = ["demo", "--out", str(out), "--epochs", "1", "--num-train", "200", "--device", "cpu"]
+    small = ["--epochs", "1", "--num-train", "200", "--steps", "60"]
+    arguments = ["demo", "--out", str(out), *small, "--device", "cpu"]
     assert main(arguments) == 0
     shown = capsys.readouterr().out
-    assert "without CutMix: test accuracy" in shown
-    assert "with CutMix: test accuracy" in shown
-    assert "number" not in shown
-    assert "uniform attention has a distance (mad) of 0.418" in shown
-    assert (
-        "In locality “without CutMix” and “with CutMix” differ by less than 0.02 of the diagonal" in shown
-    )  # after one epoch
-    assert "means over 1,000 images that both models were measured on" in shown
+    smallest = {
+        label: pd.read_csv(out / label.lower() / "heads.csv")["mad"].min() for label in ("Baseline", "Modern", "LocAt")
+    }
+    for label, mad in smallest.items():
+        assert f"{mad:.3f} with {label}" in shown
+        # On 200 images about what the shipped table says of 5,000.
+        shipped = pd.read_csv(zoo.folder(SEEN[label]) / "heads.csv")["mad"].min()
+        assert mad == pytest.approx(shipped, abs=0.005)
+    assert smallest["Modern"] < 0.01 < smallest["LocAt"] < 0.1 < 0.28 < smallest["Baseline"]
+    assert "0.418 is uniform attention" in shown
+    assert "Induced by construction." in shown
+    runs = pd.read_csv(out / "induce" / "runs.csv").set_index("condition")
+    assert runs.index.tolist() == ["plain ViT", "with LocAt"]
+    assert f"{runs.loc['plain ViT', 'min_mad']:.3f} in the plain ViT and {runs.loc['with LocAt', 'min_mad']:.3f}" in shown
+    found = pd.read_csv(out / "understand" / "runs.csv")
+    assert f"in {int(found['exact'].sum())} of 5 seeds attention joins every patch with its partner" in shown
+    for heading in ("What you saw", "What this does not show", "Next"):
+        assert f"\n{heading}\n" in shown
     page = (out / "report.html").read_text()
-    assert "differ by less than 0.02" in page
-    assert "<dt>Spread over images</dt>" in page
-    assert page.count("<svg") >= 4
-    assert len(list((out / "figures").glob("*"))) == 6
-    for name, has_cutmix in (("without-cutmix", False), ("with-cutmix", True)):
-        config = RunFolder(out / name).read_config()
-        assert (config.protocol.augmentation("cutmix") is not None) == has_cutmix
+    for name in ("explorer", "what-offsets", "induce", "understand"):
+        assert f'<section id="{name}"' in page
+    assert "induced by construction" in page
     assert main([*arguments, "--json"]) == 0  # nothing is trained again
-    found = json.loads(capsys.readouterr().out)
-    assert found["clear"] is False
-    assert (found["first_layer"]["paired"], found["first_layer"]["n"]) == (True, 1000)
+    found_again = json.loads(capsys.readouterr().out)
+    assert found_again["see"]["Modern"]["min_mad"] == pytest.approx(smallest["Modern"])
+    assert found_again["induce"]["with LocAt"]["min_mad"] == pytest.approx(runs.loc["with LocAt", "min_mad"])
+    assert [row["exact"] for row in found_again["understand"]] == found["exact"].tolist()
+
+
+def test_what_the_demo_says_to_type_next_can_be_typed() -> None:
+    kinds = {"measure": (1, MeasureOptions), "study": (2, RunOptions)}
+    for typed in NEXT:
+        nearsight_, command, *arguments = shlex.split(typed)
+        skipped, options = kinds[command]
+        parsed = parse(options, arguments[skipped - 1 :], prog=f"{nearsight_} {command}")
+        if isinstance(parsed, MeasureOptions):
+            for model in parsed.models:
+                check_model_name(model)
+            check_what(parsed.what, len(parsed.models))
+        else:
+            find_study_or_simulation(parsed.name)
 
 
 def test_exit_code_and_streams_of_the_real_process(tmp_path: Path) -> None:

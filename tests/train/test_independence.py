@@ -12,7 +12,7 @@ from nearsight.data import Dataset
 from nearsight.models import ModelConfig
 from nearsight.train import DataConfig, RunConfig, baseline, modern
 from nearsight.train.engine import Stack
-from nearsight.train.recipes import demo_runs
+from nearsight.train.recipes import demo_run
 from nearsight.train.runner import load_data
 
 NUM_STEPS = 200
@@ -83,7 +83,7 @@ def test_accuracies_in_bfloat16_differ_no_more_than_seeds_do() -> None:
 
 def bfloat16_accuracies(num_seeds: int) -> tuple[Tensor, Tensor]:
     """Validation accuracies of the demo's model after training on a GPU in one stack, and one by one."""
-    config = dataclasses.replace(demo_runs()["without CutMix"], precision="bf16")
+    config = dataclasses.replace(demo_run(), precision="bf16")
     configs = [dataclasses.replace(config, seed=seed) for seed in range(num_seeds)]
     dataset, num_epochs = load_data(config.data), config.protocol.max_epochs
 

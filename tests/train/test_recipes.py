@@ -13,7 +13,7 @@ from nearsight.data.loading import dataset_spec
 from nearsight.errors import InputError
 from nearsight.train import PROTOCOLS, DataConfig, modern
 from nearsight.train.engine import Stack
-from nearsight.train.recipes import RUNS, demo_runs, find_run
+from nearsight.train.recipes import RUNS, find_run
 
 
 @pytest.mark.parametrize("name", list(RUNS))
@@ -91,13 +91,6 @@ def test_unknown_names_are_answered_with_the_nearest() -> None:
         find_run("compact-cifar11")
     with pytest.raises(InputError, match="did you mean 'baseline'"):
         find_run("compact-cifar10")("basline")
-
-
-def test_the_demos_two_runs_differ_in_cutmix_alone() -> None:
-    without, with_cutmix = demo_runs().values()
-    assert without.protocol.augmentation("cutmix") is None
-    assert with_cutmix.protocol.without("cutmix") == without.protocol
-    assert (with_cutmix.model, with_cutmix.data, with_cutmix.seed) == (without.model, without.data, without.seed)
 
 
 def enlarged(dataset: Dataset) -> Dataset:
