@@ -1,11 +1,13 @@
 """Measured models side by side: what is compared, sorted profiles, the plane of distance and entropy, and how they
 trained."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import matplotlib as mpl
 import numpy as np
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import BoundaryNorm
@@ -281,35 +283,60 @@ def training_curves(models: Sequence[ModelHeads]) -> Figure:
     check_labels(models)
     if all(model.history is None for model in models):
         raise InputError("no model has a training history, so there are no curves to draw")
+    return _courses(models, {title: partial(_of_history, column) for column, title in _COURSES.items()})[0]
+
+
+def locality_courses(models: Sequence[ModelHeads]) -> Figure:
+    """The smallest distance of any head and the validation accuracy over epochs, of models measured all through
+    training."""
+    check_labels(models)
+    accuracy = {_COURSES["val_acc"]: partial(_of_history, "val_acc")}
+    figure, panels = _courses(models, {DISTANCE_LABEL_ONE_LINE + "\nof the most local head": _most_local, **accuracy})
+    grids = {grid for model in models for grid in (model.grids or {}).values()}
+    if len(grids) == 1:
+        draw_uniform_line(panels[0], uniform_attention_distance(grids.pop()), horizontal=True, gid="uniform")
+    return figure
+
+
+def _of_history(column: str, model: ModelHeads) -> "pd.Series[float] | None":
+    return None if model.history is None else model.history.set_index("epoch")[column].sort_index()
+
+
+def _most_local(model: ModelHeads) -> "pd.Series[float]":
+    return model.heads.groupby("epoch")["mad"].min()
+
+
+def _courses(
+    models: Sequence[ModelHeads], quantities: "Mapping[str, Callable[[ModelHeads], pd.Series[float] | None]]"
+) -> tuple[Figure, list[Axes]]:
+    """A panel for each quantity (title → its values by epoch), a line in it for each model that has it."""
     with house_style():
-        figure = Figure(figsize=(8.4, 2.9), layout="constrained")
-        panels = dict(zip(_COURSES, figure.subplots(1, len(_COURSES), sharex=True), strict=True))
-        handles, labels = [], []
-        for index, model in enumerate(models):
-            if model.history is None:
-                continue
-            style = model_style(index)
-            history = model.history.sort_values("epoch")
-            for column, panel in panels.items():
+        figure = Figure(figsize=(2.8 * len(quantities), 2.9), layout="constrained")
+        panels = list(figure.subplots(1, len(quantities), sharex=True))
+        handles = {}
+        for panel, (title, values_of) in zip(panels, quantities.items(), strict=True):
+            for index, model in enumerate(models):
+                if (values := values_of(model)) is None:
+                    continue
+                style = model_style(index)
                 panel.plot(
-                    history["epoch"],
-                    history[column],
+                    values.index,
+                    values,
                     **style.look_with(),
                     linewidth=1.5,
                     markersize=4,
-                    markevery=max(1, len(history) // 7),
-                    gid=f"{column}-model{index}",
+                    markevery=max(1, len(values) // 7),
+                    gid=f"{values.name}-model{index}",
                 )
-            handles.append(style.handle(markersize=4))
-            labels.append(_label(model))
-        for column, panel in panels.items():
-            panel.set_title(_COURSES[column])
+                handles[_label(model)] = style.handle(markersize=4)
+            panel.set_title(title)
             panel.set_xlabel("epoch")
             panel.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True, min_n_ticks=1))
             light_grid(panel)
-        panels["val_acc"].yaxis.set_major_formatter(PercentFormatter(xmax=1.0, decimals=None))
-        add_legend(figure, handles, labels, loc="outside upper left", ncols=4)
-    return figure
+            if title == _COURSES["val_acc"]:
+                panel.yaxis.set_major_formatter(PercentFormatter(xmax=1.0, decimals=None))
+        add_legend(figure, list(handles.values()), list(handles), loc="outside upper left", ncols=4)
+    return figure, panels
 
 
 def _label(model: ModelHeads) -> str:
