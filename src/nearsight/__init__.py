@@ -4,6 +4,7 @@ Importing it registers its models with timm, so that `timm.create_model("compact
 """
 
 from nearsight import metrics
+from nearsight.data.cifar100_sample import sample_images
 from nearsight.lens import HeadTable, attention_maps, check_vit_adapter, measure, open_maps
 from nearsight.locat import add_locat
 from nearsight.models import create_model
@@ -19,4 +20,5 @@ __all__ = [
     "measure",
     "metrics",
     "open_maps",
+    "sample_images",
 ]

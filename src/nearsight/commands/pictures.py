@@ -110,8 +110,7 @@ def _test_pictures(
         if others and last.is_dir() and last.name.lower() in TEST_NAMES:
             # A tree of pictures: a few of them, at their own size, need no decoded copy of the whole set.
             return FilePictures(f"{name}, test", files(last, num_images))
-    # The training images are not looked at; of a set that is drawn, one is the least there can be.
-    test = load_dataset(name, data_dir=data_dir, num_train=1).test
+    test = load_dataset(name, data_dir=data_dir, num_train=0).test
     return PixelPictures(f"{name}, test", test.images_NCHW[measuring_subset(len(test), num_images)])
 
 

@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,6 +24,7 @@ from nearsight.errors import InputError, check_number
 from nearsight.lens.measuring import Precision
 from nearsight.models import load_model, load_source
 from nearsight.models.sources import SourcedModel, has_published_weights, try_forward
+from nearsight.models.zoo import IMAGES, MODELS
 from nearsight.train import RunConfig, RunFolder, load_data
 from nearsight.train.heads import MEASURING_BATCH
 
@@ -36,13 +38,16 @@ class Request(Common):
     models: Annotated[
         tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="MODEL [MODEL ...]", help_behavior_hint="")
     ]
-    """A timm name, hf:org/name or hf:FOLDER (transformers), torchvision:NAME, package.module:function, a run folder."""
+    """A timm name, one of the zoo (compact_vit.modern_cifar100), hf-hub:org/name (timm, nearsight share), hf:org/name
+    or hf:FOLDER (transformers), torchvision:NAME, package.module:function, a run folder."""
     images: str | None = None
-    """A folder of images, or a data set (nearsight data list), then its test images; by default the embedded set."""
+    """A folder of images, or a data set (nearsight data list), then its test images; by default the embedded set, for
+    the zoo cifar100-sample."""
     num_images: int | None = None
     """Images at most; for a run as many as its config says, otherwise 256."""
     pretrained: bool = False
-    """Load the published weights of models of timm and torchvision; they are random otherwise."""
+    """Load the published weights of models of timm and torchvision, which are random otherwise; names of the zoo and of
+    the hub mean weights anyway."""
     checkpoint: Path | None = None
     """File with your own weights of the model: safetensors, or a state dict that torch.save wrote."""
     image_size: int | None = None
@@ -82,13 +87,16 @@ def open_subjects(request: Request, device: torch.device, *, all_decoded: bool =
     Unless they are `all_decoded`: then an image that cannot be read is found when it is looked at.
     """
     check_named(request.models, pretrained=request.pretrained, checkpoint=request.checkpoint)
-    runs = [text for text in request.models if Path(text).is_dir()]
-    pictures: Pictures | None = None
-    if request.images is not None or len(runs) < len(request.models):
-        num_images = request.num_images or DEFAULT_NUM_IMAGES
-        pictures = find_pictures(request.images, num_images, request.data_dir, all_decoded=all_decoded)
+    num_images = request.num_images or DEFAULT_NUM_IMAGES
+
+    @cache
+    def pictures(images: str | None) -> Pictures:
+        return find_pictures(images, num_images, request.data_dir, all_decoded=all_decoded)
+
     subjects = [
-        _open_run(text, request, pictures, device) if text in runs else _open_model(text, request, pictures, device)
+        _open_run(text, request, None if request.images is None else pictures(request.images), device)
+        if Path(text).is_dir()
+        else _open_model(text, request, pictures(request.images or (IMAGES if text in MODELS else None)), device)
         for text in request.models
     ]
     labels = distinct_labels([subject.label for subject in subjects], request.models)
@@ -117,11 +125,10 @@ def _open_run(text: str, request: Request, pictures: Pictures | None, device: to
     config = folder.read_config()
     image_size = run_image_size(config)
     images: Images
-    if request.images is None:
+    if pictures is None:
         dataset = load_data(config.data, request.data_dir)
         images = RunImages(dataset, request.num_images or config.num_measured, device)
     else:
-        assert pictures is not None
         # The model's own config is its architecture's; what the run was trained on is the data set's.
         spec = DATASETS[config.data.name]
         trained_on = {"input_size": (3, *image_size), "mean": spec.mean, "std": spec.std}
@@ -132,15 +139,14 @@ def _open_run(text: str, request: Request, pictures: Pictures | None, device: to
         model=model,
         images=images,
         image_size=image_size,
-        batch_size=MEASURING_BATCH if request.images is None else None,
+        batch_size=MEASURING_BATCH if pictures is None else None,
         run=folder,
         precision="float64",
         epoch=folder.read_result()["best_epoch"],
     )
 
 
-def _open_model(text: str, request: Request, pictures: Pictures | None, device: torch.device) -> Subject:
-    assert pictures is not None
+def _open_model(text: str, request: Request, pictures: Pictures, device: torch.device) -> Subject:
     sourced = open_source(
         text,
         only_one=len(request.models) == 1,

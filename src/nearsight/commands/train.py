@@ -42,18 +42,28 @@ def main(arguments: Sequence[str]) -> int:
         return dino.main(name, rest)
     if name not in RUNS:
         raise unknown_name("recipe", name, [*RUNS, *PRETRAININGS])
+    options = _parsed(name, rest)
+    config = _config(options)
+    out = options.out or Path("runs") / f"{name}-{options.start_from}-{config.identity}"
+    return stoppable(lambda stop: _train(config, out, options, stop))
+
+
+def _parsed(name: str, arguments: Sequence[str]) -> Any:
     recipe = RUNS[name]
-    protocol = _read_ahead(rest, "--protocol") or next(iter(PROTOCOLS))
-    start = _with_network(recipe(protocol), _read_ahead(rest, "--model.name"))
-    options = parse(
+    protocol = _read_ahead(arguments, "--protocol") or next(iter(PROTOCOLS))
+    start = _with_network(recipe(protocol), _read_ahead(arguments, "--model.name"))
+    return parse(
         _options(start, protocol),
-        rest,
+        arguments,
         prog=f"nearsight train {name}",
         description=(recipe.__doc__ or "").strip(),
     )
-    config = _config(options)
-    out = options.out or Path("runs") / f"{name}-{protocol}-{config.identity}"
-    return stoppable(lambda stop: _train(config, out, options, stop))
+
+
+def config_of(arguments: Sequence[str]) -> RunConfig:
+    """What `nearsight train` with these arguments trains."""
+    name, *rest = arguments
+    return _config(_parsed(name, rest))
 
 
 def _train(config: RunConfig, out: Path, options: Any, stop: Stop) -> int:

@@ -38,7 +38,7 @@ class ListedDataset:
     about: str
     """What it is."""
     state: str
-    """"present", "absent", "damaged" or, for a set that nearsight draws, "built in"."""
+    """"present", "absent", "damaged" or, for a set that nearsight draws or comes with, "built in"."""
     folder: Path | None = None
     """Where it is."""
     detail: str
@@ -152,9 +152,9 @@ def check_dataset(name: str, data_dir: Path | None = None) -> CheckReport:
         return check_segmentation(name, data_dir)
     spec = dataset_spec(name)
     if spec.find is None:
-        dataset = load_dataset(name)
+        dataset = load_dataset(name, num_train=spec.num_train)
         classes, parts = dataset.classes, (dataset.train, dataset.test)
-        folder, layout, findings = None, "drawn by nearsight", []
+        folder, layout, findings = None, "built in", []
     else:
         source = find_source(name, spec, data_folder(data_dir), spec.image_size)
         folder, layout = source.folder, source.layout

@@ -41,14 +41,21 @@ def _drawn(spec: DatasetSpec, num_train: int | None, num_test: int | None, image
     assert spec.draw is not None
     assert spec.num_train is not None
     assert spec.num_test is not None
-    train = spec.draw(num_train or spec.num_train, image_size=image_size, split="train")
     test = spec.draw(num_test or spec.num_test, image_size=image_size, split="test")
+    num_train = spec.num_train if num_train is None else num_train
+    train = spec.draw(num_train, image_size=image_size, split="train") if num_train else _none_of(test)
     return Decoded(classes=spec.classes, train=train, test=test, fingerprint=content_fingerprint(train, test))
+
+
+def _none_of(images: ImageSet) -> ImageSet:
+    return ImageSet(images.images_NCHW[:0], images.labels_N[:0])
 
 
 def _at_most(name: str, part: str, images: ImageSet, num: int | None) -> ImageSet:
     if num is None or num == len(images):
         return images
+    if num == 0:
+        return _none_of(images)
     if num > len(images):
         raise InputError(f"{num} {part} images of {name} were asked for, but it has {len(images)}")
     return images.select(balanced_subset(images.labels_N, num))
@@ -66,12 +73,15 @@ def load_dataset(
     """The data set of this name, with every image or with a class-balanced choice that is always the same.
 
     Files are looked for in `data_dir`, by default in `NEARSIGHT_DATA`, or else the user's cache folder. When they are
-    decoded, which happens once, `verify` compares them with their published checksums.
+    decoded, which happens once, `verify` compares them with their published checksums. With a `num_train` of 0 the test
+    images come alone; only so is a set opened that has no others.
     """
     spec = dataset_spec(name)
-    for what, value in (("image_size", image_size), ("num_train", num_train), ("num_test", num_test)):
+    for what, value, least in (("image_size", image_size, 1), ("num_train", num_train, 0), ("num_test", num_test, 1)):
         if value is not None:
-            check_at_least(what, value, 1)
+            check_at_least(what, value, least)
+    if spec.num_train == 0 and num_train != 0:
+        raise InputError(f"{name} has no training images, only test images to look at models with; name another set")
     size = image_size or spec.image_size
     if size != spec.image_size and not spec.other_sizes:
         raise InputError(

@@ -90,7 +90,7 @@ class DatasetSpec:
     num_classes: int | None = None
     """How many classes it has; None when the files decide."""
     num_train: int | None = None
-    """Official number of training images; None when the files decide."""
+    """Official number of training images; None when the files decide; 0: it has test images only."""
     num_test: int | None = None
     """Official number of test images; None when the files decide."""
     image_size: int
@@ -117,6 +117,6 @@ def register_dataset(name: str, spec: DatasetSpec) -> None:
     """Make a data set known by its name: to `load_dataset`, to recipes and to the commands."""
     if name in DATASETS:
         raise ValueError(f"there is a data set {name!r} already: {DATASETS[name].about}")
-    if spec.find is None and (spec.draw is None or not (spec.classes and spec.num_train and spec.num_test)):
+    if spec.find is None and (spec.draw is None or not (spec.classes and spec.num_test) or spec.num_train is None):
         raise ValueError(f"the data set {name!r} is neither found nor drawn: give find, or draw, classes and numbers")
     DATASETS[name] = spec

@@ -12,11 +12,20 @@ from typing import Any
 
 import timm
 import torch
-from timm.models import build_model_with_cfg, eva, register_model, swin_transformer, vision_transformer
+from timm.models import (
+    build_model_with_cfg,
+    eva,
+    generate_default_cfgs,
+    register_model,
+    swin_transformer,
+    vision_transformer,
+)
 from torch import Tensor, nn
 
 from nearsight.errors import InputError
 from nearsight.locat.attach import add_locat
+from nearsight.models.compact import COMPACT_IMAGES
+from nearsight.models.zoo import pretrained_cfgs
 
 BACKBONES = (
     "vit_tiny_patch16_224",
@@ -42,13 +51,18 @@ _FAMILIES: tuple[tuple[type[nn.Module], Callable[[Any, nn.Module], dict[str, Ten
     (eva.Eva, eva.checkpoint_filter_fn),
     (swin_transformer.SwinTransformer, swin_transformer.checkpoint_filter_fn),
 )
+default_cfgs = generate_default_cfgs(pretrained_cfgs("locat_compact_vit", COMPACT_IMAGES))
+"""What timm is told of weights; of the others there are none."""
 
 
 def _register(backbone: str) -> None:
     name = f"locat_{backbone}"
 
     def model(pretrained: bool = False, **kwargs: Any) -> nn.Module:
-        config = kwargs["pretrained_cfg"] = kwargs.get("pretrained_cfg") or _described(name, backbone)
+        config = kwargs.get("pretrained_cfg") or _described(name, backbone)
+        if isinstance(config, str):  # a tag
+            config = timm.get_pretrained_cfg(f"{name}.{config}", allow_unregistered=False)
+        kwargs["pretrained_cfg"] = config
         if pretrained and not any(map(_has_weights, (config, kwargs.get("pretrained_cfg_overlay") or {}))):
             raise InputError(
                 f"there are no published weights of {name}; add_locat(timm.create_model({backbone!r}, "
@@ -79,7 +93,7 @@ def _has_weights(config: Any) -> bool:
 def _described(name: str, backbone: str) -> dict[str, Any]:
     """The backbone's images and classes, without its weights."""
     config = timm.get_pretrained_cfg(backbone)
-    bare = dataclasses.replace(config, architecture=name, tag=None, url=None, hf_hub_id=None)
+    bare = dataclasses.replace(config, architecture=name, tag=None, url=None, file=None, hf_hub_id=None)
     described: dict[str, Any] = bare.to_dict()
     return described
 

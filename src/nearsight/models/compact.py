@@ -15,6 +15,7 @@ from timm.models.vision_transformer import VisionTransformer, checkpoint_filter_
 from torch import nn
 
 from nearsight.errors import InputError, check_at_least, unknown_name
+from nearsight.models.zoo import pretrained_cfgs
 
 Initialization = Literal["trunc_normal", "pytorch"]
 
@@ -101,7 +102,7 @@ def _check_shape(
 
 _OF_RESNETS = {"fixed_input_size": False, "pool_size": (4, 4), "first_conv": "conv1", "classifier": "fc"}
 default_cfgs = generate_default_cfgs(
-    {"compact_vit": COMPACT_IMAGES, "compact_resnet18": {**COMPACT_IMAGES, **_OF_RESNETS}}
+    {**pretrained_cfgs("compact_vit", COMPACT_IMAGES), "compact_resnet18": {**COMPACT_IMAGES, **_OF_RESNETS}}
 )
 
 

@@ -1,7 +1,8 @@
 """Where models come from: timm, transformers, torchvision, and the user's own code, each named in one word.
 
 vit_base_patch16_224.augreg_in21k    a name timm knows, with or without a tag; this package's models, too
-hf-hub:org/name                      a repository on the hub that timm wrote
+compact_vit.modern_cifar100          of the zoo (nearsight.models.zoo): its trained weights
+hf-hub:org/name, local-dir:FOLDER    a repository on the hub, or a folder, that timm or `nearsight share` wrote
 hf:org/name, hf:FOLDER               Hugging Face transformers
 torchvision:vit_b_16                 torchvision
 package.module:function              a function that returns a torch.nn.Module
@@ -39,16 +40,17 @@ from nearsight.models.sourced import (
     preparation,
     try_forward,
 )
+from nearsight.models.zoo import MODELS
 
 __all__ = ["ImageSizeError", "SourcedModel", "has_published_weights", "load_source", "try_forward"]
 
 _HUGGING_FACE, _TORCHVISION = "hf:", "torchvision:"
-_LOCAL = "local-dir:"
+_LOCAL, _HUB = "local-dir:", ("hf-hub:", "hf_hub:")
 _WEIGHTS = (".safetensors", ".bin", ".pth", ".pt")
 _OF_MODELS = (AssertionError, KeyError, RuntimeError, TypeError, ValueError)
 _OF_FILES = (Exception,)
 """What building a model raises: of settings that do not fit, and of files, which may be damaged in any way."""
-_PREFIXES = ("hf-hub:", "hf_hub:", _LOCAL)
+_PREFIXES = (*_HUB, _LOCAL)
 
 
 def _is_factory(text: str) -> bool:
@@ -60,6 +62,11 @@ def has_published_weights(text: str) -> bool:
     return not text.startswith(_HUGGING_FACE) and not _is_factory(text)
 
 
+def _is_trained(text: str) -> bool:
+    """Whether the name is one of weights: they are loaded without --pretrained, too."""
+    return text in MODELS or text.startswith(_PREFIXES)
+
+
 def load_source(
     text: str, *, pretrained: bool = False, checkpoint: Path | None = None, image_size: int | None = None
 ) -> SourcedModel:
@@ -68,7 +75,7 @@ def load_source(
     Args:
         text: one of the forms above.
         pretrained: with the published weights; otherwise random ones, drawn from torch's global generator. Models of
-            transformers and of the user's own code bring their weights along.
+            the zoo, of hubs and folders, of transformers and of the user's own code bring their weights along.
         checkpoint: a file of weights to load instead.
         image_size: side of the square images in pixels; needed where the model does not say what it takes.
     """
@@ -95,13 +102,14 @@ def load_source(
     elif _is_factory(text):
         model, config = _load_from_factory(text, image_size=image_size)
     else:
-        model, config = _load_timm(text, pretrained=pretrained, image_size=image_size)
+        with_weights = pretrained or (checkpoint is None and _is_trained(text))
+        model, config = _load_timm(text, pretrained=with_weights, image_size=image_size)
     check_preparation(text, config, size_is_asked_for=image_size is not None)
     sourced = SourcedModel(label=text, model=model.eval(), data_config=config)
     if checkpoint is not None:
         note = load_checkpoint(model, checkpoint)
         return replace(sourced, label=f"{text} ({checkpoint.name})", notes=(note,))
-    if has_published_weights(text):
+    if has_published_weights(text) and not _is_trained(text):
         return replace(sourced, label=f"{text} ({'pretrained' if pretrained else 'random weights'})")
     return sourced
 
@@ -111,6 +119,8 @@ def _load_timm(name: str, *, pretrained: bool, image_size: int | None) -> tuple[
         _check_published(name)
     if name.startswith(_LOCAL):
         _check_size(name, Path(name.removeprefix(_LOCAL)))
+    if name.startswith(_HUB):
+        _check_size(name, downloading(name, lambda: _fetched(name)))
     model = downloading(name, lambda: _built_by_timm(name, pretrained=pretrained, image_size=image_size))
     wanted = {} if image_size is None else {"input_size": (3, image_size, image_size)}
     return model, resolve_data_config(wanted, model=model)
@@ -121,6 +131,22 @@ def _check_size(name: str, folder: Path) -> None:
     if (folder / "config.json").exists():
         check_layers(name, read_object(folder / "config.json", missing=str(folder)))
         check_weights(folder, _WEIGHTS, lambda: _built_by_timm(name, pretrained=False, image_size=None))
+
+
+def _fetched(name: str) -> Path:
+    """The folder in the hub's cache that has the config and, where there is one, the file of safetensors."""
+    # Here, because timm takes a while to need it.
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError, HFValidationError
+
+    repository, _, revision = name.partition(":")[2].partition("@")
+    try:
+        config = hf_hub_download(repository, "config.json", revision=revision or None)
+        with contextlib.suppress(EntryNotFoundError):  # other formats are timm's to find
+            hf_hub_download(repository, "model.safetensors", revision=revision or None)
+    except HFValidationError as error:
+        raise InputError(f"{name} names no repository of the hub: {one_line(error)}") from error
+    return Path(config).parent
 
 
 def _check_published(name: str) -> None:
