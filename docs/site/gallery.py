@@ -38,7 +38,6 @@ PROBED = {
     "dense/supervised": "Do LocAt's frozen features tell more about single patches than ViT's? (S2)",
 }
 """Probes have no recipe that would say what they ask."""
-ALL_MODELS = "all-models"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,19 +69,30 @@ def add_study(folder: Path) -> Entry:
     return Entry(name=name, question=about, result=_headline(text), page=f"{stem}.html", picture=f"{stem}.png")
 
 
-def add_models(names: tuple[str, ...]) -> Entry:
-    """The page that `nearsight measure` writes of one shipped model, or of several side by side."""
-    with tempfile.TemporaryDirectory() as temporary, redirect_stdout(StringIO()):
-        out = Path(temporary) / "measured"
-        if nearsight(["measure", *names, "--out", str(out)]) != 0:
-            raise RuntimeError(f"nearsight measure {' '.join(names)} did not succeed")
-        text = (out / PAGE).read_text(encoding="utf-8")
-        picture = next(path for path in sorted(out.rglob("*.png")) if "heatmap" in path.name)
-        stem = names[0] if len(names) == 1 else ALL_MODELS
-        _shrink(picture, OUT / f"{stem}.png")
-    (OUT / f"{stem}.html").write_text(text, encoding="utf-8")
-    about = str(MODELS[names[0]]) if len(names) == 1 else f"All {len(names)} side by side: what the recipe does to heads"
-    return Entry(name=stem, question=about, result=_headline(text), page=f"{stem}.html", picture=f"{stem}.png")
+def add_model(name: str, measured: Path) -> Entry:
+    """The page that `nearsight measure` writes of a shipped model, with the attention explorer."""
+    _run("measure", name, "--out", str(measured))
+    return _entry(name, MODELS[name], measured)
+
+
+def compare_models(folders: list[Path], out: Path) -> Entry:
+    _run("report", "--compare", *map(str, folders), "--out", str(out))
+    return _entry("side-by-side", "The same network, trained three ways: what does the recipe do to the heads?", out)
+
+
+def _run(*arguments: str) -> None:
+    with redirect_stdout(StringIO()) as printed:
+        if nearsight(arguments) != 0:
+            raise RuntimeError(f"nearsight {' '.join(arguments)} did not succeed: {printed.getvalue()}")
+
+
+def _entry(name: str, about: str, folder: Path) -> Entry:
+    """Of a folder of measured models: its page is copied, its first figure of heads is the picture."""
+    text = (folder / PAGE).read_text(encoding="utf-8")
+    (OUT / f"{name}.html").write_text(text, encoding="utf-8")
+    figures = folder if (folder / "figures").exists() else folder.parent / next(iter(MODELS))
+    _shrink(figures / "figures" / "heatmaps.png", OUT / f"{name}.png")
+    return Entry(name=name, question=about, result=_headline(text), page=f"{name}.html", picture=f"{name}.png")
 
 
 def write_index(models: list[Entry], found: list[Entry]) -> None:
@@ -134,11 +144,13 @@ def _shrink(picture: Path, small: Path) -> None:
 def main() -> None:
     shutil.rmtree(OUT, ignore_errors=True)
     OUT.mkdir(parents=True)
-    with ProcessPoolExecutor() as processes:
-        several = [tuple(MODELS), *((name,) for name in MODELS)]
-        models = [processes.submit(add_models, names) for names in several]
+    with tempfile.TemporaryDirectory() as temporary, ProcessPoolExecutor() as processes:
+        folders = {name: Path(temporary) / name for name in MODELS}
+        models = [processes.submit(add_model, name, folder) for name, folder in folders.items()]
         found = [processes.submit(add_study, folder) for folder in studies()]
-        write_index([each.result() for each in models], [each.result() for each in found])
+        measured = [each.result() for each in models]
+        together = compare_models(list(folders.values()), Path(temporary) / "side-by-side")
+        write_index([together, *measured], [each.result() for each in found])
     pages = list(OUT.glob("*.html"))
     print(f"{len(pages)} pages, {sum(path.stat().st_size for path in OUT.iterdir()) / 1e6:.0f} MB: {OUT}")
 
