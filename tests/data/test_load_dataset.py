@@ -30,7 +30,7 @@ from nearsight.errors import InputError
 
 def test_registries() -> None:
     assert list(DATASETS) == [
-        *("shapes", "cifar10", "cifar100", "tiny-imagenet", "svhn"),
+        *("shapes", "cifar100-sample", "cifar10", "cifar100", "tiny-imagenet", "svhn"),
         *("imagenette", "mini-imagenet", "imagenet", "image-folder"),
     ], "the order in which they are listed"
     assert list(SEGMENTATION_SETS) == ["ade20k", "pascal-context", "coco-stuff", "voc2012", "camvid", "voc-small"]
@@ -38,6 +38,15 @@ def test_registries() -> None:
         register_dataset("svhn", DATASETS["svhn"])
     with pytest.raises(ValueError, match="there is a data set 'camvid' already"):
         register_segmentation("camvid", SEGMENTATION_SETS["camvid"])
+
+
+def test_the_test_images_alone(data_dir: Path) -> None:
+    write_cifar100_binary(data_dir)
+    for name, options in (("shapes", {"num_test": 4}), ("cifar100", {"data_dir": data_dir, "verify": False})):
+        whole, alone = (load_dataset(name, num_train=num, **options) for num in (2, 0))  # type: ignore[arg-type]
+        assert (len(whole.train), len(alone.train)) == (2, 0)
+        assert torch.equal(alone.test.images_NCHW, whole.test.images_NCHW)
+        assert alone.fingerprint != whole.fingerprint
 
 
 def test_a_set_that_somebody_else_draws(tmp_path: Path) -> None:
@@ -166,7 +175,9 @@ class TestPlaces:
     ("name", "options", "message"),
     [
         ("cifar1000", {}, "'cifar1000' is not a known data set; did you mean 'cifar100'"),
-        ("shapes", {"num_train": 0}, "num_train is 0, but must be at least 1"),
+        ("shapes", {"num_train": -1}, "num_train is -1, but must be at least 0"),
+        ("cifar100-sample", {}, "cifar100-sample has no training images"),
+        ("cifar100-sample", {"num_train": 10}, "cifar100-sample has no training images"),
         ("shapes", {"num_test": -1}, "num_test is -1"),
         ("shapes", {"image_size": 48}, "32 or 64"),
         ("svhn", {"image_size": 64}, "svhn images are 32×32"),

@@ -17,7 +17,13 @@ from nearsight.data.registry import DATASETS, DatasetSpec, Source, register_data
 from nearsight.data.shapes import make_shapes
 
 # Modules register their data sets. These come first because `shapes` and they are listed in this order.
-for _name in ("cifar", "tiny_imagenet", "svhn", *(module.name for module in pkgutil.iter_modules(__path__))):
+for _name in (
+    "cifar100_sample",
+    "cifar",
+    "tiny_imagenet",
+    "svhn",
+    *(module.name for module in pkgutil.iter_modules(__path__)),
+):
     importlib.import_module(f"nearsight.data.{_name}")
 
 __all__ = [
