@@ -33,8 +33,13 @@ def test_round_trip(tmp_path: Path) -> None:
 
 
 def test_printed_it_says_what_it_is_of() -> None:
-    told = "HeadTable(2 layers × 3 heads, 4 images, 1 skipped; .mad, .entropy, .to_frame(), .extra['rollout'])"
-    assert repr(replace(table(), extra={"rollout": np.zeros(2)})) == told
+    shown = repr(replace(table(), label="a ViT", uniform=np.array([0.4, 0.375]), extra={"rollout": np.zeros(2)}))
+    values = np.random.default_rng(0).uniform(size=(2, 4, 2, 3))[0].mean(0)
+    assert values[1, 0] == min(values[0, 0], values[0, 1], *values[1])
+    assert shown == (
+        f"HeadTable(a ViT: 2 layers × 3 heads, 4 images, 1 skipped; most local [1, 0]: MAD {values[1, 0]:.3f} "
+        "(uniform 0.375); .mad, .entropy, .to_frame(), .plot(), .compare(other), .report(path), .extra['rollout'])"
+    )
 
 
 def test_frame_has_a_row_per_head_that_exists() -> None:

@@ -8,10 +8,11 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from nearsight.files import write_text
+from nearsight.metrics import uniform_attention_distance
 from nearsight.report.differences import LABEL_LIMIT, SMALLEST, most_local_head, quoted
 from nearsight.report.figures.heat import heatmaps
 from nearsight.report.figures.models import locality_spreads, mad_entropy_plane, mad_profiles, training_curves
-from nearsight.report.inputs import ModelHeads, check_labels, shorten
+from nearsight.report.inputs import ROUNDING, ModelHeads, check_labels, shorten
 from nearsight.report.page import charts, tables
 from nearsight.report.page.document import (
     BodyPart,
@@ -110,7 +111,13 @@ def page_html(
 def common_grid(models: Sequence[ModelHeads]) -> tuple[int, int] | None:
     """The grid that all layers of all models have: the mark of uniform attention has one place only then."""
     grids = {grid for model in models for grid in (model.grids or {}).values()}
-    return grids.pop() if len(grids) == 1 and all(model.grids for model in models) else None
+    if len(grids) != 1 or not all(model.grids for model in models):
+        return None
+    (grid,) = grids
+    of_grid = uniform_attention_distance(grid)
+    # In windows and on pooled keys, uniform attention is not that of the grid, and has no one place either.
+    found = [value for model in models for value in (model.uniform or {}).values()]
+    return grid if all(abs(value - of_grid) < ROUNDING for value in found) else None
 
 
 def _sentence(sentence: str, models: Sequence[ModelHeads]) -> str:

@@ -64,8 +64,8 @@ def overview(models: Sequence[ModelHeads]) -> str:
                 " × ".join(str(length) for length in model.matrix("mad").shape),
                 f"{best.num_images:,}",
                 _quantity_html(best),
-                f"layer {best.layer + 1}, head {best.head + 1}",
-                _quantity_html(first) + (f" layer {first.layer + 1}" if first.layer else ""),
+                f"layer {best.layer}, head {best.head}",
+                _quantity_html(first) + (f" layer {first.layer}" if first.layer else ""),
             )
         )
     return _table("The models and their most local heads", titles, rows, kind="numbers overview")
