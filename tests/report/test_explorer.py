@@ -222,7 +222,13 @@ def test_what_cannot_be_explored_is_refused(tmp_path: Path) -> None:
     other = shown.heads.heads.assign(layer=shown.heads.heads["layer"] + 1)
     with pytest.raises(InputError, match="another model"):
         explore([dataclasses.replace(shown, heads=ModelHeads(label="a", heads=other))])
-    for content, complaint in (("{", "damaged"), ("[]", "damaged"), ("{}", "no maps"), ('{"format": 9}', "newer"), ('{"format": 1}', "damaged")):
+    for content, complaint in (
+        ("{", "damaged"),
+        ("[]", "damaged"),
+        ("{}", "no maps"),
+        ('{"format": 9}', "newer"),
+        ('{"format": 1}', "damaged"),
+    ):
         (tmp_path / "explorer.json").write_text(content)
         with pytest.raises(InputError, match=complaint):
             Explorer.read(tmp_path / "explorer.json")
