@@ -25,7 +25,7 @@ function showCard(head, x, y) {
     ["distance", `${number(head.mad)} ± ${number(head.mad_std)}`],
     ["entropy", `${number(head.entropy)} ± ${number(head.entropy_std)}`],
   ];
-  const map = window.nearsightExplorer?.miniature(groups[head.group].label, head.layer, head.head) ?? null;
+  const map = window.nearsightExplorer?.miniature?.(groups[head.group].label, head.layer, head.head) ?? null;
   card.replaceChildren(
     element("b", {}, swatch(groups[head.group].colour), element("bdi", {}, groups[head.group].short)),
     element("span", {}, seedName(head) + headName(head)),
@@ -50,7 +50,7 @@ function select(mad, entropy) {
 
 /** Show a head in the attention explorer, where the page has one. */
 function explore(head) {
-  if (!window.nearsightExplorer) return;
+  if (!window.nearsightExplorer?.select) return;
   window.nearsightExplorer.select(groups[head.group].label, head.layer, head.head);
   document.getElementById("explorer")?.scrollIntoView();
 }
