@@ -285,8 +285,8 @@ def test_a_reading_prints_as_its_sentences_and_shows_as_text_that_cannot_be_mark
     reading = compare(replace(LOCAL, label="<b>"), GLOBAL)
     assert str(reading) == "\n".join(reading.sentences)
     html = reading._repr_html_()
-    assert html.startswith("<p><strong>“&lt;b&gt;” attends more locally than “far”.</strong></p><p>")
-    assert html.count("<p>") == len(reading.sentences)
+    assert "<strong>“&lt;b&gt;” attends more locally than “far”.</strong></p><p" in html
+    assert html.count("<p ") == len(reading.sentences)
     assert "<b>" not in html
 
 

@@ -20,7 +20,7 @@ from nearsight.lens.capture import AttentionTap, Call
 from nearsight.lens.geometry import Declared, declared_grid
 from nearsight.lens.inputs import Batch, as_batch
 from nearsight.lens.mapframes import Frame, Heads
-from nearsight.lens.mapsfile import DTYPES, InFile, KeptMaps, LayerMaps, keeping_maps, open_maps, size_of_maps
+from nearsight.lens.mapsfile import DTYPES, InFile, LayerMaps, PictureMaps, keeping_maps, open_maps, size_of_maps
 from nearsight.lens.running import (
     counting_images,
     never_compiled,
@@ -173,7 +173,7 @@ class _Frames:
 
 def kept_maps(
     model: nn.Module, batches: Sequence[Batch], layer_names: Sequence[str], declared: Declared | None
-) -> KeptMaps:
+) -> PictureMaps:
     """The maps of these layers on pictures that were measured: whole, as long as they do not need more than
     `MOST_KEPT_BYTES`; of fewer pictures where they would, and pooled where not even one picture's fit."""
     for batch in batches:
@@ -186,7 +186,7 @@ def kept_maps(
     batch = replace(batches[0], images=images_BCHW, digests=None)
     grid, prefix = (None, None) if declared is None else (declared.grid_size, declared.prefix)
     maps = attention_maps(model, [batch], layers=layer_names, most_lines=most_lines, grid=grid, prefix=prefix)
-    return KeptMaps(tuple(maps), as_pictures(model, images_BCHW))
+    return PictureMaps(tuple(maps), as_pictures(model, images_BCHW))
 
 
 def as_pictures(model: nn.Module, images_BCHW: Tensor) -> NDArray[np.uint8]:

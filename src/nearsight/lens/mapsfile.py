@@ -103,7 +103,7 @@ class LayerMaps:
 
 
 @dataclass(frozen=True, eq=False)
-class KeptMaps:
+class PictureMaps:
     """Where every head looks on a few pictures."""
 
     layers: tuple[LayerMaps, ...]
@@ -116,7 +116,7 @@ class KeptMaps:
         return replace(self, layers=tuple(by_name[name] for name in names))
 
     def __repr__(self) -> str:
-        return f"KeptMaps({len(self.layers)} layers, {len(self.pictures_BHWC)} pictures)"
+        return f"PictureMaps({len(self.layers)} layers, {len(self.pictures_BHWC)} pictures)"
 
 
 class InMemory:

@@ -153,7 +153,7 @@ def counting_images(images: Any, shown: bool, label: str) -> Iterator[Callable[[
     try:
         from tqdm.auto import tqdm
     except ImportError:
-        from rich.progress import Progress  # an extra as well, but that of the command, so that one of them is there
+        from rich.progress import Progress
 
         with Progress() as bars:
             task = bars.add_task(label, total=total)

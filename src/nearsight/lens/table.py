@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from nearsight.errors import InputError
 from nearsight.files import check_file, replacing
-from nearsight.lens.mapsfile import KeptMaps
+from nearsight.lens.mapsfile import PictureMaps
 from nearsight.lens.perimage import KeptImages, PerImage
 from nearsight.metrics.moments import Moments, merged_means
 
@@ -65,7 +65,7 @@ class HeadTable:
     """The place of each layer among all those of the model, from 0, where `layers=` chose some; None: these are all."""
     label: str | None = None
     """What the model is called."""
-    maps: KeptMaps | None = None
+    maps: PictureMaps | None = None
     """Where every head looks on a few of the images, if measured with `keep="maps"`; not saved with the table."""
 
     def __repr__(self) -> str:
@@ -80,6 +80,8 @@ class HeadTable:
             beside = "" if math.isnan(uniform) else f" (uniform {uniform:.3f})"
             local = f"; most local [{layer}, {head}]: MAD {self.mad[layer, head]:.3f}{beside}"
         more = "".join(f", .extra[{name!r}]" for name in self.extra if name not in _OF_GRIDS)
+        if self.per_image is not None:
+            more += ", .per_image" + (f" of {len(self.per_image)}" if len(self.per_image) < self.num_images else "")
         return (
             f"HeadTable({label}{layers} layers × {heads} heads, {self.num_images} images{skipped}{local}; "
             f".mad, .entropy, .to_frame(), .plot(), .compare(other), .report(path){more})"
@@ -93,17 +95,16 @@ class HeadTable:
 
         return face.html(self)
 
-    def plot(
-        self, what: Literal["mad", "entropy"] | Sequence[str] = ("mad", "entropy"), *, ax: "Axes | None" = None
-    ) -> "Figure | Axes":
+    def plot(self, what: str | Sequence[str] | None = None, *, ax: "Axes | None" = None) -> "Figure | Axes":
         """Heat maps of the heads, layers × heads, counted from 0; a line in the scale marks uniform attention.
 
-        `what`: "mad", "entropy", or arrays of `extra` that are layers × heads. Returns a matplotlib figure with a panel
-        for each; with `ax`, the one of them is drawn there, and the axes are returned.
+        `what`: "mad", "entropy", or an array of `extra` that is layers × heads, or several of them; by default distance
+        and entropy. Returns a matplotlib figure with a panel for each. With `ax`, one of them, by default the distance,
+        is drawn there, and the axes are returned.
         """
         from nearsight.report import face
 
-        return face.plot(self, (what,) if isinstance(what, str) else what, ax)
+        return face.plot(self, what, ax)
 
     def compare(self, other: "HeadTable") -> "Reading":
         """Which of two models attends more locally, if either clearly does; image by image, if both saw the same.

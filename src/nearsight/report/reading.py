@@ -84,7 +84,7 @@ class Reading:
 def sentences_html(sentences: Sequence[str]) -> str:
     """For notebooks, light or dark: the first sentence stands out."""
     first, *others = map(escape, sentences)
-    return f"<p><strong>{first}</strong></p>" + "".join(f"<p>{sentence}</p>" for sentence in others)
+    return "".join(f'<p style="margin:.4em 0">{words}</p>' for words in (f"<strong>{first}</strong>", *others))
 
 
 def own_patch_heads(model: ModelHeads) -> pd.DataFrame:
