@@ -134,7 +134,7 @@ FINDINGS = Findings(
                 "emergence-fitted-cifar100": {
                     "only-with-cutmix": "leaning yes",
                     "equally-many-epochs": "leaning yes",
-                    "first-local-head": "epoch 36 to 102, L1",
+                    "first-local-head": "epoch 36 to 102, L0",
                     "turns-global": "no",
                 },
                 "ablation-fitted-cifar100": {"longer-with-cutmix": "leaning yes"},

@@ -205,7 +205,7 @@ def _layer_table(results: StudyResults) -> Table:
     rows, shown = [], []
     for response, layer in product(_OF_LAYER, sorted(set(layers["layer"]))):
         effects = factorial_effects(layers[layers["layer"] == layer], results.factors, response)
-        words = Row(response=_OF_LAYER[response], layer=f"L{layer + 1}")
+        words = Row(response=_OF_LAYER[response], layer=f"L{layer}")
         for effect in records(effects.table):
             rows.append(_effect_row(results, effects, effect, response, int(layer)))
             if effect["order"] == 1:

@@ -51,7 +51,7 @@ def layers_table(results: StudyResults) -> Table:
                 named = {"measure": column, "condition": label, "scale": results.scale, "layer": layer}
                 rows.append(Row().keep(**named, **ours.as_mean()))
                 if layer in picked:
-                    words.show(f"L{layer + 1}", measure.in_words(ours))
+                    words.show(f"L{layer}", measure.in_words(ours))
             shown.append(words)
     notes = (
         INTERVALS,

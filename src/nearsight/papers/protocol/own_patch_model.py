@@ -106,7 +106,7 @@ def own_patch_model(results: StudyResults) -> Table:
     pairs, rows = own_patch_pairs(results), []
     for pair in pairs:
         far, near = pair.everywhere, pair.to_neighbours
-        of_run = MISSING if pair.seed is None or pair.layer is None else f"seed {pair.seed}, L{pair.layer + 1}"
+        of_run = MISSING if pair.seed is None or pair.layer is None else f"seed {pair.seed}, L{pair.layer}"
         least = least_share_on_itself(pair.distance, pair.grid)
         digits = 3 if pair.whose == PAPER else 4  # as many as it gives; ours need them
         row = Row(whose=pair.whose, condition=pair.condition).show("head", of_run)
