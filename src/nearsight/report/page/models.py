@@ -148,7 +148,7 @@ def _profiles(models: Sequence[ModelHeads], grid_size: tuple[int, int] | None) -
         mad_profiles(models, grid_size=grid_size),
         "Line chart of sorted mean attention distances, one line per layer and model. " + _lowest(models),
         "The heads of a layer, sorted by how far they look. Bands: ± one standard deviation over images. "
-        "Light lines are early layers, dark lines late ones.",
+        "Light lines are early layers, dark lines late ones. Layers count from 0.",
     )
 
 
@@ -158,7 +158,8 @@ def _plane(models: Sequence[ModelHeads], grid_size: tuple[int, int] | None) -> s
         charts.PLANE,
         mad_entropy_plane(models, grid_size=grid_size),
         "Scatter plot of attention entropy against mean attention distance, one point per head. " + _lowest(models),
-        "Each point is a head. Lower left: it attends to a few patches close by. Upper right: far and everywhere.",
+        "Each point is a head. Lower left: it attends to a few patches close by. Upper right: far and everywhere. "
+        "Layers count from 0.",
     )
 
 
@@ -169,7 +170,8 @@ def _heatmaps(models: Sequence[ModelHeads]) -> str:
         heatmaps(models),
         "Heatmaps of mean attention distance and attention entropy, layers by heads. The table of layers sums them up. "
         + _lowest(models),
-        "Dark is local (top) or focused (bottom). All models share the two colour scales. Hatched: no such head.",
+        "Bright is far (top) or spread out (bottom), dark is local or focused. All models share the two colour scales. "
+        "Hatched: no such head. Layers and heads count from 0.",
     )
 
 
@@ -204,7 +206,7 @@ def _differences(models: Sequence[ModelHeads]) -> str:
 
 def _configurations(models: Sequence[ModelHeads]) -> str:
     return "".join(
-        json_html(tables.model_html(index, model), model.config)
-        for index, model in enumerate(models)
+        json_html(name, model.config)
+        for name, model in zip(tables.names_html(models), models, strict=True)
         if model.config is not None
     )
