@@ -36,13 +36,15 @@ from nearsight.study.statistics import Estimate, mean_interval
 
 _LABEL_LIMIT, _LINE = 44, 28
 """Characters of a line beside a row, and of a name that needs but one."""
+_ONE_LINE = 6.0
+"""Inches from which on the words of the scale fit into a line."""
 _MOST_LEVELS = 4
 # Of a row's height: ours above its middle and the paper's, where there is one, below, so that neither hides the other.
 _ABOVE, _BELOW = -0.13, 0.22
 _HOLLOW: dict[str, Any] = {"markerfacecolor": "none", "markeredgecolor": INK, "markeredgewidth": 0.9, "markersize": 6}
 
 
-def minimum(results: StudyResults) -> Drawing:
+def minimum(results: StudyResults, *, width: float = 7.2) -> Drawing:
     """The smallest mean attention distance of each condition, sorted, marked by the key factor; with the paper's."""
     values = {str(label): group["min_mad"].tolist() for label, group in results.runs.groupby("condition", sort=False)}
     means = {label: mean_interval(numbers) for label, numbers in values.items()}
@@ -50,7 +52,7 @@ def minimum(results: StudyResults) -> Drawing:
     source, paper = _published(results)
     styles, words = _styles(results)
     with house_style():
-        figure = Figure(figsize=(7.2, 1.5 + 0.42 * len(labels)), layout="constrained")
+        figure = Figure(figsize=(width, 1.5 + 0.42 * len(labels)), layout="constrained")
         axes = figure.subplots()
         _draw_gap(axes, results)
         above = _ABOVE if paper else 0.0
@@ -69,7 +71,8 @@ def minimum(results: StudyResults) -> Drawing:
             _write_column(axes, 80, "paper", of_paper, MUTED)
         light_grid(axes, "x")
         axes.tick_params(axis="y", length=0)
-        axes.set_xlabel(f"{DISTANCE_LABEL_ONE_LINE} of the most local head")
+        unit = "\n" if width < _ONE_LINE else " "
+        axes.set_xlabel(DISTANCE_LABEL_ONE_LINE.replace(" (", f" of the most local head{unit}("))
         _add_legend(figure, words, with_paper=bool(of_paper))
     counts = [interval.n for interval in means.values()]
     ours = "Filled: 1 seed, so no interval."

@@ -26,6 +26,7 @@ from nearsight.report.figures.style import (
     FIGURE_LABEL_LIMIT,
     INK,
     MUTED,
+    NARROW,
     UNIFORM,
     add_legend,
     colour_bar,
@@ -50,13 +51,20 @@ MOST_OUTLINES = 4096
 _COURSES = {"train_loss": "training loss", "val_loss": "validation loss", "val_acc": "validation accuracy"}
 
 
-def locality_spreads(models: Sequence[ModelHeads], *, grid_size: tuple[int, int] | None = None) -> Figure:
-    """Each model's most local head and its first layer's mean, and how the images spread: about 95 % of them."""
+def locality_spreads(
+    models: Sequence[ModelHeads], *, grid_size: tuple[int, int] | None = None, is_narrow: bool = False
+) -> Figure:
+    """Each model's most local head and its first layer's mean, and how the images spread: about 95 % of them.
+
+    `is_narrow`: one below the other, for a phone.
+    """
     check_labels(models)
     first_layer, styles = first_layer_name(map(first_layer_mean, models)), _looks(models)
     with house_style():
-        figure = Figure(figsize=(7.4, 1.25 + 0.42 * len(models)), layout="constrained")
-        panels = figure.subplots(1, 2, sharex=True, sharey=True)
+        height = 0.42 * len(models)
+        size = (NARROW, 2.0 + 2 * height) if is_narrow else (7.4, 1.25 + height)
+        figure = Figure(figsize=size, layout="constrained")
+        panels = figure.subplots(*((2, 1) if is_narrow else (1, 2)), sharex=True, sharey=True)
         quantities: tuple[tuple[str, str, Callable[[ModelHeads], Quantity]], ...] = (
             ("head", "most local head", most_local_head),
             ("layer", f"{first_layer}, mean of its heads", first_layer_mean),
@@ -110,7 +118,7 @@ def locality_spreads(models: Sequence[ModelHeads], *, grid_size: tuple[int, int]
         panels[0].set_xlim(left=0.0)
         panels[0].set_ylim(len(models) - 0.5, -0.9)
         panels[0].set_yticks(range(len(models)), [_label(model) for model in models], parse_math=False)
-        figure.supxlabel(DISTANCE_LABEL_ONE_LINE, fontsize=9.0)
+        figure.supxlabel(DISTANCE_LABEL if is_narrow else DISTANCE_LABEL_ONE_LINE, fontsize=9.0)
     return figure
 
 

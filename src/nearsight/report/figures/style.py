@@ -33,6 +33,8 @@ PAPER = "#ffffff"
 HATCH = "#a4aeb9"
 
 FIGURE_LABEL_LIMIT = 30
+NARROW = 3.9
+"""Inches of a figure whose letters can be read on a phone."""
 UNIFORM: dict[str, Any] = {"color": MUTED, "linewidth": 0.8, "linestyle": (0, (1, 2))}
 """The line of uniform attention."""
 

@@ -76,13 +76,13 @@ def page_html(
         readings = compare_with_first(models)
     findings = [reading.sentences for reading in readings] or [describe(model) for model in models]
     sections = [
+        Section(name="explorer", heading="Where heads attend", body="" if explorer is None else explorer.html()),
         Section(name="models", heading="Models", body=tables.overview(models) + _NOTE_ON_MODELS),
         Section(name="comparisons", heading="Further comparisons", body=_further(findings[1:], models)),
         Section(name="layers", heading="Layer by layer", body=tables.layers(models) + _NOTE_ON_LAYERS),
         Section(name="profiles", heading="Profiles", body=_profiles(models, grid_size)),
         Section(name="plane", heading="Distance and focus", body=_plane(models, grid_size)),
         Section(name="heatmaps", heading="Every head", body=_heatmaps(models)),
-        Section(name="explorer", heading="Where heads attend", body="" if explorer is None else explorer.html()),
         *further,
         Section(name="training", heading="Training", body=_training(models)),
         Section(name="terms", heading="How to read this", body=terms_html(grid_size, _INTERVALS, _SPREAD)),
@@ -138,6 +138,7 @@ def _hero(models: Sequence[ModelHeads], sentences: Sequence[str], grid_size: tup
         "The distances with their spread over images. " + " ".join(sentences[1:-1]),
         "Marks: means over images. Bars: the spread of single images, about 95 % of them; a mean is far more certain."
         + (" Dotted: uniform attention." if grid_size else ""),
+        narrow=locality_spreads(models, grid_size=grid_size, is_narrow=True),
     )
 
 
