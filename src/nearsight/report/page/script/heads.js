@@ -11,7 +11,7 @@ const within = (value, range) => range === null || (value >= range[0] && value <
 const isSelected = (head) => within(head.mad, selection.mad) && within(head.entropy, selection.entropy);
 const hasSelection = () => selection.mad !== null || selection.entropy !== null;
 
-const headName = (head) => `layer ${head.layer + 1}, head ${head.head + 1}`;
+const headName = (head) => `layer ${head.layer}, head ${head.head}`;
 const seedName = (head) =>
   runs.seed[head.run] === null || runs.seed[head.run] === undefined ? "" : `seed ${runs.seed[head.run]}, `;
 
