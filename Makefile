@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 BESIDE := --numprocesses auto --maxprocesses 8 --dist loadfile
 QUICK := not slow and not gpu and not browser and not faults
 
-.PHONY: help setup demo test lint golden coverage test-slow test-gpu test-browser test-faults test-foreign test-wheel audit coverage-table format clean
+.PHONY: help setup demo test lint golden coverage test-slow test-gpu test-browser test-faults test-foreign test-wheel audit coverage-table docs format clean
 
 help:
 	@echo "make demo        train a small ViT with and without CutMix and look at its attention (3 minutes)"
@@ -22,6 +22,7 @@ help:
 	@echo "make audit       known vulnerabilities of what is installed"
 	@echo "make test-wheel  build the wheel, install it into an empty environment and run its demo"
 	@echo "make coverage-table  check every timm family and the models of other libraries again, and write docs/coverage.md"
+	@echo "make docs        the site, with its gallery and its notebooks executed: build/site/index.html (3 minutes)"
 	@echo "make format      let ruff format and fix"
 
 setup: $(READY)
@@ -89,6 +90,14 @@ test-wheel: $(READY)
 coverage-table: $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[foreign]'
 	PYTHONPATH=tests/lens $(BIN)/python -W ignore -m vit_references.write_table docs/coverage.md
+
+# The studies' pages and the notebooks' outputs are made first; the last step is then quick, and fails on any broken link.
+docs: $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
+	OMP_NUM_THREADS=1 $(BIN)/python docs/site/gallery.py
+	OMP_NUM_THREADS=1 $(BIN)/python docs/site/notebooks.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	@echo "Site: build/site/index.html"
 
 format: $(READY)
 	$(BIN)/ruff format .

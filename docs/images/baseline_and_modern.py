@@ -29,7 +29,14 @@ def draw() -> Figure:
         model = timm.create_model(name, pretrained=True)
         table = nearsight.measure(model, images, layers=list(range(NUM_LAYERS)), what=["offsets"])
         grid = figure.add_gridspec(
-            NUM_LAYERS, 8, left=0.045 + 0.5 * column, right=0.49 + 0.5 * column, top=0.86, bottom=0.02, wspace=0.1, hspace=0.1
+            NUM_LAYERS,
+            8,
+            left=0.045 + 0.5 * column,
+            right=0.49 + 0.5 * column,
+            top=0.86,
+            bottom=0.02,
+            wspace=0.1,
+            hspace=0.1,
         )
         figure.text(0.045 + 0.5 * column, 0.92, title, color=INK, fontsize=11, fontweight="bold")
         for layer in range(NUM_LAYERS):
@@ -41,7 +48,9 @@ def draw() -> Figure:
                 panel.imshow(np.sqrt(near / np.nanmax(near)), cmap="magma", vmin=0, vmax=1, interpolation="none")
                 panel.set_axis_off()
             panel = figure.axes[-8]
-            panel.text(-0.16, 0.5, f"{layer}", transform=panel.transAxes, color=INK, ha="right", va="center", fontsize=9)
+            panel.text(
+                -0.16, 0.5, f"{layer}", transform=panel.transAxes, color=INK, ha="right", va="center", fontsize=9
+            )
         figure.text(0.012 + 0.5 * column, 0.44, "layer", color=INK, rotation=90, va="center", fontsize=9)
     return figure
 

@@ -17,6 +17,7 @@ from importlib.metadata import PackageNotFoundError, version
 COMMANDS = {
     "demo": "train a small ViT with and without CutMix and show what changes",
     "measure": "how far and how selectively each head of a model looks",
+    "maps": "where every head looks on each image, as a file of attention maps",
     "train": "train a model from a recipe",
     "study": "which part of a recipe makes attention local, with confidence intervals",
     "probe": "what the features of a frozen model are worth",

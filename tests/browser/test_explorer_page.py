@@ -135,6 +135,7 @@ def check(page: Any, model: Shown, picture: int, query_of: Any) -> None:
 
 def test_a_clicked_patch_shows_where_it_looks_in_both_models(page: Any, models: list[Shown]) -> None:
     page.click('.nsx-pictures button[aria-label="Picture 2"]')
+    page.wait_for_selector('.nsx-pictures button[aria-label="Picture 2"][aria-pressed=true]')
     page.click('.nsx-patches [data-row="6"][data-col="1"]')
     vit, swin = models
 
@@ -157,7 +158,7 @@ def test_numbers_are_those_of_the_table(page: Any, models: list[Shown]) -> None:
         for row in rows.itertuples():
             page.click(f'.nsx-side:nth-child({side}) .nsx-head[data-row="{row.layer}"][data-col="{row.head}"]')
             name, *values = page.locator(f".nsx-side:nth-child({side}) .nsx-numbers > div").all_inner_texts()
-            assert name.strip() == f"Layer {row.layer + 1}, head {row.head + 1}"
+            assert name.strip() == f"Layer {row.layer}, head {row.head}"
             said = dict(value.split("\n") for value in values)
             assert (said["MAD"], said["Entropy"]) == model.numbers(row.layer, row.head)
             found = seen(page, model, row.layer, row.head)
@@ -183,15 +184,42 @@ def test_all_patches_aligned_explain_the_distance(page: Any, models: list[Shown]
             (rows, cols), size = maps.query_grid, math.prod(maps.query_grid)
             weights = maps.weights_BHQK[0, 1, :size].numpy()
             expected = np.zeros((2 * rows - 1, 2 * cols - 1))
+            pairs = np.zeros_like(expected)
             for query in range(size):
                 for key in range(size):
                     down, right = key // cols - query // cols, key % cols - query % cols
                     expected[down + rows - 1, right + cols - 1] += weights[query, key] / weights[query].sum() / size
+                    if maps.reach_QK is None or maps.reach_QK[query, key]:
+                        pairs[down + rows - 1, right + cols - 1] += 1
             found = seen(page, model, layer, 1)
-            np.testing.assert_allclose(np.reshape(found["weights"], expected.shape), expected, atol=0.01)
+            per_pair = expected * size / np.maximum(pairs, 1)
+            np.testing.assert_allclose(np.reshape(found["weights"], expected.shape), per_pair, atol=0.01)
             steps = np.hypot(*np.meshgrid(range(1 - rows, rows), range(1 - cols, cols), indexing="ij"))
             far = (expected * steps).sum() / math.hypot(rows - 1, cols - 1)
             assert found["distance"] == pytest.approx(far, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", list(SHAPES))
+def test_a_uniform_head_is_flat_when_its_patches_are_aligned(visit: Callable[..., Any], name: str) -> None:
+    model = timm.create_model(name, num_classes=3, **SHAPES[name])
+    for module in model.modules():
+        if isinstance(qkv := getattr(module, "qkv", None), nn.Linear):
+            nn.init.zeros_(qkv.weight), nn.init.zeros_(qkv.bias)
+        if hasattr(module, "relative_position_bias_table"):
+            nn.init.zeros_(module.relative_position_bias_table)
+    size = SHAPES[name]["img_size"]
+    images = torch.randn(1, 3, *(size if isinstance(size, tuple) else (size, size)))
+    pictures = np.zeros((1, *images.shape[2:], 3), dtype=np.uint8)
+    heads = ModelHeads(label="uniform", heads=measure(model, images).to_frame().assign(epoch=0))
+    uniform = Shown(Exhibit(heads=heads, model=model, images_BCHW=images, pictures_BHWC=pictures))
+    page = opened(visit, page_of([uniform]))
+    page.click('.nsx-tokens button:text-is("All patches, aligned")')
+    for layer, maps in enumerate(uniform.maps[:1]):  # no window of this one is shifted
+        size = math.prod(maps.query_grid) if maps.reach_QK is None else int(maps.reach_QK[0].sum())
+        weights = np.array(seen(page, uniform, layer, 0)["weights"])
+        np.testing.assert_allclose(weights[weights > 0], 1 / size, rtol=1e-6)
+        if maps.reach_QK is None:
+            assert (weights > 0).all()
 
 
 def test_keys_move_the_query_and_the_head(page: Any) -> None:
@@ -203,7 +231,7 @@ def test_keys_move_the_query_and_the_head(page: Any) -> None:
     page.click('.nsx-side:first-child .nsx-head[data-row="0"][data-col="0"]')
     for key in ("ArrowDown", "End", "ArrowRight"):
         page.keyboard.press(key)
-    assert page.inner_text(".nsx-side:first-child .nsx-name").strip() == "Layer 2, head 3"
+    assert page.inner_text(".nsx-side:first-child .nsx-name").strip() == "Layer 1, head 2"
     assert page.locator(".nsx-side:first-child .nsx-head[aria-selected=true]").count() == 1
     assert page.locator(".nsx-side:first-child .nsx-heads [tabindex='0']").count() == 1
     page.click(".nsx-side:first-child .nsx-map", position={"x": 3, "y": 3})
@@ -212,7 +240,7 @@ def test_keys_move_the_query_and_the_head(page: Any) -> None:
 
 def test_other_parts_of_the_page_can_ask_for_a_head(page: Any, models: list[Shown]) -> None:
     page.evaluate("label => nearsightExplorer.select(label, 2, 1)", HOSTILE)
-    assert page.inner_text(".nsx-side:nth-child(2) .nsx-name").strip() == "Layer 3, head 2"
+    assert page.inner_text(".nsx-side:nth-child(2) .nsx-name").strip() == "Layer 2, head 1"
     for unknown in (["no such", 0, 0], [HOSTILE, 3, 0], [HOSTILE, 0, 2]):
         assert page.evaluate("which => nearsightExplorer.miniature(...which)", unknown) is None
         page.evaluate("which => nearsightExplorer.select(...which)", unknown)
@@ -262,5 +290,5 @@ def test_hostile_labels_are_text_and_nothing_overflows(
     page.select_option(".nsx-side:first-child select", "2")
     assert seen(page, third, 0, 0) is not None
     page.evaluate("nearsightExplorer.select('ViT', 1, 2)")
-    assert page.inner_text(".nsx-side:first-child .nsx-name").strip() == "Layer 2, head 3"
+    assert page.inner_text(".nsx-side:first-child .nsx-name").strip() == "Layer 1, head 2"
     assert page.evaluate("document.documentElement.scrollWidth") <= width

@@ -167,9 +167,9 @@ def test_a_run_keeps_what_is_its_own(folder: Path) -> None:
 def test_the_first_layer_that_was_measured_is_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run(THREE, "--layers", "1", "-1", "--what", "features", "shares")
     said = capsys.readouterr().out
-    assert f"The most local head of “{THREE}” (from layer 2 on)" in said
-    assert "Averaged over the heads of layer 2, the distance is" in said
-    assert "after layer 2, " in said.splitlines()[-2]
-    assert said.splitlines()[-2].endswith(" after layer 3.")
+    assert f"The most local head of “{THREE}” (from layer 1 on)" in said
+    assert "Averaged over the heads of layer 1, the distance is" in said
+    assert "after layer 1, " in said.splitlines()[-2]
+    assert said.splitlines()[-2].endswith(" after layer 2.")
     for name in ("heads", "extra-heads", "extra-layers"):
         assert sorted(set(pd.read_csv(folder / "out" / f"{name}.csv")["layer"])) == [1, 2]

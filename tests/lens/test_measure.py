@@ -1,6 +1,7 @@
 """Measuring an unmodified model: right numbers, and nothing left behind."""
 
 import random
+import sys
 
 import numpy as np
 import pytest
@@ -10,7 +11,8 @@ from torch import Tensor, nn
 
 import nearsight
 from nearsight.errors import InputError
-from nearsight.lens import HeadTable, measure
+from nearsight.lens import HeadTable, attention_maps, measure
+from nearsight.lens.mapsfile import size_of_maps
 from nearsight.metrics import attention_distance, attention_entropy
 
 
@@ -205,3 +207,77 @@ def test_a_compiled_model_is_measured_as_what_it_was_compiled_from(model: nn.Mod
 def test_the_public_name_is_the_same_function() -> None:
     assert nearsight.measure is measure
     assert nearsight.HeadTable is HeadTable
+
+
+class TestKeptMaps:
+    def test_they_are_the_attention_maps_of_the_first_pictures(self, model: nn.Module) -> None:
+        table = measure(model, images(6), batch_size=5, keep="maps")
+        assert table.maps is not None
+        for kept, expected in zip(table.maps.layers, attention_maps(model, images(6)[:4]), strict=True):
+            assert kept.name == expected.name
+            torch.testing.assert_close(kept.weights_BHQK, expected.weights_BHQK, rtol=1e-5, atol=1e-7)
+        assert table.maps.pictures_BHWC.shape == (4, 32, 32, 3)
+        assert measure(model, images(2)).maps is None
+        np.testing.assert_array_equal(table.mad, measure(model, images(6), batch_size=5).mad)
+
+    def test_they_are_of_the_chosen_layers_and_of_batches_of_the_first_size(self, model: nn.Module) -> None:
+        vit = timm.create_model("vit_tiny_patch16_224", dynamic_img_size=True, depth=2)
+        sizes = (32, 48, 32, 32, 32, 32)
+        batches = [torch.randn(1, 3, size, size) for size in sizes]
+        table = measure(vit, batches, keep="maps", layers=[1])
+        assert table.maps is not None
+        assert [layer.name for layer in table.maps.layers] == ["blocks.1.attn"]
+        expected = attention_maps(vit, torch.cat([batches[at] for at in (0, 2, 3, 4)]), layers=[1])[0].weights_BHQK
+        torch.testing.assert_close(table.maps.layers[0].weights_BHQK, expected, rtol=1e-5, atol=1e-7)
+
+    @pytest.mark.parametrize(("limit", "num_pictures", "grid"), [(2.5, 2, (8, 8)), (0.5, 4, (4, 4))])
+    def test_their_memory_is_bounded(
+        self, model: nn.Module, limit: float, num_pictures: int, grid: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        one = size_of_maps(attention_maps(model, images(1)), 1)
+        monkeypatch.setattr("nearsight.lens.maps.MOST_KEPT_BYTES", int(limit * one))
+        monkeypatch.setattr("nearsight.lens.maps._FEW_LINES", 4)
+        kept = measure(model, images(4), keep="maps").maps
+        assert kept is not None
+        assert len(kept.pictures_BHWC) == num_pictures
+        assert {(len(layer.weights_BHQK), layer.key_grid) for layer in kept.layers} == {(num_pictures, grid)}
+
+    def test_pictures_are_as_people_see_them(self, model: nn.Module) -> None:
+        pixels = torch.randint(0, 256, (2, 3, 32, 32), dtype=torch.uint8)
+        mean, std = (torch.tensor(model.pretrained_cfg[name]).view(3, 1, 1) for name in ("mean", "std"))
+        kept = measure(model, (pixels / 255 - mean) / std, keep="maps").maps
+        assert kept is not None
+        np.testing.assert_array_equal(kept.pictures_BHWC, pixels.permute(0, 2, 3, 1))
+        # Normalised in another way: from the darkest to the brightest value.
+        kept = measure(model, pixels / 10.0, keep="maps").maps
+        assert kept is not None
+        lowest, highest = (
+            extreme(pixels.flatten(1).float(), 1).view(2, 1, 1, 1) for extreme in (torch.amin, torch.amax)
+        )
+        expected = (255 * (pixels - lowest) / (highest - lowest)).permute(0, 2, 3, 1)
+        np.testing.assert_allclose(kept.pictures_BHWC, expected, atol=0.51)
+
+    def test_what_cannot_be_kept_is_refused(self, model: nn.Module) -> None:
+        with pytest.raises(InputError, match=r"^keep is 'maps' or None, not 'map'$"):
+            measure(model, images(1), keep="map")  # type: ignore[arg-type]
+        vit = timm.create_model("vit_tiny_patch16_224", img_size=32, in_chans=5, depth=1)
+        with pytest.raises(InputError, match=r"keep='maps' is for pictures \[B, 3, H, W\], not for \[2, 5, 32, 32\]"):
+            measure(vit, torch.randn(2, 5, 32, 32), keep="maps")
+
+
+@pytest.mark.parametrize("with_tqdm", [True, False])
+def test_progress_counts_the_images_and_is_silent_unless_asked_for(
+    model: nn.Module, with_tqdm: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if with_tqdm:
+        pytest.importorskip("tqdm")
+    else:
+        monkeypatch.setitem(sys.modules, "tqdm.auto", None)
+    plain = measure(model, images(5), batch_size=2)
+    assert capsys.readouterr() == ("", "")
+    shown = measure(model, images(5), batch_size=2, progress=True, label="my ViT")
+    captured = capsys.readouterr()
+    assert "my ViT" in captured.out + captured.err
+    assert ("5/5" if with_tqdm else "100%") in captured.out + captured.err
+    np.testing.assert_array_equal(shown.mad, plain.mad)
+    assert (shown.label, plain.label) == ("my ViT", "compact_vit")

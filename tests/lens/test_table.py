@@ -33,8 +33,13 @@ def test_round_trip(tmp_path: Path) -> None:
 
 
 def test_printed_it_says_what_it_is_of() -> None:
-    told = "HeadTable(2 layers × 3 heads, 4 images, 1 skipped; .mad, .entropy, .to_frame(), .extra['rollout'])"
-    assert repr(replace(table(), extra={"rollout": np.zeros(2)})) == told
+    shown = repr(replace(table(), label="a ViT", uniform=np.array([0.4, 0.375]), extra={"rollout": np.zeros(2)}))
+    values = np.random.default_rng(0).uniform(size=(2, 4, 2, 3))[0].mean(0)
+    assert values[1, 0] == min(values[0, 0], values[0, 1], *values[1])
+    assert shown == (
+        f"HeadTable(a ViT: 2 layers × 3 heads, 4 images, 1 skipped; most local [1, 0]: MAD {values[1, 0]:.3f} "
+        "(uniform 0.375); .mad, .entropy, .to_frame(), .plot(), .compare(other), .report(path), .extra['rollout'])"
+    )
 
 
 def test_frame_has_a_row_per_head_that_exists() -> None:
@@ -199,3 +204,46 @@ def test_a_table_is_itself_alone() -> None:
     assert one == one
     assert one != other
     assert len({one, other}) == 2
+
+
+def with_words(seed: int = 0, num_images: int = 4) -> HeadTable:
+    return replace(table(seed, num_images), uniform=np.array([0.25, 0.375]), numbers=(3, 7), label="a ViT")
+
+
+def test_uniform_attention_numbers_and_label_survive_storage_choice_and_merging(tmp_path: Path) -> None:
+    with_words().save(tmp_path / "heads.npz")
+    loaded = HeadTable.load(tmp_path / "heads.npz")
+    chosen, merged = with_words().choose([1]), HeadTable.merge([with_words(0, 2), with_words(1, 6)])
+    for found, places in ((loaded, [0, 1]), (chosen, [1]), (merged, [0, 1])):
+        assert found.uniform is not None
+        assert found.uniform.tolist() == [[0.25, 0.375][place] for place in places]
+        assert found.numbers == tuple([3, 7][place] for place in places)
+        assert found.label == "a ViT"
+    assert table().choose([1]).numbers == (1,)
+    # Images of two sizes: the mean over the images, as of every head.
+    small = replace(with_words(0, 2), uniform=np.array([0.5, np.nan]))
+    other = HeadTable.merge([small, with_words(1, 6)]).uniform
+    assert other is not None
+    assert other[0] == (2 * 0.5 + 6 * 0.25) / 8
+    assert np.isnan(other[1])
+    assert HeadTable.merge([table(0), with_words(1)]).uniform is None
+
+
+def test_files_of_earlier_versions_are_read(tmp_path: Path) -> None:
+    """They have neither of these."""
+    table().save(tmp_path / "heads.npz")
+    with np.load(tmp_path / "heads.npz") as archive:
+        assert not {"uniform", "layer_numbers", "label"} & set(archive.files)
+    old = HeadTable.load(tmp_path / "heads.npz")
+    assert (old.uniform, old.numbers, old.label, old.maps) == (None, None, None, None)
+    assert "uniform" not in repr(old)
+
+
+@pytest.mark.parametrize("name", ["uniform", "layer_numbers"])
+def test_what_does_not_fit_the_layers_is_refused(tmp_path: Path, name: str) -> None:
+    with_words().save(tmp_path / "heads.npz")
+    with np.load(tmp_path / "heads.npz") as archive:
+        arrays = dict(archive)
+    np.savez(tmp_path / "other.npz", **{**arrays, name: arrays[name][:1]})
+    with pytest.raises(InputError, match=rf"other.npz is damaged: {name} is not an array of (float|int)64 \[2\]"):
+        HeadTable.load(tmp_path / "other.npz")

@@ -54,13 +54,13 @@ def test_the_first_local_head(results: StudyResults) -> None:
     }
     table = course_table(results)
     shown = table.shown.set_index(["condition", "seed"])["first local head"]
-    assert shown["+CutMix", "1"] == "epoch 9, L1"
+    assert shown["+CutMix", "1"] == "epoch 9, L0"
     assert shown["Baseline", "0"] == "never"
 
 
 def test_the_answers(results: StudyResults) -> None:
     judged = judgements(results)
-    answers = ["leaning yes", "yes", "epoch 5 to 9, L1", "leaning yes", "no", "never"]
+    answers = ["leaning yes", "yes", "epoch 5 to 9, L0", "leaning yes", "no", "never"]
     assert [judgement.words for judgement in judged] == answers
     given = [judgement.finding for judgement in judged]
     assert given[0].ours == "4 of 4 runs with CutMix, 0 of 2 without; strict reading in 2, weak in 2 of 2 seeds"
@@ -95,12 +95,12 @@ def test_a_head_that_turns_to_its_own_patch() -> None:
 
     turned = made_up(emergence_cifar100(), lambda _: {"early_mad": 0.5, "max_mad": 0.6}, epochs=EPOCHS, course=turning)
     found = judgements(turned)[-1].finding
-    assert found.answer == "epoch 9 to 10, L1, in 2 of 4 runs"
+    assert found.answer == "epoch 9 to 10, L0, in 2 of 4 runs"
     assert "+CutMix 0: never" in found.ours
-    assert "Modern 0: epoch 9, L1, within 4 epochs" in found.ours
-    assert "Modern 1: epoch 10, L1, within 5 epochs" in found.ours
+    assert "Modern 0: epoch 9, L0, within 4 epochs" in found.ours
+    assert "Modern 1: epoch 10, L0, within 5 epochs" in found.ours
     shown = course_table(turned).shown.set_index(["condition", "seed"])["to its own patch"]
-    assert shown["Modern", "1"] == "epoch 10, L1"
+    assert shown["Modern", "1"] == "epoch 10, L0"
     assert shown["Baseline", "0"] == "never"
     # Below half of the step alone, and for a while: a flicker is none.
     (run,) = [run for run in courses(turned) if (run.condition, run.seed) == ("Modern", 0)]
@@ -122,7 +122,7 @@ def test_a_first_local_head_of_some_runs_says_of_how_many() -> None:
     given = [judgement.words for judgement in judgements(some)]
     # In both seeds more with CutMix than without, in none all of them.
     assert given[0] == "leaning yes"
-    assert given[2] == "epoch 5 to 6, L1, in 2 of 4 runs"
+    assert given[2] == "epoch 5 to 6, L0, in 2 of 4 runs"
 
 
 def test_no_condition_without_cutmix_is_left_out() -> None:

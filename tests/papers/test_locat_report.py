@@ -408,7 +408,7 @@ def test_tables_hold_scipys_intervals():
         assert (row[f"{column}_low"], row[f"{column}_high"]) == pytest.approx(expected)
     assert differences.loc[s2.LOCAT, "paper_Tiny"] == pytest.approx(0.0155)
     layers = layers_table(results)
-    assert list(layers.shown.columns) == ["measure", "condition", "L1", "L3", "L5"]
+    assert list(layers.shown.columns) == ["measure", "condition", "L0", "L2", "L4"]
     assert len(layers.numbers) == 5 * len(PUBLISHED) * LAYERS
     here = layers.numbers.set_index(["measure", "condition", "layer"]).loc[("patch_cls_similarity", s2.LOCAT, 3)]
     similarity = results.layers[results.layers["run"].str.match(r"LocAt-\d") & (results.layers["layer"] == 3)]

@@ -9,7 +9,7 @@ from scipy import stats
 
 from nearsight.errors import InputError
 from nearsight.papers.protocol.numbers import PUBLISHED
-from nearsight.report.figures.style import model_style
+from nearsight.report.figures.looks import model_style
 from nearsight.report.most_local import minimum
 from nearsight.report.study_figures import key_conditions, maps, plane, profiles
 

@@ -6,6 +6,7 @@ import io
 import json
 import re
 import struct
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from nearsight.lens import measure
 from nearsight.lens.maps import attention_maps
 from nearsight.models import ModelConfig
 from nearsight.report import ModelHeads
-from nearsight.report.explorer import Exhibit, Explorer, explore, explorer_script, explorer_style
+from nearsight.report.explorer import Exhibit, Explorer, KeptMaps, explore, explorer_script, explorer_style
 from nearsight.study import OFF, Study, StudyResults, run_study
 from nearsight.train import DataConfig, RunConfig, baseline
 
@@ -37,7 +38,7 @@ def vit() -> nn.Module:
 
 
 def large() -> nn.Module:
-    shape = {"img_size": 48, "patch_size": 4, "embed_dim": 24, "depth": 1, "num_heads": 3}
+    shape = {"img_size": 72, "patch_size": 4, "embed_dim": 24, "depth": 1, "num_heads": 3}
     return timm.create_model("vit_tiny_patch16_224", num_classes=3, **shape)
 
 
@@ -52,7 +53,7 @@ def exhibit(build: Callable[[], nn.Module] = vit, label: str = "model", num_imag
     for module in model.modules():
         if isinstance(qkv := getattr(module, "qkv", None), nn.Linear):
             qkv.weight.data *= 20
-    side = 32 if build is vit else 48
+    side = {vit: 32, large: 72, swin: 48}[build]
     images = torch.randn(num_images, 3, side, side, generator=torch.Generator().manual_seed(1))
     table = measure(model, images, precision="float64")
     pictures = np.random.default_rng(0).integers(0, 256, (num_images, side, side, 3), dtype=np.uint8)
@@ -64,7 +65,7 @@ def unpacked(layer: dict, picture: int) -> tuple[np.ndarray, np.ndarray, np.ndar
     """Weights [H, Q, K], their largest [H, Q], weights on other tokens [H, Q, O], distances [H, Q]."""
     heads, others = len(layer["mad"]), len(layer["others"])
     queries = layer["queries"][0] * layer["queries"][1] + len(layer["otherQueries"])
-    packed = base64.b64decode(layer["maps"][picture])
+    packed = zlib.decompress(base64.b64decode(layer["maps"][picture]))
     num_floats = heads * queries * (2 + others)
     floats = np.array(struct.unpack(f"<{num_floats}f", packed[: 4 * num_floats]))
     largest, on_others, distances = np.split(floats, [heads * queries, heads * queries * (1 + others)])
@@ -103,34 +104,81 @@ def test_what_is_packed_comes_back(build: Callable[[], nn.Module]) -> None:
             np.testing.assert_array_equal(bits[: maps.reach_QK.numel()], maps.reach_QK.flatten())
     (said,) = re.findall(r"more than ([\d.]+) %", data["notes"][-1])
     assert error <= float(said) / 100 <= 2 * error
+    assert error <= 1 / 510  # a weight is at most 1, and 255 levels are between it and 0
 
 
 def characters(explorer: Explorer) -> int:
     return sum(len(text) for model in explorer.data["models"] for layer in model["layers"] for text in layer["maps"])
 
 
-def test_maps_that_are_too_large_are_pooled_and_then_pictures_left_out() -> None:
+def keys_of(explorer: Explorer) -> set[tuple[int, int]]:
+    return {layer["keys"] for model in explorer.data["models"] for layer in model["layers"]}
+
+
+def test_pictures_are_left_out_before_anything_is_pooled() -> None:
     one = exhibit(large, "one")
     shown = [one, dataclasses.replace(one, heads=dataclasses.replace(one.heads, label="two"))]
     whole = explore(shown)
-    assert [layer["keys"] for layer in whole.data["models"][0]["layers"]] == [(12, 12)]
+    assert keys_of(whole) == {(18, 18)}
     assert len(whole.data["notes"]) == 1
-    exactly = explore(shown, limit=characters(whole))
-    assert exactly.data == whole.data
-    pooled = explore(shown, limit=characters(whole) - 1)
-    assert [layer["keys"] for layer in pooled.data["models"][1]["layers"]] == [(6, 6)]
-    assert "pooled to at most 6 × 6" in pooled.data["notes"][0]
-    assert len(pooled.data["notes"]) == 2
-    fewer = explore(shown, limit=characters(pooled) - 1)
+    assert explore(shown, limit=characters(whole)).data == whole.data
+    fewer = explore(shown, limit=characters(whole) - 1)
+    assert keys_of(fewer) == {(18, 18)}
     assert all(len(model["pictures"]) == 2 for model in fewer.data["models"])
     assert len(fewer.data["pictures"]) == 2  # which both models share
-    assert "2 of 3 pictures" in fewer.data["notes"][1]
-    tiny = explore(shown, limit=characters(pooled) // 3 - 1)
-    assert max(max(layer["keys"]) for layer in tiny.data["models"][0]["layers"]) <= 4
-    for explorer, limit in ((pooled, characters(whole)), (fewer, characters(pooled)), (tiny, characters(pooled) // 3)):
+    assert "2 of 3 pictures" in fewer.data["notes"][0]
+    only = explore(shown, limit=characters(whole) // 3 + 2000)
+    assert (keys_of(only), len(only.data["pictures"])) == ({(18, 18)}, 1)
+    pooled = explore(shown, limit=characters(only) - 1)
+    assert keys_of(pooled) == {(9, 9)}
+    assert "pooled to at most 9 × 9" in pooled.data["notes"][0]
+    tiny = explore(shown, limit=4000)
+    assert max(max(keys) for keys in keys_of(tiny)) <= 5
+    for explorer, limit in ((fewer, characters(whole)), (pooled, characters(only)), (tiny, 4001)):
         assert 0 < characters(explorer) < limit
     with pytest.raises(InputError, match="do not fit"):
         explore(shown, limit=100)
+
+
+@pytest.mark.parametrize("lines", [14, 16])
+def test_usual_grids_are_whole(lines: int) -> None:
+    """Of a model of ViT-B's shape, whatever its maps: their bytes alone are few enough for one picture."""
+    shape = {"img_size": 2 * lines, "patch_size": 2, "embed_dim": 24, "depth": 12, "num_heads": 12}
+    torch.manual_seed(0)
+    model = timm.create_model("vit_tiny_patch16_224", num_classes=3, **shape)
+    images = torch.randn(2, 3, 2 * lines, 2 * lines)
+    heads = ModelHeads(label="wide", heads=measure(model, images).to_frame().assign(epoch=0))
+    pictures = np.zeros((2, 2 * lines, 2 * lines, 3), dtype=np.uint8)
+    explorer = explore([Exhibit(heads=heads, model=model, images_BCHW=images, pictures_BHWC=pictures)])
+    assert keys_of(explorer) == {(lines, lines)}
+    assert len(explorer.data["models"][0]["pictures"]) == 2
+
+
+def test_maps_that_were_kept_are_shown_as_those_of_the_model_are() -> None:
+    shown = exhibit()
+    maps = attention_maps(shown.model, shown.images_BCHW, dtype=torch.float64)
+    kept = KeptMaps(heads=shown.heads, layers=maps, pictures_BHWC=shown.pictures_BHWC)
+    assert explore([kept]).data == explore([shown]).data
+    some = attention_maps(shown.model, shown.images_BCHW, layers=[1], heads=[2, 0])
+    (layer,) = explore([dataclasses.replace(kept, layers=some)]).data["models"][0]["layers"]
+    rows = shown.heads.heads.set_index(["layer", "head"])["mad"]
+    assert (layer["number"], layer["name"]) == (1, "blocks.1.attn")
+    assert layer["mad"] == [rows.loc[1, head] for head in layer["heads"]]
+    assert sorted(layer["heads"]) == [0, 2]
+    with pytest.raises(InputError, match="another model"):
+        explore([dataclasses.replace(kept, heads=exhibit(swin).heads)])
+
+
+def test_maps_that_an_older_version_wrote_are_read(tmp_path: Path) -> None:
+    explorer = explore([exhibit()])
+    data = json.loads(json.dumps(dict(explorer.data)))
+    data["format"] = 1
+    for layer in data["models"][0]["layers"]:
+        del layer["heads"]
+        packed = (zlib.decompress(base64.b64decode(text)) for text in layer["maps"])
+        layer["maps"] = [base64.b64encode(each).decode() for each in packed]
+    (tmp_path / "explorer.json").write_text(json.dumps(data))
+    assert Explorer.read(tmp_path / "explorer.json").data == json.loads(json.dumps(dict(explorer.data)))
 
 
 def test_pictures_are_the_ones_given() -> None:
@@ -174,7 +222,13 @@ def test_what_cannot_be_explored_is_refused(tmp_path: Path) -> None:
     other = shown.heads.heads.assign(layer=shown.heads.heads["layer"] + 1)
     with pytest.raises(InputError, match="another model"):
         explore([dataclasses.replace(shown, heads=ModelHeads(label="a", heads=other))])
-    for content, complaint in (("{", "damaged"), ("[]", "damaged"), ("{}", "no maps"), ('{"format": 9}', "newer")):
+    for content, complaint in (
+        ("{", "damaged"),
+        ("[]", "damaged"),
+        ("{}", "no maps"),
+        ('{"format": 9}', "newer"),
+        ('{"format": 1}', "damaged"),
+    ):
         (tmp_path / "explorer.json").write_text(content)
         with pytest.raises(InputError, match=complaint):
             Explorer.read(tmp_path / "explorer.json")

@@ -5,7 +5,7 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from nearsight.report.figures.style import model_style, shade
+from nearsight.report.figures.looks import model_style, shade
 from nearsight.report.marks import (
     FEWEST,
     ForestRow,

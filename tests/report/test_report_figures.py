@@ -14,16 +14,9 @@ from matplotlib.image import imread
 from nearsight.errors import InputError
 from nearsight.metrics import uniform_attention_distance
 from nearsight.report.figures.heat import heatmaps
+from nearsight.report.figures.looks import PALETTE, depth_of, model_style, shade
 from nearsight.report.figures.models import locality_spreads, mad_entropy_plane, mad_profiles, training_curves
-from nearsight.report.figures.style import (
-    MODEL_COLOURS,
-    MODEL_MARKERS,
-    depth_of,
-    model_style,
-    save_figure,
-    shade,
-    svg_text,
-)
+from nearsight.report.figures.style import MODEL_MARKERS, save_figure, svg_text
 from nearsight.report.inputs import ModelHeads
 from nearsight.report.reading import compare
 
@@ -232,7 +225,7 @@ def test_styles_of_many_models_all_differ():
     styles = {(style.colour, str(style.dash), style.marker) for style in map(model_style, range(200))}
     assert len(styles) == 200
     assert len({model_style(index).colour for index in range(8)}) == 8
-    assert shade(MODEL_COLOURS[0], 0.0) != shade(MODEL_COLOURS[0], 1.0)
+    assert shade(PALETTE[0], 0.0) != shade(PALETTE[0], 1.0)
     assert [depth_of(layer, [3, 9, 40]) for layer in (3, 9, 40)] == [0.0, 0.5, 1.0]
 
 

@@ -50,8 +50,8 @@ def test_a_clear_difference_is_said_with_its_numbers_and_places():
     for part in (
         "0.100 (spread over images 0.080 to 0.120)",
         "0.350 (spread over images 0.311 to 0.389)",
-        "layer 1, head 1",
-        "layer 2, head 1",
+        "(layer 0, head 0)",  # rows of heads.csv, which counts from 0
+        "(layer 1, head 0)",
         "0.450",
         "lower by 0.250 (95 % interval 0.244 to 0.256, ",
     ):
@@ -205,21 +205,22 @@ def test_the_verdict_is_antisymmetric_and_never_beyond_the_interval(first, secon
 def test_the_layer_table_holds_minima_and_means(make_model):
     short = replace(make_model("short", num_layers=2), label="short")
     table = layer_table([LOCAL, short, make_model("long", num_layers=3)])
-    assert table.index.tolist() == [1, 2, 3]
+    assert table.index.tolist() == [0, 1, 2]
+    assert table.index.name == "layer"
     assert table["near"].to_string().split()[:2] == ["min_mad", "mean_mad"]  # nothing before the first heading
     assert table[("near", "min_mad")].tolist()[:2] == [0.10, 0.40]
     assert table[("near", "mean_mad")].tolist()[:2] == pytest.approx([0.15, 0.45])
     assert table[("near", "mean_entropy")].tolist()[:2] == [0.5, 0.5]
-    assert table["near"].loc[3].isna().all()
-    assert table["long"].loc[3].notna().all()
+    assert table["near"].loc[2].isna().all()
+    assert table["long"].loc[2].notna().all()
     heads = short.heads
-    assert table[("short", "min_entropy")].loc[2] == heads.loc[heads["layer"] == 1, "entropy"].min()
+    assert table[("short", "min_entropy")].loc[1] == heads.loc[heads["layer"] == 1, "entropy"].min()
 
 
 def test_a_single_model_is_described_by_its_numbers():
     first, second, *_ = describe(LOCAL)
     assert "0.100 (spread over images 0.080 to 0.120)" in first
-    assert "layer 1, head 1, measured on 50 images" in second
+    assert "layer 0, head 0, measured on 50 images" in second
     assert "0.150 (spread over images 0.111 to 0.189)" in second
     assert "1 image." in describe(tiny_model("one", [[0.1]], [[0.0]], num_images=1))[1]
 
@@ -227,21 +228,66 @@ def test_a_single_model_is_described_by_its_numbers():
 def test_a_head_that_looks_at_its_own_patch_is_not_passed_off_as_local():
     mads = [[0.004, 0.20], [0.12, 0.03]]
     near = replace(tiny_model("near", mads, [[0.001] * 2] * 2), grids={0: (8, 8), 1: (8, 8)})
-    (told,) = (words for words in describe(near) if "own patch" in words)
-    assert told.startswith("Layer 1, head 1 of “near” attends to its own patch")
+    (told,) = (words for words in describe(near) if "own patch rather" in words)
+    assert told.startswith("Layer 0, head 0 of “near” attends to its own patch")
     assert "the next patch at 0.101, at least 96 % of its attention on patches stays there" in told
-    assert "It is the most local of 2 such heads. The most local of the others is layer 2, head 1, at 0.120." in told
+    assert "It is the most local of 2 such heads. The most local of the others is layer 1, head 0, at 0.120." in told
     # On a finer grid neither is below half a patch; without a grid nobody knows.
     fine = {0: (200, 200), 1: (2, 2)}
-    (told,) = (words for words in describe(replace(near, grids=fine)) if "own patch" in words)
-    assert told.startswith("Layer 2, head 2 of")
+    (told,) = (words for words in describe(replace(near, grids=fine)) if "own patch rather" in words)
+    assert told.startswith("Layer 1, head 1 of")
     # Nor does a patch that is alone choose to look at itself.
     for grids in (None, {}, {0: (200, 200), 1: (40, 40)}, {0: (1, 1), 1: (1, 1)}):
-        assert not any("own patch" in words for words in describe(replace(near, grids=grids)))
+        assert not any("own patch rather" in words for words in describe(replace(near, grids=grids)))
     both = compare(near, replace(GLOBAL, grids=near.grids))
-    assert sum("own patch" in words for words in both.sentences) == 1
+    assert sum("own patch rather" in words for words in both.sentences) == 1
     alone = replace(tiny_model("one", [[0.001]], [[0.0]]), grids={0: (8, 8)})
     assert not any("of the others" in words for words in describe(alone))
+
+
+class TestWhatTheNumbersOfOneModelMean:
+    def test_its_most_local_head_is_placed_between_its_own_patch_and_uniform_attention(self):
+        (words,) = (words for words in describe(replace(LOCAL, grids={0: (8, 8), 1: (8, 8)})) if "uniform" in words)
+        assert words == (
+            "In its layer (8 × 8 patches) a head that attends to its own patch alone has a distance of 0, one that "
+            "attends to the next patch 0.101, and uniform attention 0.418 with an entropy of 1, which is about what "
+            "random weights give: this head has 24 % of the distance of uniform attention."
+        )
+        assert not any("uniform" in words for words in describe(LOCAL))  # whose grid nobody knows
+
+    def test_uniform_attention_is_that_of_the_layer_where_it_was_found(self):
+        """Such as in windows, where the grid of the image says something else."""
+        found = replace(LOCAL, grids={0: (8, 8), 1: (8, 8)}, uniform={0: 0.2, 1: 0.3})
+        assert any("uniform attention 0.200 with" in words and "50 % of" in words for words in describe(found))
+        assert compare(found, GLOBAL).most_local_head.a.uniform == 0.2
+        unclear = replace(found, uniform={0: float("nan"), 1: 0.3})
+        assert unclear.uniform_distance(0) is None
+        assert not any("uniform" in words for words in describe(unclear))
+
+    @pytest.mark.parametrize(
+        ("mad", "entropy", "is_said"),
+        [(0.40, 0.99, True), (0.38, 0.99, False), (0.46, 0.99, False), (0.42, 0.96, False)],
+    )
+    def test_weights_that_may_be_random_are_asked_about_first(self, mad, entropy, is_said):
+        model = tiny_model("ViT", [[0.418, 0.42], [mad, 0.41]], [[0.01] * 2] * 2)
+        model.heads["entropy"] = [1.0, 1.0, entropy, 1.0]
+        model = replace(model, grids={0: (8, 8), 1: (8, 8)})
+        question = (
+            "Every head of “ViT” is indistinguishable from uniform attention: are these weights random? Did you mean "
+            "--pretrained (in Python: pretrained=True)?"
+        )
+        assert (describe(model)[0] == question) == is_said
+        assert (question in compare(LOCAL, model).sentences) == is_said
+        assert question not in describe(replace(model, grids={0: (8, 8)}))  # of one layer it is not known
+
+
+def test_a_reading_prints_as_its_sentences_and_shows_as_text_that_cannot_be_markup():
+    reading = compare(replace(LOCAL, label="<b>"), GLOBAL)
+    assert str(reading) == "\n".join(reading.sentences)
+    html = reading._repr_html_()
+    assert "<strong>“&lt;b&gt;” attends more locally than “far”.</strong></p><p" in html
+    assert html.count("<p ") == len(reading.sentences)
+    assert "<b>" not in html
 
 
 def without_first(model, num_layers):
@@ -263,30 +309,30 @@ class TestLayersThatWereLeftOut:
                 assert (parts.clear, parts.more_local) == (whole.clear, whole.more_local)
                 headline, _, distance, entropy, grids, *_ = parts.sentences
                 assert "first layer" not in " ".join(parts.sentences)
-                for name in ("“a” (from layer 8 on)", "“b” (from layer 2 on)"):
+                for name in ("“a” (from layer 7 on)", "“b” (from layer 1 on)"):
                     assert name in headline
                 for sentence in (distance, entropy, grids):
                     assert "the first measured layer" in sentence
-                    assert "“a” (layer 8)" in sentence
-                    assert "“b” (layer 2)" in sentence
+                    assert "“a” (layer 7)" in sentence
+                    assert "“b” (layer 1)" in sentence
 
     def test_one_model_that_was_measured_in_part_beside_a_whole_one(self):
         reading = compare(LOCAL, without_first(GLOBAL, 3))
-        assert reading.headline == "“near” attends more locally than “far” (from layer 4 on)."
-        assert "for “near” and 0.450 (spread over images 0.411 to 0.489) for “far” (layer 4)." in reading.sentences[2]
+        assert reading.headline == "“near” attends more locally than “far” (from layer 3 on)."
+        assert "for “near” and 0.450 (spread over images 0.411 to 0.489) for “far” (layer 3)." in reading.sentences[2]
 
     def test_one_model_alone(self):
         first, second, *_ = describe(without_first(LOCAL, 4))
-        assert first.startswith("The most local head of “near” (from layer 5 on) has")
+        assert first.startswith("The most local head of “near” (from layer 4 on) has")
         assert second.startswith(
-            "It is layer 5, head 1, measured on 50 images. Averaged over the heads of layer 5, the"
+            "It is layer 4, head 0, measured on 50 images. Averaged over the heads of layer 4, the"
         )
 
     def test_the_page_says_which(self):
         whole, part = overview([LOCAL, GLOBAL]), overview([LOCAL, without_first(GLOBAL, 3)])
         assert ">first layer, mean<" in whole
         assert ">first measured layer, mean<" in part
-        assert "layer 4</td>" in part
+        assert "layer 3</td>" in part
         for models, title in (([LOCAL], "first layer, "), ([without_first(LOCAL, 1)], "first measured layer, ")):
             assert locality_spreads(models).axes[1].get_title("left") == f"{title}mean of its heads"
 

@@ -216,9 +216,7 @@ def _understand(
     from nearsight.study import SimulationResults, run_simulation
 
     with SimulationProgress("Understand", simulation.responses) as progress:
-        folder = run_simulation(
-            simulation, options.out / "understand", device=device, listener=progress, stop=stop
-        )
+        folder = run_simulation(simulation, options.out / "understand", device=device, listener=progress, stop=stop)
     return SimulationResults.read(folder.path)
 
 

@@ -65,6 +65,7 @@ class Measured:
         return {
             "label": self.subject.label,
             "heads": rows.astype(object).where(rows.notna(), None).to_dict(orient="records"),
+            "uniform": {str(layer): self.heads.uniform_distance(layer) for layer in self.heads.layers()},
             "skipped": dict(self.table.skipped),
             "notes": list(self.subject.notes),
         }
@@ -74,13 +75,12 @@ def _heads(subject: Subject, table: HeadTable, numbers: Sequence[int], device: t
     """A subject's heads for the report, with the numbers its layers have in the whole model."""
     frame = table.to_frame()
     frame = frame.assign(layer=[numbers[place] for place in frame["layer"]], epoch=subject.epoch)
-    grids = _grids(subject, table, numbers)
     if subject.run is not None:
-        return with_images(replace(model_heads(subject.run, subject.label, heads=frame), grids=grids), table)
-    model = ModelHeads(
-        label=subject.label, heads=frame, grids=grids, config=subject.config, provenance=provenance(device)
-    )
-    return with_images(model, table)
+        model = model_heads(subject.run, subject.label, heads=frame)
+    else:
+        model = ModelHeads(label=subject.label, heads=frame, config=subject.config, provenance=provenance(device))
+    uniform = None if table.uniform is None else dict(zip(numbers, table.uniform.tolist(), strict=True))
+    return with_images(replace(model, grids=_grids(subject, table, numbers), uniform=uniform), table)
 
 
 def _grids(subject: Subject, table: HeadTable, numbers: Sequence[int]) -> dict[int, tuple[int, int]] | None:
@@ -217,6 +217,8 @@ def as_text(out: Path, measured: Sequence[Measured]) -> list[str]:
     numbers = layer_table(models).rename(columns=lambda label: shorten(label, LABEL_LIMIT), level=0)
     if len(models) == 1:
         numbers = numbers.droplevel("model", axis="columns")
+        uniform = [models[0].uniform_distance(layer) for layer in numbers.index]
+        numbers = numbers.assign(uniform=uniform) if None not in uniform else numbers
     tables = ", ".join(str(one.files()[0]) for one in measured)
     return [
         numbers.to_string(float_format=lambda value: f"{value:.3f}", na_rep="–"),

@@ -21,7 +21,7 @@ from nearsight.commands.pictures import FilePictures, Images, Pictures, Prepared
 from nearsight.data import DATASETS, measuring_subset
 from nearsight.data.loading import dataset_spec
 from nearsight.errors import InputError, check_number
-from nearsight.lens.measuring import Precision
+from nearsight.lens.stream import Precision
 from nearsight.models import load_model, load_source
 from nearsight.models.sources import SourcedModel, has_published_weights, try_forward
 from nearsight.models.zoo import IMAGES, MODELS

@@ -15,8 +15,9 @@ from torch.utils._pytree import tree_leaves, tree_map
 from nearsight.lens import inputs
 from nearsight.lens.attention import Attention, ExplicitAttention, FusedAttention
 from nearsight.lens.capture import AttentionTap, Call
+from nearsight.lens.geometry import declared_grid
 from nearsight.lens.inputs import Batch
-from nearsight.lens.measuring import declared_grid, measure
+from nearsight.lens.measuring import measure
 from nearsight.lens.running import running
 from nearsight.lens.stream import in_full_precision, tiles
 from nearsight.lens.survey import Site, Survey, survey

@@ -45,8 +45,7 @@ class Features(Measurement):
     def summary(cls, table: HeadTable, layers: Sequence[int]) -> str:
         first, last = table.extra["locality_score"][[0, -1]]
         return (
-            f"Locality score of the tokens: {first:.3f} after layer {layers[0] + 1}, "
-            f"{last:.3f} after layer {layers[-1] + 1}."
+            f"Locality score of the tokens: {first:.3f} after layer {layers[0]}, {last:.3f} after layer {layers[-1]}."
         )
 
     def __init__(self, model: nn.Module, found: Survey, batch: Batch) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from nearsight.errors import InputError, check_at_least
 from nearsight.lens.layout import Layout, find_layout
 from nearsight.lens.places import PADDING, Places, constant_along
 
@@ -119,6 +120,18 @@ class Declared:
         place_1N2 = torch.cat([torch.full((prefix, 2), math.nan, dtype=torch.float64), grid])[None]
         height, width = places.image_size
         return Geometry(layout, self.grid_size, (height / rows, width / cols), place_1N2, place_1N2.clone())
+
+
+def declared_grid(grid: tuple[int, int] | None, prefix: int | None) -> Declared | None:
+    """The tokens of a model as the caller describes them."""
+    if grid is None:
+        if prefix is not None:
+            raise InputError("prefix goes with grid: give grid=(rows, columns), too")
+        return None
+    rows, cols = grid
+    check_at_least("grid", min(rows, cols), 1)
+    check_at_least("prefix", prefix or 0, 0)
+    return Declared((int(rows), int(cols)), prefix)
 
 
 def locate(places: Places, query_LN: Tensor, key_LM: Tensor, *, alone: bool = False) -> Geometry:

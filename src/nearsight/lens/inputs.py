@@ -177,6 +177,9 @@ def batches(
     for item in given:
         if isinstance(item, tuple | list) and item:
             item = item[0]
+        if isinstance(item, Batch):
+            yield item
+            continue
         if isinstance(item, Mapping):
             yield from _of_mapping(dict(item), largest, model, call)
             continue

@@ -3,25 +3,44 @@
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from nearsight.errors import InputError, check_at_least
 from nearsight.lens import inputs
 from nearsight.lens.attention import Attention
 from nearsight.lens.capture import AttentionTap, Call
-from nearsight.lens.inputs import Batch
+from nearsight.lens.geometry import Declared, declared_grid
+from nearsight.lens.inputs import Batch, as_batch
 from nearsight.lens.mapframes import Frame, Heads
-from nearsight.lens.mapsfile import DTYPES, InFile, LayerMaps, keeping_maps, open_maps
-from nearsight.lens.measuring import Precision, declared_grid, summing_dtype
-from nearsight.lens.running import never_compiled, other_attentions, running, surveyed, without_gradients
-from nearsight.lens.stream import in_full_precision
+from nearsight.lens.mapsfile import DTYPES, InFile, LayerMaps, PictureMaps, keeping_maps, open_maps, size_of_maps
+from nearsight.lens.running import (
+    counting_images,
+    never_compiled,
+    other_attentions,
+    running,
+    surveyed,
+    without_gradients,
+)
+from nearsight.lens.stream import Precision, in_full_precision, summing_dtype
 from nearsight.lens.survey import Survey
 from nearsight.lens.table import layer_positions
+
+NUM_KEPT = 4
+"""Pictures whose maps `measure(…, keep="maps")` keeps."""
+MOST_KEPT_BYTES = 2**28
+"""Of all kept maps: four pictures of ViT-B/16 at 224 pixels need a third of it."""
+_FEW_LINES = 16
+"""Rows and columns to which the maps of one picture are pooled if they need more."""
+_BEYOND = 0.02
+"""How far values of a picture may be beyond black and white by rounding and resampling."""
 
 
 @never_compiled
@@ -39,6 +58,7 @@ def attention_maps(
     call: inputs.Call | None = None,
     grid: tuple[int, int] | None = None,
     prefix: int | None = None,
+    progress: bool = False,
 ) -> list[LayerMaps]:
     """The attention maps of a model: one object per layer, with its `name` and its `weights_BHQK`.
 
@@ -61,7 +81,7 @@ def attention_maps(
         most_lines: patches are pooled to at most so many rows and columns, while they come.
         batch_size: images per forward; batches larger than this are split.
         device: where to run; by default where the model is.
-        call, grid, prefix: as for `measure`.
+        call, grid, prefix, progress: as for `measure`.
     """
     check_at_least("most_lines", 1 if most_lines is None else most_lines, 1)
     check_at_least("batch_size", batch_size, 1)
@@ -70,31 +90,28 @@ def attention_maps(
     path = None if out is None else Path(out)
     num_images = len(images) if isinstance(images, Tensor) and images.dim() else None
     computing: Precision = "float64" if dtype == torch.float64 else "float32"
-    frames: dict[Call, Frame] = {}
-    with keeping_maps(path, num_images) as kept, running(model, device) as run:
+    with (
+        keeping_maps(path, num_images) as kept,
+        running(model, device) as run,
+        counting_images(images, progress, "attention maps") as counted,
+    ):
         coming = inputs.batches(images, batch_size, model=run.model, call=call)
         if (first := next(coming, None)) is None:
             raise InputError("there are no images to look at")
         with without_gradients():
             example = next(first.one_by_one()).to(run.device, run.dtype)
             found = surveyed(run.model, example, declared_grid(grid, prefix))
-        chosen, known = _chosen(found, layers, heads), {first.key}
-
-        def frame(call: Call, attention: Attention) -> Frame:
-            if call not in frames:
-                frames[call] = Frame.of(run.model, attention, found.sites[call], chosen[call], dtype, most_lines)
-            return frames[call]
-
-        def fill(call: Call, which: slice, attention: Attention) -> None:
-            frame(call, attention).fill(attention, kept, which, summing_dtype(computing, run.device))
-
+            chosen, known = _chosen(found, layers, heads), {first.key}
+        frames = _Frames(run.model, found, chosen, dtype, most_lines)
         # The header of a file describes all maps: one image is enough to know it.
         if isinstance(kept, InFile) and num_images is not None:
-            with without_gradients():
-                _watch(run.model, example, found, {call: partial(frame, call) for call in chosen})
-            kept.begin([frames[call].empty for call in chosen])
+            kept.begin(frames.seen_in(example))
+
+        def fill(call: Call, which: slice, attention: Attention) -> None:
+            frames.of(call, attention).fill(attention, kept, which, summing_dtype(computing, run.device))
+
         end = 0
-        for batch in itertools.chain([first], coming):
+        for batch in counted(itertools.chain([first], coming)):
             if (key := batch.key) not in known:
                 with without_gradients():
                     again = surveyed(run.model, batch.to(run.device, run.dtype), declared_grid(grid, prefix))
@@ -106,8 +123,86 @@ def attention_maps(
                 with without_gradients():
                     filling = {call: partial(fill, call, slice(begin, end)) for call in chosen}
                     _watch(run.model, one.to(run.device, run.dtype), found, filling)
-        maps = kept.finished([frames[call].empty for call in chosen])
+        maps = kept.finished(frames.empty())
     return maps if path is None else open_maps(path)
+
+
+def empty_maps(
+    model: nn.Module,
+    image: Tensor | Batch,
+    *,
+    layers: Sequence[int | str] | None = None,
+    heads: Heads | Mapping[int | str, Heads] = None,
+    dtype: torch.dtype = torch.float32,
+    most_lines: int | None = None,
+    device: torch.device | str | None = None,
+    declared: Declared | None = None,
+) -> list[LayerMaps]:
+    """What `attention_maps` would return of no images, from one image: `size_of_maps` says how large it would be."""
+    with running(model, device) as run:
+        example = next(as_batch(image).one_by_one()).to(run.device, run.dtype)
+        found = surveyed(run.model, example, declared)
+        return _Frames(run.model, found, _chosen(found, layers, heads), dtype, most_lines).seen_in(example)
+
+
+class _Frames:
+    """Where the attention of the chosen layers goes on their maps: known of each once it was seen."""
+
+    def __init__(
+        self, model: nn.Module, found: Survey, chosen: Mapping[Call, Heads], dtype: torch.dtype, most: int | None
+    ) -> None:
+        self._model, self._found, self._chosen, self._dtype, self._most = model, found, chosen, dtype, most
+        self._frames: dict[Call, Frame] = {}
+
+    def of(self, call: Call, attention: Attention) -> Frame:
+        if call not in self._frames:
+            site, heads = self._found.sites[call], self._chosen[call]
+            self._frames[call] = Frame.of(self._model, attention, site, heads, self._dtype, self._most)
+        return self._frames[call]
+
+    def seen_in(self, one: Batch) -> list[LayerMaps]:
+        """The maps of no images, from a forward of one."""
+        with without_gradients():
+            _watch(self._model, one, self._found, {call: partial(self.of, call) for call in self._chosen})
+        return self.empty()
+
+    def empty(self) -> list[LayerMaps]:
+        """The maps of no images, in the order in which the layers are chosen."""
+        return [self._frames[call].empty for call in self._chosen]
+
+
+def kept_maps(
+    model: nn.Module, batches: Sequence[Batch], layer_names: Sequence[str], declared: Declared | None
+) -> PictureMaps:
+    """The maps of these layers on pictures that were measured: whole, as long as they do not need more than
+    `MOST_KEPT_BYTES`; of fewer pictures where they would, and pooled where not even one picture's fit."""
+    for batch in batches:
+        if batch.images.dim() != 4 or batch.images.shape[1] not in (1, 3):
+            raise InputError(f"keep='maps' is for pictures [B, 3, H, W], not for {list(batch.images.shape)}")
+    most_lines, one = None, empty_maps(model, batches[0], layers=layer_names, declared=declared)
+    if (num_pictures := MOST_KEPT_BYTES // size_of_maps(one, 1)) == 0:
+        num_pictures, most_lines = len(batches[0]), _FEW_LINES
+    images_BCHW = torch.cat([batch.images for batch in batches])[:num_pictures]
+    batch = replace(batches[0], images=images_BCHW, digests=None)
+    grid, prefix = (None, None) if declared is None else (declared.grid_size, declared.prefix)
+    maps = attention_maps(model, [batch], layers=layer_names, most_lines=most_lines, grid=grid, prefix=prefix)
+    return PictureMaps(tuple(maps), as_pictures(model, images_BCHW))
+
+
+def as_pictures(model: nn.Module, images_BCHW: Tensor) -> NDArray[np.uint8]:
+    """Normalised images as people see them: by the mean and deviation that timm's models name or, where these cannot be
+    what they were normalised with, stretched from their darkest to their brightest value."""
+    images = images_BCHW.detach().cpu().float()
+    named: Any = getattr(model, "pretrained_cfg", None) or {}
+    named = named if isinstance(named, Mapping) else vars(named)
+    mean, std = (
+        torch.tensor(named.get(name) or default).view(-1, 1, 1) for name, default in (("mean", 0.0), ("std", 1.0))
+    )
+    seen = images * std + mean if len(mean) in (1, images.shape[1]) else images
+    if seen.min() < -_BEYOND or seen.max() > 1 + _BEYOND:
+        lowest, highest = (extreme(images, (1, 2, 3), keepdim=True) for extreme in (torch.amin, torch.amax))
+        seen = (images - lowest) / (highest - lowest).clamp(min=1e-12)
+    return (255 * seen.clamp(0, 1)).round().byte().permute(0, 2, 3, 1).expand(-1, -1, -1, 3).numpy()
 
 
 def _chosen(

@@ -23,6 +23,7 @@ from typing import IO, Any, Self
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from safetensors import safe_open
 from torch import Tensor
 
@@ -101,6 +102,23 @@ class LayerMaps:
         return replace(self, **maps)
 
 
+@dataclass(frozen=True, eq=False)
+class PictureMaps:
+    """Where every head looks on a few pictures."""
+
+    layers: tuple[LayerMaps, ...]
+    """By layer, as `attention_maps` returns them."""
+    pictures_BHWC: NDArray[np.uint8]
+    """The pictures as people see them."""
+
+    def choose(self, names: Sequence[str]) -> Self:
+        by_name = {layer.name: layer for layer in self.layers}
+        return replace(self, layers=tuple(by_name[name] for name in names))
+
+    def __repr__(self) -> str:
+        return f"PictureMaps({len(self.layers)} layers, {len(self.pictures_BHWC)} pictures)"
+
+
 class InMemory:
     """Room for maps, which come batch by batch: for so many images, if that is known."""
 
@@ -143,27 +161,11 @@ class InFile:
 
     def begin(self, layers: Sequence[LayerMaps]) -> None:
         """Write the header, and what does not depend on images."""
-        tensors = {
-            f"{layer.name}/{field}": (field, tensor)
-            for layer in layers
-            for field in (*_OF_IMAGES, *_OF_LAYER)
-            if (tensor := getattr(layer, field)) is not None
-        }
-        entries: dict[str, Any] = {"__metadata__": {_METADATA_KEY: json.dumps(_described(layers))}}
-        end = 0
-        # The widest numbers first: then each begins at a multiple of its width.
-        for name, (field, tensor) in sorted(tensors.items(), key=lambda item: -item[1][1].dtype.itemsize):
-            shape = [self._num_images, *tensor.shape[1:]] if field in _OF_IMAGES else list(tensor.shape)
-            begin, end = end, end + math.prod(shape) * tensor.dtype.itemsize
-            entries[name] = {"dtype": _ALL_DTYPES[tensor.dtype], "shape": shape, "data_offsets": [begin, end]}
-        text = json.dumps(entries).encode()
-        text += b" " * (-len(text) % 8)
-        header = struct.pack("<Q", len(text)) + text
-        self._begins = {name: len(header) + entries[name]["data_offsets"][0] for name in tensors}
+        header, self._begins, size = _planned(layers, self._num_images)
         if self._is_known:
-            _reserve(self._file, 0, len(header) + end)
+            _reserve(self._file, 0, size)
         self._file.write(header)
-        for name, (field, tensor) in tensors.items():
+        for name, (field, tensor) in _tensors(layers).items():
             if field in _OF_LAYER:
                 self._file.seek(self._begins[name])
                 self._file.write(tensor.numpy().tobytes())
@@ -199,6 +201,37 @@ class InFile:
             file = self._waiting[name]
             _reserve(file, begin, size)
         return torch.from_numpy(np.memmap(file, np.uint8, "r+", begin, (size,))).view(empty.dtype).view(shape)
+
+
+def _tensors(layers: Sequence[LayerMaps]) -> dict[str, tuple[str, Tensor]]:
+    """By their names in the file: the field, and the tensor."""
+    return {
+        f"{layer.name}/{field}": (field, tensor)
+        for layer in layers
+        for field in (*_OF_IMAGES, *_OF_LAYER)
+        if (tensor := getattr(layer, field)) is not None
+    }
+
+
+def _planned(layers: Sequence[LayerMaps], num_images: int) -> tuple[bytes, dict[str, int], int]:
+    """A file of the maps of so many images: its header, where each tensor begins, and its size in bytes."""
+    tensors = _tensors(layers)
+    entries: dict[str, Any] = {"__metadata__": {_METADATA_KEY: json.dumps(_described(layers))}}
+    end = 0
+    # The widest numbers first: then each begins at a multiple of its width.
+    for name, (field, tensor) in sorted(tensors.items(), key=lambda item: -item[1][1].dtype.itemsize):
+        shape = [num_images, *tensor.shape[1:]] if field in _OF_IMAGES else list(tensor.shape)
+        begin, end = end, end + math.prod(shape) * tensor.dtype.itemsize
+        entries[name] = {"dtype": _ALL_DTYPES[tensor.dtype], "shape": shape, "data_offsets": [begin, end]}
+    text = json.dumps(entries).encode()
+    text += b" " * (-len(text) % 8)
+    header = struct.pack("<Q", len(text)) + text
+    return header, {name: len(header) + entries[name]["data_offsets"][0] for name in tensors}, len(header) + end
+
+
+def size_of_maps(layers: Sequence[LayerMaps], num_images: int) -> int:
+    """Bytes of a file with the maps of so many images of these layers."""
+    return _planned(layers, num_images)[2]
 
 
 def _reserve(file: IO[bytes], begin: int, size: int) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from itertools import islice
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -14,17 +14,32 @@ from nearsight.errors import InputError, check_at_least, unknown_name
 from nearsight.lens import distribution, features, gaussian, inputs, shares  # noqa: F401 (measurements register themselves)
 from nearsight.lens.attention import Attention, ExplicitAttention
 from nearsight.lens.capture import AttentionTap, Call
-from nearsight.lens.geometry import Declared
+from nearsight.lens.geometry import declared_grid
 from nearsight.lens.inputs import Batch
+from nearsight.lens.maps import NUM_KEPT, kept_maps
 from nearsight.lens.measurement import MEASUREMENTS, WHAT, Measurement, stack_layers
 from nearsight.lens.perimage import ImageId, KeptImages, PerImage, as_digests, digests_of_names, digests_of_pixels
-from nearsight.lens.running import never_compiled, not_finite, other_attentions, running, surveyed, without_gradients
-from nearsight.lens.stream import in_full_precision, reduce_attention, tiles
+from nearsight.lens.running import (
+    counting_images,
+    never_compiled,
+    not_finite,
+    other_attentions,
+    running,
+    surveyed,
+    without_gradients,
+)
+from nearsight.lens.stream import (
+    Precision,
+    in_full_precision,
+    reduce_attention,
+    summing_dtype,
+    tiles,
+    uniform_distance,
+)
 from nearsight.lens.survey import RowSums, Survey
 from nearsight.lens.table import Array, HeadTable, layer_positions
 from nearsight.metrics import Moments
 
-Precision = Literal["float32", "float64"]
 _ELSEWHERE = {
     "cka": ("layer_similarity", "between layers, of one model or two: linear CKA of their tokens"),
     "rollout": ("attention_rollout", "per picture: attention rollout from CLS to the patches"),
@@ -48,6 +63,9 @@ def measure(
     grid: tuple[int, int] | None = None,
     prefix: int | None = None,
     ids: Iterable[ImageId] | None = None,
+    label: str | None = None,
+    keep: Literal["maps"] | None = None,
+    progress: bool = False,
 ) -> HeadTable:
     """Mean attention distance and normalised entropy of every attention head, over the images (S1 §3 and §4.5).
 
@@ -72,6 +90,10 @@ def measure(
         ids: what each image is called, in their order: a name, a number, a digest. The table's values of single images
             are known by it, so that models which take the same images in different sizes can be compared image by
             image. By default images are known by their pixels, as they are given here.
+        label: what the model is called in what the table says; by default as timm or Hugging Face call it.
+        keep: "maps" keeps the attention maps of the first few images (four at most), for `table.explore()` and
+            `table.report(path)`.
+        progress: show a bar that counts the images; in a notebook it is a widget.
 
     Of a video the table's `extra` has the "temporal_distance" of every head: how far it looks in time, in frames of
     tokens, divided by the largest such distance. Heads that look along time alone have no distance on the image (NaN).
@@ -79,22 +101,30 @@ def measure(
     check_at_least("batch_size", batch_size, 1)
     further = _chosen(what)
     declared = declared_grid(grid, prefix)
+    if keep not in (None, "maps"):
+        raise InputError(f"keep is 'maps' or None, not {keep!r}")
     # By image size, because where tokens lie depends on it.
     prepared: dict[tuple[object, ...], tuple[Survey, list[Measurement]]] = {}
-    names: list[str] = []
+    every, names = list[str](), list[str]()
+    pictures: list[Batch] = []
     table: HeadTable | None = None
     kept, called = KeptImages(), None if ids is None else iter(ids)
-    with running(model, device) as run:
+    called_it = label or _name_of(model)
+    with running(model, device) as run, counting_images(images, progress, called_it) as counted:
         dtype = summing_dtype(precision, run.device)
 
         def looks() -> Iterator[Look]:
-            for batch in inputs.batches(images, batch_size, model=run.model, call=call):
+            for batch in counted(inputs.batches(images, batch_size, model=run.model, call=call)):
+                missing = NUM_KEPT - sum(map(len, pictures)) if keep else 0
+                if missing and batch.key == (pictures or [batch])[0].key:
+                    pictures.append(batch.part(slice(0, missing)))
                 with without_gradients():
                     batch, key = _known_by(batch, called).to(run.device, run.dtype), batch.key
                     if key not in prepared:
                         found = surveyed(run.model, batch, declared)
                         if layers is not None:
-                            names[:] = [list(found.layers)[at] for at in layer_positions(list(found.layers), layers)]
+                            every[:] = found.layers
+                            names[:] = [every[at] for at in layer_positions(every, layers)]
                             found = found.only(names)
                         prepared[key] = found, [kind(run.model, found, batch) for kind in further]
                 for one in batch.one_by_one() if prepared[key][0].is_alone else [batch]:
@@ -108,12 +138,28 @@ def measure(
             kept.add(new.per_image)
             new = replace(new, per_image=None)
             table = new if table is None else HeadTable.merge([table, new])
-    if table is None:
-        raise InputError("there are no images to measure on")
+        if table is None:
+            raise InputError("there are no images to measure on")
+        if keep:
+            if any(site.name != site.layer for found, _ in prepared.values() for site in found.sites.values()):
+                raise InputError("maps are not kept of a model that computes one attention in parts; leave out keep=")
+            table = replace(table, maps=kept_maps(run.model, pictures, table.layer_names, declared))
     if called is not None and list(islice(called, 1)):
         raise InputError(f"there are more ids than images, which are {table.num_images}; give one for each")
-    table = replace(table, per_image=kept.values())
-    return table if layers is None else table.choose(names)
+    table = replace(table, per_image=kept.values(), label=called_it)
+    if layers is None:
+        return table
+    numbers = dict(zip(every, range(len(every)), strict=True))
+    table = replace(table, numbers=tuple(numbers[name] for name in table.layer_names))
+    return table.choose(names)
+
+
+def _name_of(model: nn.Module) -> str:
+    """As timm or Hugging Face call it, or its class."""
+    model = getattr(model, "_orig_mod", model)  # of a compiled one, what it was compiled from
+    timms, transformers = getattr(model, "pretrained_cfg", None), getattr(model, "config", None)
+    architecture = timms.get("architecture") if isinstance(timms, Mapping) else getattr(timms, "architecture", None)
+    return str(architecture or getattr(transformers, "_name_or_path", None) or type(model).__name__)
 
 
 def _known_by(batch: Batch, called: Iterator[ImageId] | None) -> Batch:
@@ -139,25 +185,6 @@ def _chosen(what: Sequence[str]) -> list[type[Measurement]]:
     return [MEASUREMENTS[name] for name in dict.fromkeys(what)]
 
 
-def declared_grid(grid: tuple[int, int] | None, prefix: int | None) -> Declared | None:
-    """The tokens of a model as the caller describes them."""
-    if grid is None:
-        if prefix is not None:
-            raise InputError("prefix goes with grid: give grid=(rows, columns), too")
-        return None
-    rows, cols = grid
-    check_at_least("grid", min(rows, cols), 1)
-    check_at_least("prefix", prefix or 0, 0)
-    return Declared((int(rows), int(cols)), prefix)
-
-
-def summing_dtype(precision: Precision, device: torch.device) -> torch.dtype:
-    """What sums within a query are computed in; MPS knows no float64."""
-    if precision not in get_args(Precision):
-        raise InputError(f"precision is one of {', '.join(get_args(Precision))}, not {precision!r}")
-    return torch.float32 if precision == "float32" or device.type == "mps" else torch.float64
-
-
 class Look:
     """One batch through a surveyed model, which is in eval mode, without gradients."""
 
@@ -173,6 +200,7 @@ class Look:
         self._digests = batch.digests
         self._further = [measurement for measurement in further if measurement.needs_tiles]
         self._reduced: dict[Call, Tensor] = {}
+        self._uniform: dict[Call, float] = {}
         self._rows: dict[str, RowSums] = {}
         with ExitStack() as looking:
             looking.enter_context(AttentionTap(model, self._reduce, found.calling))
@@ -191,6 +219,7 @@ class Look:
             self._rows[site.name] = RowSums(attention, site)
         with in_full_precision(self._device):
             self._reduced[call] = reduce_attention(attention, site, dtype=self._dtype)
+            self._uniform[call] = uniform_distance(attention, site)
             for tile in tiles(attention, site, dtype=self._dtype, whole=True) if self._further else ():
                 for measurement in self._further:
                     measurement.add(site, tile)
@@ -200,7 +229,7 @@ class Look:
         for name, rows in self._rows.items():
             if (fault := rows.fault()) is not None:
                 raise InputError(f"{name}: {fault}, for some of the images; leave it out with layers=…")
-        return table_of(self._found, self._reduced, self._extra, self._digests)
+        return table_of(self._found, self._reduced, self._extra, self._digests, self._uniform)
 
 
 def table_of(
@@ -208,10 +237,11 @@ def table_of(
     reduced: Mapping[Call, Tensor],
     extra: Sequence[Mapping[str, Array]] = (),
     digests: Tensor | None = None,
+    uniform: Mapping[Call, float] | None = None,
 ) -> HeadTable:
     """The table of one batch, from what `reduce_attention` made of each attention in it; waits for the device.
 
-    With the `digests` of its images, their values are kept.
+    With the `digests` of its images, their values are kept; `uniform` is the distance of uniform attention in each.
     """
     parts = [reduced[call] for call in found.sites]
     values = torch.cat([part.flatten() for part in parts]).cpu().split([part.numel() for part in parts])
@@ -236,7 +266,17 @@ def table_of(
         found.skipped,
         further,
         None if digests is None else PerImage.of(as_digests(digests), mad_BLH, entropy_BLH),
+        None if uniform is None else _over_parts(found, uniform),
     )
+
+
+def _over_parts(found: Survey, values: Mapping[Call, float]) -> Array:
+    """Of each layer; several parts of one layer are weighted by their queries."""
+    sums: dict[str, tuple[float, int]] = {}
+    for call, site in found.sites.items():
+        (total, count), num_queries = sums.get(site.layer, (0.0, 0)), site.geometry.num_queries
+        sums[site.layer] = total + values[call] * num_queries, count + num_queries
+    return np.array([total / count for total, count in sums.values()])
 
 
 def finished(looks: Iterable[Look]) -> Iterator[HeadTable]:

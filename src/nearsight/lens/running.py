@@ -3,9 +3,10 @@
 import random
 import re
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -136,6 +137,36 @@ def _set_modes(module: nn.Module, modes: Mapping[nn.Module, bool]) -> None:
             _set_modes(child, modes)
     elif module.training != wanted:
         module.train(wanted)
+
+
+@contextmanager
+def counting_images(images: Any, shown: bool, label: str) -> Iterator[Callable[[Iterable[Batch]], Iterator[Batch]]]:
+    """Passes batches on and, if `shown`, counts their images in a bar: tqdm's, a widget in notebooks, or rich's.
+
+    How many there will be is known of a tensor, and of a loader with its data set.
+    """
+    if not shown:
+        yield iter
+        return
+    whole = images if isinstance(images, Tensor) else getattr(images, "dataset", None)
+    total = len(whole) if isinstance(whole, Sized) else None
+    try:
+        from tqdm.auto import tqdm
+    except ImportError:
+        from rich.progress import Progress
+
+        with Progress() as bars:
+            task = bars.add_task(label, total=total)
+            yield partial(_counted, advance=lambda num: bars.update(task, advance=num))
+    else:
+        with tqdm(total=total, desc=label, unit=" images") as bar:
+            yield partial(_counted, advance=bar.update)
+
+
+def _counted(batches: Iterable[Batch], advance: Callable[[int], object]) -> Iterator[Batch]:
+    for batch in batches:
+        yield batch
+        advance(len(batch))
 
 
 def batches(images: Tensor | Iterable[Tensor], batch_size: int) -> Iterator[Tensor]:

@@ -12,10 +12,12 @@ import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
+from nearsight.errors import InputError
 from nearsight.lens import kernels
 from nearsight.lens.attention import Attention, ExplicitAttention, FusedAttention
 from nearsight.lens.geometry import Geometry
@@ -24,6 +26,7 @@ from nearsight.lens.places import without_repetitions
 from nearsight.lens.survey import Site
 from nearsight.triton_language import runs_on
 
+Precision = Literal["float32", "float64"]
 _TILE_BYTES = 2**26
 """Of one tensor of a tile; a few of them are alive at a time."""
 _CACHED_BYTES, _FEWEST_QUERIES = 2**22, 48
@@ -54,6 +57,13 @@ class Tile:
 def in_full_precision(device: torch.device) -> AbstractContextManager[None]:
     """Around sums over an attention: where the model runs under autocast, they are not to be in its half precision."""
     return torch.autocast(device.type, enabled=False) if torch.is_autocast_enabled(device.type) else nullcontext()
+
+
+def summing_dtype(precision: Precision, device: torch.device) -> torch.dtype:
+    """What sums within a query are computed in; MPS knows no float64."""
+    if precision not in get_args(Precision):
+        raise InputError(f"precision is one of {', '.join(get_args(Precision))}, not {precision!r}")
+    return torch.float32 if precision == "float32" or device.type == "mps" else torch.float64
 
 
 def reduce_attention(
@@ -111,11 +121,7 @@ def tiles(
 
     `whole` keeps the tokens that are not patches, among the queries and among the keys.
     """
-    source: _Fused | _Explicit
-    if isinstance(attention, ExplicitAttention):
-        source = _Explicit(attention, site, dtype, whole)
-    else:
-        source = _Fused(attention, site, dtype, whole)
+    source = _source(attention, site, dtype, whole)
     queries = source.tokens.queries
     if tile_bytes is None:
         on_cpu = source.others_WM.device.type == "cpu"
@@ -124,6 +130,47 @@ def tiles(
     tile = max(1, tile_bytes // (source.bytes_per_query or 1))
     for start in range(queries.start, queries.stop, tile):
         yield source.tile(slice(start, min(start + tile, queries.stop)))
+
+
+def uniform_distance(attention: Attention, site: Site) -> float:
+    """The distance, in diagonals, of a head that attends alike to every patch that it may attend to.
+
+    That is the whole grid of most models, a window, pooled keys, or what masks leave of these. NaN where images or
+    heads of a layer may attend to different patches, or where there is no distance on the image.
+    """
+    cache = site.geometry.cache
+    if (own := ("uniform", site.name)) not in cache:
+        source = _source(attention, site, torch.float32, whole=False)
+        # Layers with tokens at the same places share their geometry, and without masks this number.
+        key = own if source.is_masked else ("uniform", None)
+        if key not in cache:
+            cache[key] = math.nan if site.geometry.is_along_time else _uniform_distance(site.geometry, source)
+        cache[own] = cache[key]
+    distance: float = cache[own]
+    return distance
+
+
+def _uniform_distance(geometry: Geometry, source: "_Fused | _Explicit") -> float:
+    total, count, queries = 0.0, 0, source.tokens.queries
+    keys_WM2 = geometry.key_places_WM2[:, source.patches]
+    is_key_W1M = keys_WM2[:, None, :, 0].isfinite()
+    step = max(1, _TILE_BYTES // (8 * is_key_W1M.numel()))
+    for start in range(queries.start, queries.stop, step):
+        tile = slice(start, min(start + step, queries.stop))
+        shown_WTM, shown = is_key_W1M, source.shown_to(tile)
+        if shown is not None:
+            shown_BWHTM = shown[(None,) * (5 - shown.dim())]
+            first_WTM = shown_BWHTM[0, :, 0]
+            if not bool((shown_BWHTM == first_WTM[:, None]).all()):
+                return math.nan
+            shown_WTM = shown_WTM & first_WTM.cpu()
+        queries_WT2 = geometry.query_places_WN2[:, tile]
+        distance_WTM = torch.cdist(queries_WT2, keys_WM2, compute_mode="donot_use_mm_for_euclid_dist")
+        sum_WT, num_WT = torch.where(shown_WTM, distance_WTM, 0.0).sum(-1), shown_WTM.sum(-1)
+        looking_WT = queries_WT2[..., 0].isfinite() & (num_WT > 0)
+        total += float((sum_WT / num_WT)[looking_WT].sum())
+        count += int(looking_WT.sum())
+    return total / count / geometry.diagonal if count else math.nan
 
 
 class _Tokens:
@@ -163,6 +210,14 @@ class _Source:
         self.others_WM = self.tokens.others_WM
         self.dtype = dtype
 
+    @property
+    def is_masked(self) -> bool:
+        return self.shown_to(slice(0, 1)) is not None
+
+    def shown_to(self, queries: slice) -> Tensor | None:
+        """Which keys no mask hides from these queries; expands to [B, W, H, T, M]. None: all."""
+        raise NotImplementedError
+
     def finish(self, log_BWHTM: Tensor, queries: slice, num_keys: Tensor | None, shown: Tensor | None) -> Tile:
         tokens = self.tokens
         if tokens.hides_others:
@@ -197,18 +252,25 @@ class _Fused(_Source):
         if self._prepared is None:
             self._prepared = (self.key_BWHMd.to(self.dtype) * self.scale).transpose(-2, -1)
         log_BWHTM = self.query_BWHNd[..., queries, :].to(self.dtype) @ self._prepared
-        allowed: Tensor | None = None
         if self.is_causal:
-            position = torch.arange(self.num_keys, device=log_BWHTM.device)
-            allowed = position[self.patches] <= position[queries, None]
-            log_BWHTM = log_BWHTM.masked_fill(~allowed, -math.inf)
+            log_BWHTM = log_BWHTM.masked_fill(~self._before(queries), -math.inf)
         if self.mask_BWHNM is not None:
             mask = self.mask_BWHNM[..., queries, :]
             log_BWHTM = log_BWHTM.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else log_BWHTM + mask
-            shown = self.shown(without_repetitions(mask))
-            allowed = shown if allowed is None else allowed & shown
+        allowed = self.shown_to(queries)
         num_keys = None if allowed is None else (allowed & ~self.others_WM[:, None, None, :]).sum(-1)
         return self.finish(log_BWHTM, queries, num_keys, allowed)
+
+    def shown_to(self, queries: slice) -> Tensor | None:
+        before = self._before(queries) if self.is_causal else None
+        if self.mask_BWHNM is None:
+            return before
+        shown = self.shown(without_repetitions(self.mask_BWHNM[..., queries, :]))
+        return shown if before is None else before & shown
+
+    def _before(self, queries: slice) -> Tensor:
+        position = torch.arange(self.num_keys, device=self.others_WM.device)
+        return position[self.patches] <= position[queries, None]
 
     @staticmethod
     def shown(mask: Tensor) -> Tensor:
@@ -232,8 +294,16 @@ class _Explicit(_Source):
     def tile(self, queries: slice) -> Tile:
         log_BWHTM = self._weights_BWHNM[..., queries, :].to(self.dtype).log()
         num_keys = None if self._num_keys_WHN is None else self._num_keys_WHN[..., queries]
-        shown = None if self._shown_WHNM is None else self._shown_WHNM[..., queries, :]
-        return self.finish(log_BWHTM, queries, num_keys, shown)
+        return self.finish(log_BWHTM, queries, num_keys, self.shown_to(queries))
+
+    def shown_to(self, queries: slice) -> Tensor | None:
+        return None if self._shown_WHNM is None else self._shown_WHNM[..., queries, :]
+
+
+def _source(attention: Attention, site: Site, dtype: torch.dtype, whole: bool) -> _Fused | _Explicit:
+    if isinstance(attention, ExplicitAttention):
+        return _Explicit(attention, site, dtype, whole)
+    return _Fused(attention, site, dtype, whole)
 
 
 def _tile_sums(tile: Tile) -> tuple[Tensor, Tensor, Tensor]:

@@ -6,7 +6,7 @@ import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, Self, get_args
+from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
 import numpy as np
 import pandas as pd
@@ -14,8 +14,15 @@ from numpy.typing import NDArray
 
 from nearsight.errors import InputError
 from nearsight.files import check_file, replacing
+from nearsight.lens.mapsfile import PictureMaps
 from nearsight.lens.perimage import KeptImages, PerImage
 from nearsight.metrics.moments import Moments, merged_means
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from nearsight.report import Reading
 
 Array = NDArray[np.float64]
 Unit = Literal["patches", "pixels"]
@@ -50,18 +57,85 @@ class HeadTable:
     """Further arrays, by name: the layers first; means over the images where they depend on these."""
     per_image: PerImage | None = None
     """The same numbers of single images: of all of them or, where these are very many, of a sample; None: not kept."""
+    uniform: Array | None = None
+    """[layers]: the distance of a head that attends alike to every patch it may attend to (its entropy is 1), exactly:
+    in windows, on pooled keys and behind masks, too. NaN where it is not one number, as with masks that differ from
+    image to image; None: not known, as in files of earlier versions."""
+    numbers: tuple[int, ...] | None = None
+    """The place of each layer among all those of the model, from 0, where `layers=` chose some; None: these are all."""
+    label: str | None = None
+    """What the model is called."""
+    maps: PictureMaps | None = None
+    """Where every head looks on a few of the images, if measured with `keep="maps"`; not saved with the table."""
 
     def __repr__(self) -> str:
-        """What was measured, and where to look: the numbers themselves would fill a screen."""
+        """What was measured, the most local head, and where to look: the numbers themselves would fill a screen."""
         layers, heads = self.mad.shape
+        label = "" if self.label is None else f"{self.label}: "
         skipped = f", {len(self.skipped)} skipped" if self.skipped else ""
-        more = "".join(f", .extra[{name!r}]" for name in self.extra)
+        local = ""
+        if np.isfinite(self.mad).any():
+            layer, head = np.unravel_index(np.nanargmin(self.mad), self.mad.shape)
+            uniform = math.nan if self.uniform is None else self.uniform[layer]
+            beside = "" if math.isnan(uniform) else f" (uniform {uniform:.3f})"
+            local = f"; most local [{layer}, {head}]: MAD {self.mad[layer, head]:.3f}{beside}"
+        more = "".join(f", .extra[{name!r}]" for name in self.extra if name not in _OF_GRIDS)
         if self.per_image is not None:
             more += ", .per_image" + (f" of {len(self.per_image)}" if len(self.per_image) < self.num_images else "")
         return (
-            f"HeadTable({layers} layers × {heads} heads, {self.num_images} images{skipped}; "
-            f".mad, .entropy, .to_frame(){more})"
+            f"HeadTable({label}{layers} layers × {heads} heads, {self.num_images} images{skipped}{local}; "
+            f".mad, .entropy, .to_frame(), .plot(), .compare(other), .report(path){more})"
         )
+
+    # What people look at is made by the room `report`, which comes after this one: it is asked for when it is used.
+
+    def _repr_html_(self) -> str:
+        """In a notebook: the heads as a heat map, uniform attention in its legend, and what the numbers say."""
+        from nearsight.report import face
+
+        return face.html(self)
+
+    def plot(self, what: str | Sequence[str] | None = None, *, ax: "Axes | None" = None) -> "Figure | Axes":
+        """Heat maps of the heads, layers × heads, counted from 0; a line in the scale marks uniform attention.
+
+        `what`: "mad", "entropy", or an array of `extra` that is layers × heads, or several of them; by default distance
+        and entropy. Returns a matplotlib figure with a panel for each. With `ax`, one of them, by default the distance,
+        is drawn there, and the axes are returned.
+        """
+        from nearsight.report import face
+
+        return face.plot(self, what, ax)
+
+    def compare(self, other: "HeadTable") -> "Reading":
+        """Which of two models attends more locally, if either clearly does; image by image, if both saw the same.
+
+        What is returned prints as sentences; its fields are `clear`, `more_local`, and differences with intervals.
+        """
+        from nearsight.report import face
+
+        return face.compare(self, other)
+
+    def report(self, path: str | Path) -> Path:
+        """Write the page that `nearsight measure` writes: one file that opens anywhere, with the attention explorer if
+        maps were kept. `path`: the file or, for report.html in it, a folder that is there. Returns the file."""
+        from nearsight.report import face
+
+        return face.write(self, Path(path))
+
+    def explore(self) -> Any:
+        """The attention explorer as a widget of notebooks: click a patch, and every head shows where it looks.
+
+        For a table measured with `keep="maps"`; it needs anywidget (the extra notebook).
+        """
+        from nearsight.report import face
+
+        return face.widget(self)
+
+    def to_xarray(self) -> Any:
+        """An `xarray.Dataset` with the dimensions layer and head (and image, for the numbers of single images)."""
+        from nearsight.report import face
+
+        return face.dataset(self)
 
     @property
     def mad(self) -> Array:
@@ -195,6 +269,12 @@ class HeadTable:
                 for name, values in extra.items()
             },
             kept.values(),
+            None
+            if any(table.uniform is None for table in parts)
+            else merged_means(np.stack([table.uniform for table in parts if table.uniform is not None]), counts),
+            first.numbers,
+            first.label,
+            next((table.maps for table in parts if table.maps is not None), None),
         )
 
     def choose(self, layers: Sequence[int | str]) -> Self:
@@ -211,6 +291,10 @@ class HeadTable:
             self.skipped,
             {name: values[chosen] for name, values in self.extra.items()},
             None if self.per_image is None else self.per_image.choose(chosen),
+            None if self.uniform is None else self.uniform[chosen],
+            tuple(chosen if self.numbers is None else (self.numbers[place] for place in chosen)),
+            self.label,
+            None if self.maps is None else self.maps.choose([self.layer_names[place] for place in chosen]),
         )
 
     def mad_in(self, unit: Unit) -> Array:
@@ -248,6 +332,12 @@ class HeadTable:
             "skipped_names": np.array(list(self.skipped), dtype=np.str_),
             "skipped_reasons": np.array(list(self.skipped.values()), dtype=np.str_),
         }
+        if self.label is not None:
+            arrays["label"] = np.array(self.label)
+        if self.numbers is not None:
+            arrays["layer_numbers"] = np.array(self.numbers, dtype=np.int64)
+        if self.uniform is not None:
+            arrays["uniform"] = self.uniform
         if self.per_image is not None:
             arrays |= {f"per_image/{name}": getattr(self.per_image, name) for name in _OF_IMAGES}
         with replacing(Path(path)) as temporary, temporary.open("wb") as file:
@@ -266,9 +356,17 @@ class HeadTable:
                 raise InputError(f"{path} was written by a newer nearsight (format {int(stored['format'])}); update it")
             count = int(stored["num_images"])
             shape = (len(stored["layer_names"]), stored["mad"].shape[1])
-            for name in ("mad", "mad_squared_deviations", "entropy", "entropy_squared_deviations"):
-                if stored[name].shape != shape or stored[name].dtype != np.float64:
-                    raise InputError(f"{path} is damaged: {name} is not an array of float64 {list(shape)}")
+            expected = dict.fromkeys(
+                ("mad", "mad_squared_deviations", "entropy", "entropy_squared_deviations"), (shape, np.float64)
+            )
+            expected |= {
+                name: (shape[:1], kind)
+                for name, kind in {"uniform": np.float64, "layer_numbers": np.int64}.items()
+                if name in stored
+            }
+            for name, (wanted, kind) in expected.items():
+                if stored[name].shape != wanted or stored[name].dtype != kind:
+                    raise InputError(f"{path} is damaged: {name} is not an array of {kind.__name__} {list(wanted)}")
             return cls(
                 tuple(str(name) for name in stored["layer_names"]),
                 Moments(count, stored["mad"], stored["mad_squared_deviations"]),
@@ -276,6 +374,9 @@ class HeadTable:
                 dict(zip(map(str, stored["skipped_names"]), map(str, stored["skipped_reasons"]), strict=True)),
                 {name.removeprefix("extra/"): value for name, value in stored.items() if name.startswith("extra/")},
                 _stored_images(stored, count, shape),
+                stored.get("uniform"),
+                tuple(stored["layer_numbers"].tolist()) if "layer_numbers" in stored else None,
+                str(stored["label"]) if "label" in stored else None,
             )
         except FileNotFoundError as error:
             raise InputError(f"{path} does not exist") from error

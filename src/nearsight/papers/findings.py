@@ -12,6 +12,7 @@ from nearsight.errors import InputError
 from nearsight.papers.protocol.numbers import BASELINE, MODERN, PUBLISHED, WITHOUT_SMOOTHING
 from nearsight.papers.protocol.own_patch_model import PAPER, own_patch_pairs
 from nearsight.report.conditions import num_seeds, scale_notes
+from nearsight.report.figures.looks import looks
 from nearsight.report.figures.style import DISTANCE_LABEL, house_style, light_grid
 from nearsight.report.findings import Findings, Section
 from nearsight.report.marks import Drawing, add_footnote, dots_and_bars
@@ -37,22 +38,23 @@ def profiles_of_datasets(studies: Mapping[str, StudyResults]) -> Drawing:
     if not shown:
         raise InputError("no data set has a run of both protocols yet")
     one_seed = max(num_seeds(results, label) for results in shown.values() for label in _LABELS) == 1
+    styles = looks(_LABELS)
     with house_style():
         figure = Figure(figsize=(1.2 + 2.4 * max(len(shown), 2), 3.6), layout=ConstrainedLayoutEngine(wspace=0.05))
         panels = figure.subplots(1, len(shown), sharex=True, sharey=True, squeeze=False)[0]
         for panel, (dataset, results) in zip(panels, shown.items(), strict=True):
             layers = extreme_layers(results)
-            for index, label in enumerate(_LABELS):
+            for label, style in styles.items():
                 numbers = profile(results, label, "mad", over_images=one_seed)
                 for layer in layers:
-                    draw_layer(panel, numbers[numbers["layer"] == layer], index, layers, f"{dataset}-{label}-{layer}")
+                    draw_layer(panel, numbers[numbers["layer"] == layer], style, layers, f"{dataset}-{label}-{layer}")
             light_grid(panel)
             panel.set_title(dataset)
             panel.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True, min_n_ticks=1))
             panel.set_xlabel("heads of a layer, by distance")
         panels[0].set_ylim(bottom=-0.01)  # markers near 0 are whole
         panels[0].set_ylabel(DISTANCE_LABEL)
-        add_layer_legend(figure, _LABELS, layers)
+        add_layer_legend(figure, styles, layers)
     counts = [num_seeds(results, label) for results in shown.values() for label in _LABELS]
     words = f"Lines: mean over {seeds_in_words(counts)}{dots_and_bars(counts, 'bands: their range')}."
     if one_seed:
@@ -134,7 +136,7 @@ FINDINGS = Findings(
                 "emergence-fitted-cifar100": {
                     "only-with-cutmix": "leaning yes",
                     "equally-many-epochs": "leaning yes",
-                    "first-local-head": "epoch 36 to 102, L1",
+                    "first-local-head": "epoch 36 to 102, L0",
                     "turns-global": "no",
                 },
                 "ablation-fitted-cifar100": {"longer-with-cutmix": "leaning yes"},

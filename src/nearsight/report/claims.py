@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -29,6 +30,7 @@ from nearsight.study.statistics.significance import ALPHA, MOST_SEEDS, holm
 OURS = "our question"
 """The source of a question that is none of a paper's claims."""
 IN_WORDS = "answered in words"
+COUNTED_FROM_1 = "Claims that name layers (L1) count them from 1, as their paper does; so do our numbers beside them."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +60,11 @@ class Claim:
     @property
     def is_question(self) -> bool:
         return self.text.endswith("?")
+
+    @property
+    def names_layers(self) -> bool:
+        """By number: then its row counts as the paper does."""
+        return re.search(r"\bL\d|\blayers? \d", " ".join((self.text, self.paper, *(self.readings or ())))) is not None
 
 
 def asked(
@@ -232,7 +239,10 @@ class Verdicts:
             to_decide = pd.NA if judgement.to_decide is None else judgement.to_decide
             row.both("to_decide", to_decide, "to decide", _to_decide(judgement)).keep(scale=self.scale)
             rows.append(row)
-        return Table.of("verdict", self.title, rows, notes=(*self.notes, MARKS))
+        notes = (*self.notes, MARKS)
+        if any(judgement.claim.names_layers for judgement in self.judgements):
+            notes = (*notes, COUNTED_FROM_1)
+        return Table.of("verdict", self.title, rows, notes=notes)
 
     def markdown(self) -> str:
         """The table, a summary before it and the rules after it."""

@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 
 from nearsight.errors import InputError
 from nearsight.report.claims import seeds_lacking
+from nearsight.report.figures.looks import BASE, ModelStyle, looks
 from nearsight.report.marks import Drawing, add_footnote
 from nearsight.report.studies import report_of
 from nearsight.study.results import StudyResults
@@ -79,6 +80,13 @@ def level_in_words(factor: str, levels: Sequence[str], level: str) -> str:
     return f"without {name}" if level == levels[0] else f"with {name}"
 
 
+def level_looks(factor: str, levels: Sequence[str]) -> dict[str, ModelStyle]:
+    """A look per level of a factor: none of it is the baseline's, CutMix is CutMix's."""
+    words = {level: level_in_words(factor, levels, level) for level in levels if level not in OFF}
+    found = looks(list(words.values()))
+    return {level: found[words[level]] if level in words else BASE for level in levels}
+
+
 def pair_columns(results: StudyResults, factor: str) -> list[str]:
     """The columns in which two runs agree that differ in this factor alone."""
     return ["seed", *(name for name in results.factors if name != factor)]
@@ -90,6 +98,11 @@ def ordered_conditions(results: StudyResults) -> list[str]:
     known = set(results.runs["condition"])
     first = [label for label in published.conditions if label in known] if published else []
     return [*first, *(label for label in dict.fromkeys(results.runs["condition"]) if label not in first)]
+
+
+def condition_looks(results: StudyResults) -> dict[str, ModelStyle]:
+    """The same in all of a study's figures, and on its page."""
+    return looks(ordered_conditions(results))
 
 
 def base_and_full(results: StudyResults) -> list[str]:

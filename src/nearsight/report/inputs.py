@@ -5,6 +5,7 @@ measured model, or a file from elsewhere.
 """
 
 import json
+import math
 import numbers
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
@@ -42,6 +43,9 @@ class ModelHeads:
     """The columns of heads.csv; layers and heads count from 0; a head that does not exist is NaN or has no row."""
     grids: Mapping[int, tuple[int, int]] | None = None
     """Rows and columns of the tokens of each layer, by its number; None where they are not known."""
+    uniform: Mapping[int, float] | None = None
+    """The distance of uniform attention in each layer, by its number, where it was found when the model was measured:
+    in windows and on pooled keys it is not that of the grid."""
     epoch: int | None = None
     """Which of the measured epochs is reported; None is the last one."""
     history: pd.DataFrame | None = None
@@ -76,7 +80,9 @@ class ModelHeads:
         return self.heads[self.heads["epoch"] == epoch].sort_values(["layer", "head"])
 
     def uniform_distance(self, layer: int) -> float | None:
-        """The distance of uniform attention in this layer, which depends on its grid."""
+        """The distance of uniform attention in this layer: as it was found or, where it was not, that of its grid."""
+        if self.uniform is not None and layer in self.uniform:
+            return None if np.isnan(self.uniform[layer]) else self.uniform[layer]
         grid = self.grid(layer)
         return None if grid is None else uniform_attention_distance(grid)
 
@@ -231,10 +237,12 @@ class MeasuredModel:
 
 def write_measured(folder: Path, model: ModelHeads, command: str | None) -> Path:
     """Put down all that the page says about a model but its numbers, which are in heads.csv."""
+    known = {layer: model.uniform_distance(layer) for layer in model.uniform or ()}
     record = {
         "schema": _SCHEMA,
         "label": model.label,
         "grids": None if model.grids is None else {str(layer): list(grid) for layer, grid in model.grids.items()},
+        "uniform": {str(layer): distance for layer, distance in known.items()} or None,
         "test_accuracy": model.test_accuracy,
         "config": model.config,
         "provenance": model.provenance,
@@ -251,6 +259,7 @@ def read_measured(folder: Path) -> MeasuredModel:
         label=str(record.get("label") or folder.resolve().name),
         heads=read_heads(folder / "heads.csv"),
         grids=_grids(folder / DESCRIPTION, record.get("grids")),
+        uniform=_uniform(folder / DESCRIPTION, record.get("uniform")),
         test_accuracy=record.get("test_accuracy"),
         config=record.get("config"),
         provenance=record.get("provenance"),
@@ -266,6 +275,18 @@ def _grids(path: Path, grids: Any) -> dict[int, tuple[int, int]] | None:
         for side in chain(*found.values()):
             check_side("the side of a grid", side)  # there are no more patches than pixels
     except (AttributeError, ValueError) as error:  # an InputError is a ValueError
+        raise InputError(f"{path} is damaged: {error}") from error
+    return found
+
+
+def _uniform(path: Path, uniform: Any) -> dict[int, float] | None:
+    if uniform is None:  # also of an earlier nearsight
+        return None
+    try:
+        found = {int(layer): math.nan if value is None else float(value) for layer, value in uniform.items()}
+        if not all(math.isnan(value) or 0 <= value <= 1 for value in found.values()):
+            raise ValueError("a distance of uniform attention is not in [0, 1]")
+    except (AttributeError, TypeError, ValueError) as error:
         raise InputError(f"{path} is damaged: {error}") from error
     return found
 

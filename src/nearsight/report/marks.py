@@ -16,17 +16,8 @@ from numpy.typing import ArrayLike
 from PIL import Image
 
 from nearsight.files import replacing
-from nearsight.report.figures.style import (
-    INK,
-    MUTED,
-    ModelStyle,
-    add_legend,
-    house_style,
-    light_grid,
-    model_style,
-    save_figure,
-    shade,
-)
+from nearsight.report.figures.looks import model_style, shade
+from nearsight.report.figures.style import INK, MUTED, add_legend, house_style, light_grid, save_figure
 from nearsight.report.tables import difference_in_words
 from nearsight.study.statistics import Estimate
 
@@ -45,16 +36,6 @@ class Drawing:
         if self.with_round_places:
             _round_places(self.figure)
         return [*save_figure(self.figure, folder, name)]
-
-
-def level_styles(levels: Sequence[str]) -> dict[str, ModelStyle]:
-    """A look per level of a factor. The last level comes first: circles are with it, triangles without, as in S1."""
-    return {level: model_style(place) for place, level in enumerate(reversed(levels))}
-
-
-def dose_style(place: int) -> ModelStyle:
-    """The look of a level that is none (the first), some or more of one thing: none is the second everywhere."""
-    return model_style({0: 1, 1: 0}.get(place, place))
 
 
 def distances_from_zero(axes: Axes, largest: float) -> None:

@@ -1,23 +1,23 @@
 """Figure 4: the most local head of every condition (S1, Figure 4)."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from nearsight.report.conditions import key_factor, level_in_words, missing_notes, scale_notes
+from nearsight.report.conditions import condition_looks, key_factor, level_in_words, missing_notes, scale_notes
+from nearsight.report.figures.looks import ModelStyle, level_markers
 from nearsight.report.figures.style import (
     DISTANCE_LABEL_ONE_LINE,
     GRID,
     INK,
     MUTED,
-    ModelStyle,
     add_legend,
     house_style,
     light_grid,
-    model_style,
 )
 from nearsight.report.inputs import shorten
 from nearsight.report.marks import (
@@ -27,7 +27,6 @@ from nearsight.report.marks import (
     distances_from_zero,
     dots_and_bars,
     legend_columns,
-    level_styles,
     seeds_in_row,
 )
 from nearsight.report.studies import report_of
@@ -35,14 +34,17 @@ from nearsight.report.tables import seeds_in_words
 from nearsight.study.results import StudyResults
 from nearsight.study.statistics import Estimate, mean_interval
 
-_LABEL_LIMIT = 44
+_LABEL_LIMIT, _LINE = 44, 28
+"""Characters of a line beside a row, and of a name that needs but one."""
+_ONE_LINE = 6.0
+"""Inches from which on the words of the scale fit into a line."""
 _MOST_LEVELS = 4
 # Of a row's height: ours above its middle and the paper's, where there is one, below, so that neither hides the other.
 _ABOVE, _BELOW = -0.13, 0.22
 _HOLLOW: dict[str, Any] = {"markerfacecolor": "none", "markeredgecolor": INK, "markeredgewidth": 0.9, "markersize": 6}
 
 
-def minimum(results: StudyResults) -> Drawing:
+def minimum(results: StudyResults, *, width: float = 7.2) -> Drawing:
     """The smallest mean attention distance of each condition, sorted, marked by the key factor; with the paper's."""
     values = {str(label): group["min_mad"].tolist() for label, group in results.runs.groupby("condition", sort=False)}
     means = {label: mean_interval(numbers) for label, numbers in values.items()}
@@ -50,7 +52,7 @@ def minimum(results: StudyResults) -> Drawing:
     source, paper = _published(results)
     styles, words = _styles(results)
     with house_style():
-        figure = Figure(figsize=(7.2, 1.5 + 0.42 * len(labels)), layout="constrained")
+        figure = Figure(figsize=(width, 1.5 + 0.42 * len(labels)), layout="constrained")
         axes = figure.subplots()
         _draw_gap(axes, results)
         above = _ABOVE if paper else 0.0
@@ -59,7 +61,7 @@ def minimum(results: StudyResults) -> Drawing:
             if label in paper:
                 look = {**_HOLLOW, "marker": styles[label].marker, "linestyle": "none"}
                 axes.plot(paper[label], place + _BELOW, **look, gid=f"paper-{label}")
-        axes.set_yticks(range(len(labels)), [shorten(label, _LABEL_LIMIT) for label in labels], parse_math=False)
+        axes.set_yticks(range(len(labels)), [_in_lines(label) for label in labels], parse_math=False)
         axes.set_ylim(len(labels) - 0.45, -0.75)
         ends = [interval.high for interval in means.values() if interval.n >= FEWEST]
         distances_from_zero(axes, max(*ends, *results.runs["min_mad"], *paper.values(), 0.0))
@@ -69,7 +71,8 @@ def minimum(results: StudyResults) -> Drawing:
             _write_column(axes, 80, "paper", of_paper, MUTED)
         light_grid(axes, "x")
         axes.tick_params(axis="y", length=0)
-        axes.set_xlabel(f"{DISTANCE_LABEL_ONE_LINE} of the most local head")
+        unit = "\n" if width < _ONE_LINE else " "
+        axes.set_xlabel(DISTANCE_LABEL_ONE_LINE.replace(" (", f" of the most local head{unit}("))
         _add_legend(figure, words, with_paper=bool(of_paper))
     counts = [interval.n for interval in means.values()]
     ours = "Filled: 1 seed, so no interval."
@@ -84,6 +87,15 @@ def minimum(results: StudyResults) -> Drawing:
     )
 
 
+def _in_lines(label: str) -> str:
+    """A long name in two lines, broken before the part that is nearest to its middle."""
+    ends = [place for place, letter in enumerate(label) if letter == "+" and place > 0]
+    if len(label) <= _LINE or not ends:
+        return shorten(label, _LABEL_LIMIT)
+    middle = min(ends, key=lambda place: abs(place - len(label) / 2))
+    return "\n".join(shorten(line, _LABEL_LIMIT) for line in (label[:middle], label[middle:]))
+
+
 def _published(results: StudyResults) -> tuple[str, dict[str, float]]:
     """Where the paper has it, and by condition."""
     published = report_of(results.name).published
@@ -94,16 +106,19 @@ def _published(results: StudyResults) -> tuple[str, dict[str, float]]:
 
 
 def _styles(results: StudyResults) -> tuple[dict[str, ModelStyle], dict[str, ModelStyle]]:
-    """A look per condition, by its level of the key factor, and the same looks by their names in the legend."""
-    key = key_factor(results)
+    """A look per condition, whose marker is that of its level of the key factor; and the levels in the legend."""
+    key, styles = key_factor(results), condition_looks(results)
     # Of one factor with many levels the rows say enough.
     if key is None or (len(results.factors) == 1 and len(results.factors[key]) > _MOST_LEVELS):
-        return {str(label): model_style(0) for label in results.runs["condition"]}, {}
-    levels = results.factors[key]
-    of_level = level_styles(levels)
+        return styles, {}
+    marker_of = level_markers(results.factors[key])
     levels_of = zip(results.runs["condition"], results.runs[key], strict=True)
-    styles = {str(condition): of_level[level] for condition, level in levels_of}
-    return styles, {level_in_words(key, levels, level): style for level, style in of_level.items()}
+    styles |= {str(label): replace(styles[str(label)], marker=marker_of[str(level)]) for label, level in levels_of}
+    legend = {
+        level_in_words(key, results.factors[key], level): ModelStyle(colour=INK, dash="solid", marker=marker)
+        for level, marker in marker_of.items()
+    }
+    return styles, legend
 
 
 def _draw_ours(

@@ -18,7 +18,8 @@ from nearsight.errors import InputError
 from nearsight.files import write_text
 from nearsight.report.claims import Verdicts, judge_all
 from nearsight.report.conditions import missing_notes
-from nearsight.report.figures.style import FIGURE_LABEL_LIMIT, house_style, light_grid, model_style
+from nearsight.report.figures.looks import looks
+from nearsight.report.figures.style import FIGURE_LABEL_LIMIT, house_style, light_grid
 from nearsight.report.inputs import shorten
 from nearsight.report.marks import FEWEST, Drawing, ForestRow, add_footnote, forest, interval_in_row
 from nearsight.report.probes import ProbeResults, main_measures, title_of
@@ -173,7 +174,7 @@ _ROW, _AROUND, _PANEL, _LABELS = 0.3, 1.0, 1.9, 1.8
 def scores_of_models(results: ProbeResults) -> Drawing:
     """A panel per probe, a row per model. Models of one condition share a look."""
     models, measures = results.models, main_measures(results.measures)
-    looks = list(dict.fromkeys(model.condition or model.model for model in models))
+    styles = looks(list(dict.fromkeys(model.condition or model.model for model in models)))
     with house_style():
         size = _LABELS + _PANEL * len(measures), _AROUND + _ROW * len(models)
         figure = Figure(figsize=size, layout="constrained")
@@ -183,7 +184,7 @@ def scores_of_models(results: ProbeResults) -> Drawing:
             for place, model in enumerate(models):
                 if model.model not in scores:
                     continue
-                style, score = model_style(looks.index(model.condition or model.model)), scores[model.model]
+                style, score = styles[model.condition or model.model], scores[model.model]
                 name = f"{measure}-model{place}"
                 if score.has_interval:
                     gid = f"interval-{name}"

@@ -8,6 +8,7 @@ training run per model never for a statement about the recipe.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from html import escape
 from typing import Any
 
 import pandas as pd
@@ -31,6 +32,10 @@ from nearsight.report.tables import rounded
 SPREAD = "The spread over images holds about 95 % of them; it does not say how certain a mean is."
 ONE_MODEL = "This describes one model; it says nothing about other seeds."
 ONE_RUN = "With one training run per model, this says nothing about other seeds."
+ALIKE = 0.03
+"""As close to uniform attention as random weights are: those of ViT, DeiT-3, DINOv2, EVA-02, BEiT, Swin, PVT and
+torchvision's ViT have distances within 0.025 of it and entropies above 0.977; every trained model that was measured has
+at least one head beyond."""
 _ENDS = {
     "small": f"less than {SMALLEST}, too little to be called a difference",
     "perhaps small": f"there is a difference, but perhaps of less than {SMALLEST}",
@@ -58,6 +63,12 @@ class Reading:
     def headline(self) -> str:
         return self.sentences[0]
 
+    def __str__(self) -> str:
+        return "\n".join(self.sentences)
+
+    def _repr_html_(self) -> str:
+        return sentences_html(self.sentences)
+
     def as_json(self) -> dict[str, Any]:
         """The verdict and the numbers, for machines; differences are those of the first model minus the second."""
         return {
@@ -68,6 +79,12 @@ class Reading:
             "first_layer": self.first_layer.as_json(),
             "first_layer_entropy": self.focus.as_json(),
         }
+
+
+def sentences_html(sentences: Sequence[str]) -> str:
+    """For notebooks, light or dark: the first sentence stands out."""
+    first, *others = map(escape, sentences)
+    return "".join(f'<p style="margin:.4em 0">{words}</p>' for words in (f"<strong>{first}</strong>", *others))
 
 
 def own_patch_heads(model: ModelHeads) -> pd.DataFrame:
@@ -105,6 +122,8 @@ def compare(a: ModelHeads, b: ModelHeads) -> Reading:
             *_about_choice(heads),
             *_about_own_patches(a),
             *_about_own_patches(b),
+            *_about_uniform_heads(a),
+            *_about_uniform_heads(b),
             *_about_images(focus),
             SPREAD,
             ONE_RUN,
@@ -240,14 +259,47 @@ def _about_own_patches(model: ModelHeads) -> tuple[str, ...]:
     return (words,)
 
 
+def is_uniform(model: ModelHeads) -> bool:
+    """Whether no head can be distinguished from uniform attention, as with random weights; False where not known."""
+    rows = existing_heads(model)
+    uniform = [model.uniform_distance(layer) for layer in rows["layer"]]
+    if None in uniform:
+        return False
+    return bool(((rows["mad"] - uniform).abs() <= ALIKE).all() and (rows["entropy"] >= 1 - ALIKE).all())
+
+
+def _about_uniform_heads(model: ModelHeads) -> tuple[str, ...]:
+    if not is_uniform(model):
+        return ()
+    return (
+        f"Every head of {quoted(model.label)} is indistinguishable from uniform attention: are these weights random? "
+        "Did you mean --pretrained (in Python: pretrained=True)?",
+    )
+
+
+def _about_scale(head: Quantity, grid: tuple[int, int] | None) -> tuple[str, ...]:
+    """What the number of a model's most local head means: where it is between the least there can be and uniform."""
+    if not head.uniform:
+        return ()
+    patches = "" if grid is None else f" ({grid[0]} × {grid[1]} patches)"
+    step = "" if grid is None else f", one that attends to the next patch {next_patch_distance(grid):.3f}"
+    return (
+        f"In its layer{patches} a head that attends to its own patch alone has a distance of 0{step}, and uniform "
+        f"attention {head.uniform:.3f} with an entropy of 1, which is about what random weights give: this head has "
+        f"{100 * head.mean / head.uniform:.0f} % of the distance of uniform attention.",
+    )
+
+
 def describe(model: ModelHeads) -> tuple[str, ...]:
-    """One model on its own: its most local head and its first layer."""
+    """One model on its own: its most local head and its first layer, and what these numbers mean."""
     head, layer = most_local_head(model), first_layer_mean(model)
     images = "1 image" if head.num_images == 1 else f"{head.num_images:,} images"
     return (
+        *_about_uniform_heads(model),
         f"The most local head of {_as_measured(layer)} has a mean attention distance of {head.in_words()}.",
         f"It is {_place(head)}, measured on {images}. Averaged over the heads of "
         f"{_place(layer) if layer.layer else 'the first layer'}, the distance is {layer.in_words()}.",
+        *_about_scale(head, model.grid(head.layer)),
         *_about_own_patches(model),
         *((SPREAD,) if head.num_images > 1 else ()),
         ONE_MODEL,
@@ -265,12 +317,13 @@ def _as_measured(first: Quantity) -> str:
 
 
 def _place(quantity: Quantity) -> str:
-    head = "" if quantity.head is None else f", head {quantity.head + 1}"
-    return f"layer {quantity.layer + 1}{head}"
+    """As in heads.csv, where both count from 0."""
+    head = "" if quantity.head is None else f", head {quantity.head}"
+    return f"layer {quantity.layer}{head}"
 
 
 def layer_table(models: Sequence[ModelHeads]) -> pd.DataFrame:
-    """Per layer (counted from 1, as in the figures) and model: min and mean MAD, min and mean entropy over heads.
+    """Per layer (counted from 0, as in heads.csv) and model: min and mean MAD, min and mean entropy over heads.
 
     Columns are pairs of label and `min_mad`, `mean_mad`, `min_entropy`, `mean_entropy`; a layer that a model does not
     have is NaN.
@@ -289,5 +342,4 @@ def layer_table(models: Sequence[ModelHeads]) -> pd.DataFrame:
         )
     # The numbers have their own names; pandas would print a name of theirs as if it headed a column.
     table = pd.concat(tables, axis=1, names=["model", None]).sort_index()
-    table.index = (table.index + 1).rename("layer")
-    return table
+    return table.rename_axis(index="layer")

@@ -1,7 +1,8 @@
 """Figures that every study has: profiles, plane and heat maps of the heads of its base and of everything on, and the
 plane of four key conditions (S1, Figures 1, 2, 3 and 5; Figure 4 is in `most_local`)."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,21 +14,17 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from nearsight.errors import InputError
-from nearsight.report.conditions import base_and_full, beside_the_paper, num_seeds, roles, scale_notes
+from nearsight.report.conditions import base_and_full, beside_the_paper, condition_looks, num_seeds, roles, scale_notes
 from nearsight.report.figures.heat import heatmaps
+from nearsight.report.figures.looks import ModelStyle, depth_of, shade
 from nearsight.report.figures.models import MOST_OUTLINES, mad_entropy_plane
 from nearsight.report.figures.style import (
     DISTANCE_LABEL,
     DISTANCE_LABEL_ONE_LINE,
     ENTROPY_LABEL,
-    MODEL_COLOURS,
-    ModelStyle,
     add_legend,
-    depth_of,
     house_style,
     light_grid,
-    model_style,
-    shade,
 )
 from nearsight.report.inputs import ModelHeads, shorten
 from nearsight.report.marks import (
@@ -52,16 +49,17 @@ _LABEL_LIMIT = 30
 def profiles(results: StudyResults) -> Drawing:
     """Distance (left) and entropy (right) of the first and last layers' heads, from the lowest to the highest."""
     labels = base_and_full(results)
+    styles = {label: condition_looks(results)[label] for label in labels}
     layers = extreme_layers(results)
     one_seed = max(num_seeds(results, label) for label in labels) == 1
     with house_style():
         figure = Figure(figsize=(7.2, 3.9), layout=ConstrainedLayoutEngine(wspace=0.06))
         panels = figure.subplots(1, len(_METRICS), sharex=True)
         for panel, (metric, axis_label) in zip(panels, _METRICS.items(), strict=True):
-            for index, label in enumerate(labels):
+            for label, style in styles.items():
                 numbers = profile(results, label, metric, over_images=one_seed)
                 for layer in layers:
-                    draw_layer(panel, numbers[numbers["layer"] == layer], index, layers, f"{metric}-{label}-{layer}")
+                    draw_layer(panel, numbers[numbers["layer"] == layer], style, layers, f"{metric}-{label}-{layer}")
             light_grid(panel)
             panel.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True, min_n_ticks=1))
             panel.set_xlabel(f"heads of a layer, by {'distance' if metric == 'mad' else metric}")
@@ -70,7 +68,7 @@ def profiles(results: StudyResults) -> Drawing:
         largest = max(profile(results, label, "mad", over_images=one_seed)["highest"].max() for label in labels)
         panels[0].set_ylim(-0.02 * largest, 1.05 * largest)
         panels[1].set_ylim(-0.02, 1.03)
-        add_layer_legend(figure, labels, layers)
+        add_layer_legend(figure, styles, layers)
     counts = [num_seeds(results, label) for label in labels]
     bands = (
         "Lines: 1 seed; bands: ± one standard deviation over images."
@@ -78,8 +76,8 @@ def profiles(results: StudyResults) -> Drawing:
         else f"Lines: mean over {seeds_in_words(counts)} at each rank{dots_and_bars(counts, 'bands: their range')}."
     )
     caption = (
-        f"Heads of layers {layers_in_words(layers)}, sorted within their layer from the lowest to the highest value: "
-        f"mean attention distance (left) and entropy (right) of {' and '.join(labels)}. {bands}"
+        f"Heads of layers {layers_in_words(layers)} (from 0), sorted within their layer from the lowest to the highest "
+        f"value: mean attention distance (left) and entropy (right) of {' and '.join(labels)}. {bands}"
     )
     return _finished(results, "figure-1-profiles", figure, bands, caption)
 
@@ -117,11 +115,11 @@ def _heads_of(results: StudyResults, condition: str) -> pd.DataFrame:
     return results.heads[results.heads["run"].isin(runs)]
 
 
-def draw_layer(panel: Axes, numbers: pd.DataFrame, index: int, layers: Sequence[int], name: str) -> None:
+def draw_layer(panel: Axes, numbers: pd.DataFrame, style: ModelStyle, layers: Sequence[int], name: str) -> None:
     if numbers.empty:
         return
     layer = int(numbers["layer"].iloc[0])
-    colour = shade(model_style(index).colour, depth_of(layer, layers))
+    colour = shade(style.colour, depth_of(layer, layers))
     rank, mean = numbers["rank"] + 1, numbers["mean"]
     draw_seeds(panel, rank, numbers["seeds"], colour, f"seeds-{name}")
     if numbers["low"].isna().all():
@@ -133,11 +131,10 @@ def draw_layer(panel: Axes, numbers: pd.DataFrame, index: int, layers: Sequence[
         panel.fill_between(
             rank, numbers["low"], numbers["high"], color=colour, alpha=0.18, linewidth=0, gid=f"band-{name}"
         )
-    panel.plot(rank, mean, color=colour, **_line(index, layer, layers), gid=name)
+    panel.plot(rank, mean, color=colour, **_line(style, layer, layers), gid=name)
 
 
-def _line(index: int, layer: int, layers: Sequence[int]) -> dict[str, Any]:
-    style = model_style(index)
+def _line(style: ModelStyle, layer: int, layers: Sequence[int]) -> dict[str, Any]:
     return {
         "linestyle": style.dash,
         "marker": style.marker,
@@ -147,14 +144,14 @@ def _line(index: int, layer: int, layers: Sequence[int]) -> dict[str, Any]:
     }
 
 
-def add_layer_legend(figure: Figure, labels: Sequence[str], layers: Sequence[int]) -> None:
+def add_layer_legend(figure: Figure, styles: Mapping[str, ModelStyle], layers: Sequence[int]) -> None:
     """A column per layer, a row per condition."""
     handles, names = [], []
     for layer in layers:
-        for index, label in enumerate(labels):
-            colour = shade(model_style(index).colour, depth_of(layer, layers))
-            handles.append(Line2D([], [], color=colour, **_line(index, layer, layers)))
-            names.append(f"{shorten(label, _LABEL_LIMIT)}, L{layer + 1}")
+        for label, style in styles.items():
+            colour = shade(style.colour, depth_of(layer, layers))
+            handles.append(Line2D([], [], color=colour, **_line(style, layer, layers)))
+            names.append(f"{shorten(label, _LABEL_LIMIT)}, L{layer}")
     num_columns = legend_columns(figure, names, len(layers))
     add_legend(figure, handles, names, loc="outside upper center", ncols=num_columns)
 
@@ -164,7 +161,7 @@ def plane(results: StudyResults) -> Drawing:
     labels = base_and_full(results)
     models = [_all_heads(results, label) for label in labels]
     figure = mad_entropy_plane(models)
-    distances_from_zero(figure.axes[0], max(model.heads["mad"].max() for model in models))
+    distances_from_zero(figure.axes[0], max(model.heads["mad"].max() for model in models))  # all panels share it
     seeds = seeds_in_words(num_seeds(results, label) for label in labels)
     caption = (
         f"Mean attention distance and entropy of every head of {' and '.join(labels)}; the colour is the layer, the "
@@ -190,20 +187,16 @@ def maps(results: StudyResults) -> Drawing:
     """
     labels = base_and_full(results)[::-1]
     one_seed = max(num_seeds(results, label) for label in labels) == 1
-    figure = heatmaps([_one_model(results, label, by_rank=not one_seed) for label in labels])
+    figure = heatmaps([_one_model(results, label, by_rank=not one_seed) for label in labels], by_rank=not one_seed)
     seeds = seeds_in_words(num_seeds(results, label) for label in labels)
     words = (
         "1 seed, its heads in their own order."
         if one_seed
         else f"Each cell: mean over {seeds}. Each layer's heads are sorted by their distance, also in the lower row."
     )
-    if not one_seed:
-        for axes in figure.axes:
-            if axes.get_xlabel():
-                axes.set_xlabel("head, by distance")
     caption = (
         f"Mean attention distance (top) and entropy (bottom) of every head of {' and '.join(labels)}, on one scale per "
-        f"row. {words}"
+        f"row; bright is more. {words}"
     )
     return _finished(results, "figure-3-heatmaps", figure, words, caption)
 
@@ -219,13 +212,8 @@ def _one_model(results: StudyResults, condition: str, *, by_rank: bool) -> Model
     return ModelHeads(label=condition, heads=heads.assign(epoch=0))
 
 
-# The paper's markers: circles, crosses, squares and triangles. Conditions with the key factor are filled.
-_STYLES = {
-    "full": ModelStyle(colour=MODEL_COLOURS[0], dash="solid", marker="o"),
-    "only_key": ModelStyle(colour=MODEL_COLOURS[5], dash="solid", marker="X"),
-    "without_key": ModelStyle(colour=MODEL_COLOURS[4], dash="solid", marker="s"),
-    "base": ModelStyle(colour=MODEL_COLOURS[1], dash="solid", marker="^"),
-}
+_MARKERS = {"full": "o", "only_key": "X", "without_key": "s", "base": "^"}
+"""The paper's. Conditions with the key factor are filled."""
 _HOLLOW = ("without_key", "base")
 
 
@@ -234,26 +222,27 @@ def key_conditions(results: StudyResults) -> Drawing:
     if len(results.factors) < 2:
         raise InputError("it needs two factors or more; with one, Figure 2 shows the same conditions")
     found = roles(results)
-    labels = {role: getattr(found, role) for role in _STYLES}
+    labels = {role: getattr(found, role) for role in _MARKERS}
     present = {role: label for role, label in labels.items() if label is not None}
     if not present:
         raise InputError("none of its four conditions has a run yet")
+    styles = condition_looks(results)
     with house_style():
         figure = Figure(figsize=(6.6, 4.8), layout="constrained")
         axes = figure.subplots()
         light_grid(axes)
         handles, largest = [], 0.0
         for role, label in present.items():
-            style, hollow = _STYLES[role], role in _HOLLOW
+            style, hollow = replace(styles[label], marker=_MARKERS[role]), role in _HOLLOW
             heads = _heads_of(results, label)
             largest = max(largest, float(heads["mad"].max()))
             axes.scatter(
                 heads["mad"],
                 heads["entropy"],
-                s=24,
+                s=18,
                 marker=style.marker,
-                linewidths=0.8 if hollow else 0.4,
-                alpha=0.85,
+                linewidths=0.7 if hollow else 0.3,
+                alpha=0.75,
                 facecolors="none" if hollow else style.colour,
                 edgecolors=style.colour if hollow else "white",
                 zorder=2 if hollow else 3,
@@ -269,7 +258,7 @@ def key_conditions(results: StudyResults) -> Drawing:
         num_columns = legend_columns(figure, names, len(names))
         add_legend(figure, handles, names, loc="outside upper left", ncols=num_columns, handlelength=1)
     seeds = seeds_in_words(num_seeds(results, label) for label in present.values())
-    absent = "" if len(present) == len(_STYLES) else " A condition that has no complete run yet is not shown."
+    absent = "" if len(present) == len(_MARKERS) else " A condition that has no complete run yet is not shown."
     caption = (
         f"Mean attention distance and entropy of every head of {', '.join(present.values())}. The heads of {seeds} are "
         f"shown.{absent}"

@@ -205,13 +205,16 @@ def _layer_table(results: StudyResults) -> Table:
     rows, shown = [], []
     for response, layer in product(_OF_LAYER, sorted(set(layers["layer"]))):
         effects = factorial_effects(layers[layers["layer"] == layer], results.factors, response)
-        words = Row(response=_OF_LAYER[response], layer=f"L{layer + 1}")
+        words = Row(response=_OF_LAYER[response], layer=f"L{layer}")
         for effect in records(effects.table):
             rows.append(_effect_row(results, effects, effect, response, int(layer)))
             if effect["order"] == 1:
                 words.show(spelt(effect["term"]), _effect(effect))
         shown.append(words)
-    of_csv = "Mean and min are over the layer's heads. Interactions and p-values are in the CSV file next to this one."
+    of_csv = (
+        "Layers count from 0; mean and min are over a layer's heads. Interactions and p-values are in the CSV file "
+        "next to this one."
+    )
     notes = (_METHOD, *_aliases(results), of_csv, *_what_is_left_out(effects))
     table = Table.of("effects-by-layer", f"{results.name}: main effects per layer", rows, shown=shown, notes=notes)
     return dataclasses.replace(table, shown=table.shown.fillna(MISSING))

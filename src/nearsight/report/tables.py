@@ -25,7 +25,7 @@ class Table:
     numbers: pd.DataFrame
     """As computed, unrounded; accuracies are fractions; layers count from 0."""
     shown: pd.DataFrame
-    """Words and rounded numbers, as text; accuracies in per cent; layers count from 1."""
+    """Words and rounded numbers, as text; accuracies in per cent; layers count from 0."""
     notes: tuple[str, ...]
 
     @classmethod
@@ -156,8 +156,8 @@ def probability(p: float) -> str:
 
 
 def layers_in_words(layers: Iterable[int]) -> str:
-    """ "L1, L3": each once, in their order, counted from 1; a dash where there is none."""
-    return ", ".join(f"L{layer + 1}" for layer in sorted(set(layers))) or MISSING
+    """ "L0, L2": each once, in their order, counted from 0; a dash where there is none."""
+    return ", ".join(f"L{layer}" for layer in sorted(set(layers))) or MISSING
 
 
 def span(low: str, high: str) -> str:

@@ -16,9 +16,9 @@ from nearsight.data import Dataset, measuring_subset
 from nearsight.lens import AttentionTap, HeadTable, Survey, measure
 from nearsight.lens.attention import Attention, FusedAttention
 from nearsight.lens.capture import Call
-from nearsight.lens.measuring import Precision, summing_dtype, table_of
+from nearsight.lens.measuring import table_of
 from nearsight.lens.running import NoSpatialAttentionError, running, surveyed
-from nearsight.lens.stream import reduce_attention
+from nearsight.lens.stream import Precision, reduce_attention, summing_dtype
 from nearsight.train.config import RunConfig
 from nearsight.train.engine import Stack, initial_model
 from nearsight.train.stacked import Weights, runs_as_one_batch, stacked_forward

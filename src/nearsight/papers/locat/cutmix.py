@@ -18,7 +18,8 @@ from nearsight.errors import InputError
 from nearsight.papers.locat.measured import differences_to, layer_profiles, layers_table, locality_table
 from nearsight.report.claims import Claim
 from nearsight.report.conditions import FACTOR_NAMES, missing_notes, scale_notes
-from nearsight.report.figures.style import house_style, light_grid, model_style
+from nearsight.report.figures.looks import looks
+from nearsight.report.figures.style import house_style, light_grid
 from nearsight.report.marks import FEWEST, Drawing, add_footnote, dots_and_bars, draw_seeds, legend_above
 from nearsight.report.responses import known_shares, run_measures, share_notes
 from nearsight.report.rules import SIGN, Finding, judge_sign
@@ -317,6 +318,7 @@ _PANELS = {
     "mean_mad": "mean MAD over all heads",
     "test_acc": "test accuracy, %",
 }
+_LINES = ("without CutMix", "with CutMix")
 _APART = 0.12
 """How far without and with CutMix stand from the middle of their place, in units of the distance between places."""
 
@@ -340,8 +342,7 @@ def interaction(results: StudyResults) -> Drawing:
             panel.set_xticks(range(len(models)), list(models))
             panel.set_xlim(-0.4, len(models) - 0.6)
             light_grid(panel, "y")
-        names = ("without CutMix", "with CutMix")
-        legend_above(figure, {name: model_style(place).look_with(markersize=7) for place, name in enumerate(names)})
+        legend_above(figure, {name: style.look_with(markersize=7) for name, style in looks(_LINES).items()})
     counts = runs.groupby("condition")["seed"].nunique()
     bars = "bars: 95 % intervals, the noise taken from all runs"
     lines = f"Lines: means over {seeds_in_words(counts)}{dots_and_bars(counts, bars)}."
@@ -367,7 +368,7 @@ def _models(factors: _Factors) -> dict[str, dict[str, str]]:
 def _draw_line(
     panel: Axes, runs: pd.DataFrame, factors: _Factors, fitted: LeastSquares, column: str, place: int
 ) -> None:
-    style, aside = model_style(place), _APART if place else -_APART
+    style, aside = looks(_LINES)[_LINES[place]], _APART if place else -_APART
     scale = 100 if column == "test_acc" else 1
     across, means = [], []
     for middle, model in enumerate(_models(factors).values()):

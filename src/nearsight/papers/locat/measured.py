@@ -8,7 +8,8 @@ from matplotlib.ticker import MaxNLocator
 from nearsight.errors import InputError
 from nearsight.papers.locat import numbers as s2
 from nearsight.report.conditions import missing_notes, num_seeds, ordered_conditions, scale_notes
-from nearsight.report.figures.style import house_style, light_grid, model_style
+from nearsight.report.figures.looks import looks
+from nearsight.report.figures.style import house_style, light_grid
 from nearsight.report.marks import FEWEST, Drawing, add_footnote, dots_and_bars, draw_seeds, legend_above
 from nearsight.report.responses import OF_LAYERS, interval_of, layer_measures, measures_of, run_measures, share_notes
 from nearsight.report.study_tables import INTERVALS
@@ -51,13 +52,13 @@ def layers_table(results: StudyResults) -> Table:
                 named = {"measure": column, "condition": label, "scale": results.scale, "layer": layer}
                 rows.append(Row().keep(**named, **ours.as_mean()))
                 if layer in picked:
-                    words.show(f"L{layer + 1}", measure.in_words(ours))
+                    words.show(f"L{layer}", measure.in_words(ours))
             shown.append(words)
     notes = (
         INTERVALS,
         "MAD and entropy: over the layer's heads. Locality score and patch–CLS similarity: of the tokens that the "
         "layer's block gives (S2 App. F).",
-        "All layers are in the CSV file next to this one.",
+        "Layers count from 0; all of them are in the CSV file next to this one.",
     )
     return Table.of("layers", f"{results.name}: layer by layer", rows, shown=shown, notes=notes)
 
@@ -117,7 +118,8 @@ _PANELS = {
 
 def layer_profiles(conditions: Mapping[str, str]) -> Callable[[StudyResults], Drawing]:
     """A figure of these conditions, layer by layer (S2, Figure 5): label → its name in the legend."""
-    looks = {label: model_style(place).look_with(linewidth=1.5, markersize=5) for place, label in enumerate(conditions)}
+    styles = looks(list(conditions.values()))
+    lines = {label: styles[name].look_with(linewidth=1.5, markersize=5) for label, name in conditions.items()}
 
     def draw(results: StudyResults) -> Drawing:
         present = [label for label in conditions if label in ordered_conditions(results)]
@@ -130,29 +132,29 @@ def layer_profiles(conditions: Mapping[str, str]) -> Callable[[StudyResults], Dr
             for panel, (column, title) in zip(panels.flat, _PANELS.items(), strict=True):
                 for label in present:
                     here = layers[layers["condition"] == label].groupby("layer")[column]
-                    numbers, colour = here.agg(["mean", "min", "max", list]).dropna(), looks[label]["color"]
-                    place = numbers.index + 1
+                    numbers, colour = here.agg(["mean", "min", "max", list]).dropna(), lines[label]["color"]
+                    place = numbers.index
                     draw_seeds(panel, place, numbers["list"], colour, f"seeds-{column}-{label}")
                     if num_seeds(results, label) >= FEWEST:
                         panel.fill_between(place, numbers["min"], numbers["max"], color=colour, alpha=0.18, linewidth=0)
-                    panel.plot(place, numbers["mean"], **looks[label], gid=f"{column}-{label}")
+                    panel.plot(place, numbers["mean"], **lines[label], gid=f"{column}-{label}")
                 panel.set_title(title)
                 panel.xaxis.set_major_locator(MaxNLocator(nbins=12, integer=True, min_n_ticks=1))
                 light_grid(panel)
             for panel in panels[-1]:
-                panel.set_xlabel("layer")
-            legend_above(figure, {conditions[label]: looks[label] for label in present})
+                panel.set_xlabel("layer (from 0)")
+            legend_above(figure, {conditions[label]: lines[label] for label in present})
         counts = [num_seeds(results, label) for label in present]
-        lines = "Lines: 1 seed."
+        words = "Lines: 1 seed."
         if max(counts) > 1:
-            lines = f"Lines: mean over {seeds_in_words(counts)}{dots_and_bars(counts, 'bands: their range')}."
-        add_footnote(figure, [lines, *missing_notes(results), *scale_notes(results)])
+            words = f"Lines: mean over {seeds_in_words(counts)}{dots_and_bars(counts, 'bands: their range')}."
+        add_footnote(figure, [words, *missing_notes(results), *scale_notes(results)])
         return Drawing(
             with_round_places=True,
             figure=figure,
             caption="Layer by layer: mean attention distance of the layer's heads and of its most local one, in "
             "fractions of the grid's diagonal (top); mean cosine similarity of the patch tokens with their neighbours "
-            f"and with CLS, as the layer's block gives them (bottom; S2 Figure 5). {lines} Without PRR the classifier "
+            f"and with CLS, as the layer's block gives them (bottom; S2 Figure 5). {words} Without PRR the classifier "
             "reads CLS alone, so what the patches of the last layer attend to does not reach the loss.",
         )
 

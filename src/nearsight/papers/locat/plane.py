@@ -11,7 +11,8 @@ from matplotlib.figure import Figure
 from nearsight.errors import InputError
 from nearsight.papers.locat import numbers as s2
 from nearsight.report.conditions import missing_notes, num_seeds, scale_notes
-from nearsight.report.figures.style import house_style, light_grid, model_style
+from nearsight.report.figures.looks import looks, model_style
+from nearsight.report.figures.style import house_style, light_grid
 from nearsight.report.marks import (
     FEWEST,
     WHITE_EDGE,
@@ -35,7 +36,9 @@ FAMILIES = (
     s2.WIDTHS,
     s2.SCALES,
 )
-"""Conditions that belong together: they share a colour and a marker, and a space separates their rows from others."""
+"""Conditions that belong together: a space separates their rows from others, and all but the first share a look."""
+_OF_FAMILIES = [model_style(place) for place in (0, 1, 5, 7)]
+"""In colours that those from ViT to LocAt do not have."""
 _COLUMNS = {"mean_mad": "mean MAD, all heads", "min_mad": "MAD, most local head", "accuracy": "test accuracy, %"}
 # In rows: the space between families; in inches: what the plane needs, however few rows there are.
 _SPACE, _LEAST_HEIGHT = 0.6, 3.2
@@ -112,14 +115,15 @@ def _rows(known: set[str]) -> dict[str, float]:
 
 
 def _points(shown: Collection[str]) -> dict[str, dict[str, Any]]:
-    """A look per family; where there is only one, per condition."""
-    families = [[label for label in labels if label in shown] for labels in FAMILIES]
-    if sum(map(bool, families)) == 1:
-        families = [[label] for label in shown]
+    """Their own looks from ViT to LocAt, and one per family beyond."""
+    styles = looks(s2.CORE)
+    for labels, style in zip(FAMILIES[1:], _OF_FAMILIES, strict=True):
+        styles |= dict.fromkeys(labels, style)
     return {
-        label: model_style(place).look_with(linestyle="none", markersize=6.5, **WHITE_EDGE)
-        for place, labels in enumerate(families)
+        label: styles[label].look_with(linestyle="none", markersize=6.5, **WHITE_EDGE)
+        for labels in FAMILIES
         for label in labels
+        if label in shown
     }
 
 

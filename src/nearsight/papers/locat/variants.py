@@ -307,7 +307,7 @@ def _judge_drawn_to_cls(results: StudyResults) -> Finding:
     final = len(profiles[0]) - max(1, round(_FINAL * len(profiles[0])))
     words = (
         f"rank correlation with depth {_range(orders)}, highest in "
-        f"{', '.join(f'L{peak + 1}' for peak in peaks)}, last minus first layer "
+        f"{', '.join(f'L{peak}' for peak in peaks)}, last minus first layer "
         f"{with_interval(mean_interval(rises), signed=True)}"
     )
     strict = [order >= _ORDERED and peak >= final for order, peak in zip(orders, peaks, strict=True)]

@@ -38,7 +38,7 @@ class Turn(NamedTuple):
     """Epochs since it was last as far as some other distance, or farther; NaN where it never was."""
 
     def __str__(self) -> str:
-        return f"epoch {self.epoch}, L{self.layer + 1}"
+        return f"epoch {self.epoch}, L{self.layer}"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

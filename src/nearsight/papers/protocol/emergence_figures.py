@@ -13,18 +13,8 @@ from matplotlib.lines import Line2D
 
 from nearsight.papers.protocol.course import LOCAL, Array, Course, conditions_of, courses
 from nearsight.report.conditions import noted, scale_notes
-from nearsight.report.figures.style import (
-    DISTANCE_LABEL,
-    ENTROPY_LABEL,
-    INK,
-    MODEL_COLOURS,
-    MUTED,
-    depth_of,
-    house_style,
-    light_grid,
-    model_style,
-    shade,
-)
+from nearsight.report.figures.looks import PALETTE, depth_of, looks, model_style, shade
+from nearsight.report.figures.style import DISTANCE_LABEL, ENTROPY_LABEL, INK, MUTED, house_style, light_grid
 from nearsight.report.marks import (
     Animation,
     Drawing,
@@ -44,12 +34,13 @@ _DOTTED: dict[str, Any] = {"color": MUTED, "linewidth": 0.9, "linestyle": (0, (1
 def over_epochs(results: StudyResults) -> Drawing:
     """The most local head's distance (left) and validation accuracy (right) of every run."""
     found = courses(results)
-    looks = _looks(conditions_of(found))
+    styles = looks(conditions_of(found))
+    lines = {label: {"color": style.colour, "linestyle": style.dash} for label, style in styles.items()}
     with house_style():
         figure = Figure(figsize=(7.2, 3.4), layout=ConstrainedLayoutEngine(wspace=0.06))
         left, right = figure.subplots(1, 2, sharex=True)
         for course in found:
-            look, name = {**looks[course.condition], "linewidth": 1.3}, f"{course.condition}-{course.seed}"
+            look, name = {**lines[course.condition], "linewidth": 1.3}, f"{course.condition}-{course.seed}"
             left.plot(course.epochs_E, course.smallest, **look, gid=f"smallest-{name}")
             right.plot(course.accuracy.index, 100 * course.accuracy, **look, gid=f"accuracy-{name}")
         left.axhline(LOCAL, **_DOTTED, gid="local")
@@ -59,10 +50,10 @@ def over_epochs(results: StudyResults) -> Drawing:
         for panel in (left, right):
             light_grid(panel)
             panel.set_xlabel("epoch")
-        add_fitting_legend(figure, [Line2D([], [], **look) for look in looks.values()], list(looks))
-    lines = f"A line is a run; {_seeds(found)} per condition. {_LOCAL_LINE}"
+        add_fitting_legend(figure, [Line2D([], [], **look) for look in lines.values()], list(lines))
+    words = f"A line is a run; {_seeds(found)} per condition. {_LOCAL_LINE}"
     caption = "The distance of the most local head (left) and the validation accuracy (right) over the epochs."
-    return noted(figure, results, caption, lines)
+    return noted(figure, results, caption, words)
 
 
 def layers_over_epochs(results: StudyResults) -> Drawing:
@@ -71,7 +62,7 @@ def layers_over_epochs(results: StudyResults) -> Drawing:
     layers = list(range(found[0].mad_ELH.shape[1]))
     # Solid and dashed by turns: neighbours stay apart where a printer loses the shades.
     looks: list[dict[str, Any]] = [
-        {"color": shade(MODEL_COLOURS[0], depth_of(layer, layers)), "linestyle": model_style(layer % 2).dash}
+        {"color": shade(PALETTE[0], depth_of(layer, layers)), "linestyle": model_style(layer % 2).dash}
         for layer in layers
     ]
     with house_style():
@@ -88,7 +79,7 @@ def layers_over_epochs(results: StudyResults) -> Drawing:
         first = next(iter(panels.values()))
         first.set_ylim(bottom=0.0)
         first.set_ylabel(DISTANCE_LABEL)
-        add_fitting_legend(figure, [Line2D([], [], **look) for look in looks], [f"L{layer + 1}" for layer in layers])
+        add_fitting_legend(figure, [Line2D([], [], **look) for look in looks], [f"L{layer}" for layer in layers])
     thin = "" if _seeds(found) == "1 seed" else "; thin: seeds"
     words = f"Mean over a layer's heads and over {_seeds(found)}{thin}. {_LOCAL_LINE}"
     return noted(figure, results, "The mean attention distance of every layer over the epochs.", words)
@@ -111,7 +102,7 @@ def layers_by_epoch(results: StudyResults) -> Drawing:
                 epochs, numbers_SEL = _of_seeds(found, label, reduce)
                 image = panel.pcolormesh(
                     _edges(epochs),
-                    np.arange(numbers_SEL.shape[2] + 1) + 0.5,
+                    np.arange(numbers_SEL.shape[2] + 1) - 0.5,
                     numbers_SEL.mean(0).T,
                     cmap="viridis",
                     vmin=0.0,
@@ -120,12 +111,12 @@ def layers_by_epoch(results: StudyResults) -> Drawing:
                 )
                 panel.tick_params(length=0)
                 panel.spines[:].set_visible(False)
-            row[0].set_ylabel(f"layer\n({title})")
+            row[0].set_ylabel(f"layer, from 0\n({title})")
         for panel, label in zip(panels[0], labels, strict=True):
             panel.set_title(label, parse_math=False)
         for panel in panels[-1]:
             panel.set_xlabel("epoch")
-        panels[0, 0].set_yticks(range(1, found[0].mad_ELH.shape[1] + 1))
+        panels[0, 0].set_yticks(range(found[0].mad_ELH.shape[1]))
         panels[0, 0].invert_yaxis()
         bar = figure.colorbar(image, ax=panels.ravel().tolist(), aspect=28, pad=0.015)
         bar.outline.set_visible(False)
@@ -152,14 +143,6 @@ def _edges(epochs: Array) -> Array:
         return np.array([epochs[0] - 0.5, epochs[0] + 0.5])
     middles = (epochs[:-1] + epochs[1:]) / 2
     return np.concatenate([[1.5 * epochs[0] - 0.5 * epochs[1]], middles, [1.5 * epochs[-1] - 0.5 * epochs[-2]]])
-
-
-def _looks(labels: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """As in the other figures: the whole protocol is the first of the palette, the base the second."""
-    styles = [*(model_style(place) for place in range(1, len(labels))), model_style(0)]
-    return {
-        label: {"color": style.colour, "linestyle": style.dash} for label, style in zip(labels, styles, strict=True)
-    }
 
 
 def _panels(figure: Figure, labels: Sequence[str], axis: str) -> dict[str, Axes]:

@@ -135,7 +135,7 @@ _BASELINE, _MODERN = (s1.PUBLISHED["protocol-cifar100"].conditions[label] for la
     "S1 §5.1, Figure 1b",
     strict=("it lies in L1", lambda layer: layer == 0),
     weak=("it lies in L1 or L2", lambda layer: layer < EARLY_LAYERS),
-    words="in {}",
+    words="in {}, counted from 1 as in the paper",
     describe=lambda layers: ", ".join(f"L{layer + 1}" for layer in layers),
     paper=f"in L1 (min MAD {rounded(_MODERN.min_mad)})",
 )
@@ -152,7 +152,7 @@ def _most_local_layer(base: _Heads, full: _Heads) -> tuple[float, ...]:
         lambda farthest, nearest, *_: farthest < nearest,
     ),
     weak=("their mean is smaller", lambda _, __, ours, theirs: ours < theirs),
-    words="Modern's L1 up to {}, Baseline's from {}",
+    words="Modern's first layer up to {}, Baseline's from {}",
 )
 def _first_layers(base: _Heads, full: _Heads) -> tuple[float, ...]:
     theirs, ours = (heads.mad[heads.layer == heads.layer.min()] for heads in (base, full))
@@ -197,7 +197,7 @@ def _depth_order(base: _Heads, full: _Heads) -> tuple[float, ...]:
         "it is below in L1, and the gap in the last layer is smaller",
         lambda first, last: first > 0 and abs(last) < first,
     ),
-    words="Baseline minus Modern {} in L1, {} in the last",
+    words="Baseline minus Modern {} in the first layer, {} in the last",
 )
 def _convergence(base: _Heads, full: _Heads) -> tuple[float, ...]:
     gap = base.mean_mad - full.mean_mad

@@ -16,9 +16,9 @@ from matplotlib.lines import Line2D
 
 from nearsight.errors import InputError
 from nearsight.report.claims import OURS, Claim, asked, judge_all, not_tested
-from nearsight.report.conditions import level_in_words, missing_notes, scale_notes
+from nearsight.report.conditions import level_in_words, level_looks, missing_notes, scale_notes
 from nearsight.report.figures.style import add_legend, house_style, light_grid
-from nearsight.report.marks import Drawing, add_footnote, dose_style
+from nearsight.report.marks import Drawing, add_footnote
 from nearsight.report.rules import LEANING, Finding
 from nearsight.report.study_tables import NOT_CORRECTED
 from nearsight.report.tables import MISSING, Row, Table, probability, rounded, span
@@ -157,7 +157,8 @@ def _around(values: "pd.Series[float]") -> tuple[float, float]:
 
 
 def _look(results: StudyResults, level: str) -> dict[str, Any]:
-    style = dose_style(results.factors[grouping(results)].index(level))
+    factor = grouping(results)
+    style = level_looks(factor, results.factors[factor])[level]
     return {
         **{"color": style.colour, "marker": style.marker, "markersize": 7, "linestyle": "none"},
         # Runs that lie on one another show through.

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterable
+from dataclasses import replace
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -13,21 +14,19 @@ from nearsight.metrics import least_share_on_itself, next_patch_distance, unifor
 from nearsight.papers.protocol import numbers as s1
 from nearsight.papers.protocol.links import CUTMIX, groups
 from nearsight.report.claims import OURS, Claim, asked
-from nearsight.report.conditions import missing_notes, noted, ordered_conditions, pair_columns
+from nearsight.report.conditions import condition_looks, missing_notes, noted, ordered_conditions, pair_columns
+from nearsight.report.figures.looks import ModelStyle, depth_of, level_markers, shade
 from nearsight.report.figures.style import (
     DISTANCE_LABEL_ONE_LINE,
     GRID,
     INK,
     MUTED,
-    ModelStyle,
     add_legend,
-    depth_of,
     draw_uniform_line,
     house_style,
     light_grid,
-    shade,
 )
-from nearsight.report.marks import Drawing, distances_from_zero, level_styles
+from nearsight.report.marks import Drawing, distances_from_zero
 from nearsight.report.own_patch import (
     HEADS,
     OTHERS,
@@ -163,6 +162,7 @@ def own_patch_table(results: StudyResults) -> Table:
         row.both("paper_least_share", paper, "the paper's head, at least", words)
         rows.append(row.keep(scale=results.scale))
     notes = (
+        "Layers count from 0.",
         f"Such a head has a distance below {share(OWN_PATCH)} of that to the next patch, which is "
         f"{rounded(next_patch_distance(grid))} of the diagonal. What it does not spend on the query's own patch it "
         "spends at that distance or farther, so that its own patch gets at least 1 − distance / distance of the next "
@@ -190,14 +190,14 @@ def every_head(results: StudyResults) -> Drawing:
     runs, bound = with_own_patch(results), own_patch_bound(results)
     heads = results.heads.dropna(subset=["mad"]).merge(runs[["run", "condition", CUTMIX]], on="run")
     labels = list(runs.groupby("condition")["min_mad"].mean().sort_values().index)
-    styles = level_styles(results.factors[CUTMIX])
+    styles, markers = condition_looks(results), level_markers(results.factors[CUTMIX])
     with house_style():
         figure = Figure(figsize=(7.2, 1.6 + 0.5 * len(labels)), layout="constrained")
         axes = figure.subplots()
         _draw_landmarks(axes, grid_of(results), bound)
         for place, label in enumerate(labels):
             here = heads[heads["condition"] == label]
-            _draw_row(axes, place, here, styles[str(here[CUTMIX].iloc[0])])
+            _draw_row(axes, place, here, replace(styles[label], marker=markers[str(here[CUTMIX].iloc[0])]))
         axes.set_yticks(range(len(labels)), labels, parse_math=False)
         axes.set_ylim(len(labels) - 0.5, -0.85)
         distances_from_zero(axes, float(heads["mad"].max()))
@@ -205,10 +205,7 @@ def every_head(results: StudyResults) -> Drawing:
         axes.tick_params(axis="y", length=0)
         axes.set_xlabel(DISTANCE_LABEL_ONE_LINE)
         named = {level: words for level, words in reversed(groups(results).items()) if level in set(runs[CUTMIX])}
-        handles = [
-            Line2D([], [], color=styles[level].colour, marker=styles[level].marker, markersize=6, linestyle="none")
-            for level in named
-        ]
+        handles = [Line2D([], [], color=INK, marker=markers[level], markersize=6, linestyle="none") for level in named]
         add_legend(figure, handles, list(named.values()), loc="outside upper left", ncols=2, handlelength=1)
     having = int((runs[HEADS] > 0).sum())
     words = (

@@ -19,9 +19,9 @@ from nearsight.metrics import OwnPatchHead, least_share_on_itself, own_patch_hea
 from nearsight.metrics.own_patch import Leak
 from nearsight.papers.protocol import numbers as s1
 from nearsight.papers.protocol.links import CUTMIX, groups
-from nearsight.report.conditions import missing_notes, noted, ordered_conditions
+from nearsight.report.conditions import level_looks, missing_notes, noted, ordered_conditions
 from nearsight.report.figures.style import DISTANCE_LABEL_ONE_LINE, ENTROPY_LABEL, INK, MUTED, house_style, light_grid
-from nearsight.report.marks import WHITE_EDGE, Drawing, legend_above, level_styles
+from nearsight.report.marks import WHITE_EDGE, Drawing, legend_above
 from nearsight.report.own_patch import OWN_PATCH, grid_of, own_patch_bound, own_patch_heads
 from nearsight.report.tables import MISSING, Row, Table, records, rounded, share
 from nearsight.study.results import StudyResults
@@ -106,7 +106,7 @@ def own_patch_model(results: StudyResults) -> Table:
     pairs, rows = own_patch_pairs(results), []
     for pair in pairs:
         far, near = pair.everywhere, pair.to_neighbours
-        of_run = MISSING if pair.seed is None or pair.layer is None else f"seed {pair.seed}, L{pair.layer + 1}"
+        of_run = MISSING if pair.seed is None or pair.layer is None else f"seed {pair.seed}, L{pair.layer}"
         least = least_share_on_itself(pair.distance, pair.grid)
         digits = 3 if pair.whose == PAPER else 4  # as many as it gives; ours need them
         row = Row(whose=pair.whose, condition=pair.condition).show("head", of_run)
@@ -121,6 +121,7 @@ def own_patch_model(results: StudyResults) -> Table:
             row.both(f"entropy_{name}", head.entropy, f"predicted, rest {where}", rounded(head.entropy, digits))
         rows.append(row.keep(scale=results.scale))
     notes = (
+        "Layers count from 0.",
         f"Heads whose distance is below {share(OWN_PATCH)} of that to the next patch. The model: every query keeps one "
         "share of its attention on patches to itself, and the rest goes evenly to all other patches (uniform), or "
         "evenly to the neighbours above, below, left and right. The MAD fixes that share, and so the entropy.",
@@ -165,7 +166,7 @@ def entropy_by_distance(results: StudyResults) -> Drawing:
     """Entropy over MAD on logarithmic scales: the two curves, the paper's pairs, our own-patch heads, other heads."""
     pairs, bound = own_patch_pairs(results), own_patch_bound(results)
     papers = [pair for pair in pairs if pair.whose == PAPER]
-    styles = level_styles(results.factors[CUTMIX])
+    styles = level_looks(CUTMIX, results.factors[CUTMIX])
     heads = results.heads.dropna(subset=["mad", "entropy"]).merge(results.runs[["run", CUTMIX]], on="run")
     with house_style():
         figure = Figure(figsize=(6.2, 4.4), layout="constrained")

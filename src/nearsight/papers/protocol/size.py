@@ -17,10 +17,11 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 
 from nearsight.augment import CutMix
-from nearsight.report.conditions import noted
+from nearsight.report.conditions import level_looks, noted
 from nearsight.report.contrasts import Contrast, contrast_table, sign_questions
-from nearsight.report.figures.style import add_legend, house_style, light_grid, model_style
-from nearsight.report.marks import Drawing, dose_style, draw_seeds
+from nearsight.report.figures.looks import model_style
+from nearsight.report.figures.style import add_legend, house_style, light_grid
+from nearsight.report.marks import Drawing, draw_seeds
 from nearsight.report.responses import EARLY, EARLY_LAYERS, known_shares, share_notes, with_early_layers
 from nearsight.report.studies import report_on
 from nearsight.report.tables import Table, seeds_in_words
@@ -219,7 +220,7 @@ def distance_by_size(results: StudyResults) -> Drawing:
 
 def _look(results: StudyResults, cutmix: str, images: str) -> dict[str, Any]:
     """Colour and marker by CutMix, dash and filling by images."""
-    style = dose_style(results.factors["cutmix"].index(cutmix))
+    style = level_looks("cutmix", results.factors["cutmix"])[cutmix]
     is_all = images == results.factors["images"][0]
     return {
         "color": style.colour,

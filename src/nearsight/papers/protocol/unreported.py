@@ -16,7 +16,8 @@ from nearsight.errors import InputError, unknown_name
 from nearsight.papers.protocol.ablation import ablation, ablation_cifar100
 from nearsight.papers.protocol.numbers import BASELINE, ONLY_CUTMIX, PUBLISHED, with_cutmix
 from nearsight.report.claims import Claim, asked, judge_all
-from nearsight.report.conditions import FACTOR_NAMES, noted, scale_notes
+from nearsight.report.conditions import FACTOR_NAMES, level_looks, noted, scale_notes
+from nearsight.report.figures.looks import ModelStyle
 from nearsight.report.figures.style import (
     DISTANCE_LABEL_ONE_LINE,
     INK,
@@ -25,7 +26,7 @@ from nearsight.report.figures.style import (
     house_style,
     light_grid,
 )
-from nearsight.report.marks import Drawing, ForestRow, add_footnote, dose_style, draw_dots, forest
+from nearsight.report.marks import Drawing, ForestRow, add_footnote, draw_dots, forest
 from nearsight.report.responses import responses_of, share_notes, with_early_layers
 from nearsight.report.rules import NO, SIGN_OF_FIT, YES, Finding, Verdict, described, judge_sign
 from nearsight.report.studies import report_on
@@ -389,16 +390,16 @@ def settings_beside_the_paper(results: StudyResults) -> Drawing:
     """Accuracy and smallest distance of every setting, without and with CutMix, joined by a line; the paper's too."""
     table = fits(results)
     levels = results.factors[CUTMIX]
+    styles = level_looks(CUTMIX, levels)
     with house_style():
         figure = Figure(figsize=(7.2, 4.6), layout="constrained")
         axes = figure.subplots()
         light_grid(axes)
         for place, row in enumerate(records(table)):
-            _draw_pair(axes, row, level=levels.index(row[CUTMIX]), is_best=place == 0)
+            _draw_pair(axes, row, [styles[levels[0]], styles[str(row[CUTMIX])]], is_best=place == 0)
         if _num_seeds(results) > 1:
             for level, runs in results.runs.groupby(CUTMIX):
-                colour = dose_style(levels.index(str(level))).colour
-                draw_dots(axes, 100 * runs["test_acc"], runs["min_mad"], colour, f"seeds-{level}")
+                draw_dots(axes, 100 * runs["test_acc"], runs["min_mad"], styles[str(level)].colour, f"seeds-{level}")
         axes.plot(
             [100 * _papers(label, "test_acc") for label in _FITTED],
             [_papers(label, "min_mad") for label in _FITTED],
@@ -413,8 +414,7 @@ def settings_beside_the_paper(results: StudyResults) -> Drawing:
         axes.set_xlabel("test accuracy, %")
         axes.set_ylabel(f"smallest {DISTANCE_LABEL_ONE_LINE.split(' (')[0]}\n(fraction of the grid's diagonal)")
         axes.set_ylim(bottom=0.0)
-        styles = [dose_style(level) for level in range(len(levels))]
-        handles = [Line2D([], [], color=style.colour, marker=style.marker, linestyle="none") for style in styles]
+        handles = [style.handle(linestyle="none") for style in styles.values()]
         handles.append(Line2D([], [], color=INK, marker="*", markerfacecolor="white", markersize=11))
         names = ["without CutMix", *(f"CutMix {level}" for level in levels[1:]), "the paper"]
         add_legend(figure, handles, names, loc="outside upper left", ncols=len(names), handlelength=1.6)
@@ -432,11 +432,11 @@ def settings_beside_the_paper(results: StudyResults) -> Drawing:
     return noted(figure, results, caption, parts)
 
 
-def _draw_pair(axes: Axes, row: dict[str, float], *, level: int, is_best: bool) -> None:
+def _draw_pair(axes: Axes, row: dict[str, float], styles: Sequence[ModelStyle], *, is_best: bool) -> None:
     accuracy = [100 * _ours(row, label, "test_acc") for label in _FITTED]
     distance = [_ours(row, label, "min_mad") for label in _FITTED]
     axes.plot(accuracy, distance, color=INK if is_best else MUTED, linewidth=2.2 if is_best else 0.6, zorder=2)
-    for x, y, style in zip(accuracy, distance, (dose_style(0), dose_style(level)), strict=True):
+    for x, y, style in zip(accuracy, distance, styles, strict=True):
         axes.plot(x, y, marker=style.marker, color=style.colour, markersize=6.5, zorder=3)
 
 

@@ -30,7 +30,8 @@ from nearsight.papers.structure.simulated import (
     simulation_of,
 )
 from nearsight.report.claims import Claim
-from nearsight.report.figures.style import GRID, INK, house_style, light_grid, model_style
+from nearsight.report.figures.looks import model_style
+from nearsight.report.figures.style import GRID, INK, house_style, light_grid
 from nearsight.report.marks import Drawing, add_footnote
 from nearsight.report.rules import INFINITE, Finding, judge_sign, judge_within
 from nearsight.report.simulations import (

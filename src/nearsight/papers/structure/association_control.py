@@ -24,7 +24,8 @@ from nearsight.papers.structure.simulated import (
     simulation_of,
 )
 from nearsight.report.claims import Claim
-from nearsight.report.figures.style import MUTED, house_style, light_grid, model_style
+from nearsight.report.figures.looks import model_style
+from nearsight.report.figures.style import MUTED, house_style, light_grid
 from nearsight.report.marks import Drawing, add_footnote
 from nearsight.report.rules import INFINITE, SIZE_FACTOR, Finding, all_of, judge_within
 from nearsight.report.simulations import (

@@ -26,7 +26,8 @@ from nearsight.papers.structure.simulated import (
     simulation_of,
 )
 from nearsight.report.claims import Claim
-from nearsight.report.figures.style import add_legend, house_style, light_grid, model_style
+from nearsight.report.figures.looks import model_style
+from nearsight.report.figures.style import add_legend, house_style, light_grid
 from nearsight.report.marks import Drawing, add_footnote, dots_and_bars
 from nearsight.report.rules import LEANING, Finding, all_of
 from nearsight.report.simulations import conditions_of, patches_of, runs_of

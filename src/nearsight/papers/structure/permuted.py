@@ -5,6 +5,7 @@ minutes on a GPU, so that accuracies lie below the paper's: what is compared is 
 shapes do not train as one stack, but their seeds do: hence `--stack-by all`.
 
 Of two seeds alone no interval is worth having. So the spread over seeds is taken to be the same everywhere, and learned
+from nearsight.report.figures.looks import looks
 from all of them: for accuracies the spread within conditions, for changes what is left of it within seeds.
 """
 
@@ -25,7 +26,8 @@ from nearsight.papers.structure.positional import OF_PROTOCOLS, POSITIONAL, POSI
 from nearsight.report.claims import OURS, Claim
 from nearsight.report.conditions import missing_notes, scale_notes
 from nearsight.report.contrasts import condition_means, pooled_interval
-from nearsight.report.figures.style import MUTED, house_style, light_grid, model_style
+from nearsight.report.figures.looks import looks
+from nearsight.report.figures.style import MUTED, house_style, light_grid
 from nearsight.report.marks import (
     FEWEST,
     WHITE_EDGE,
@@ -359,7 +361,7 @@ def permutation_curves(results: StudyResults) -> Drawing:
 
 
 def _line(network: str, *, is_ours: bool) -> dict[str, Any]:
-    style = model_style(_NETWORKS.index(network) if network in _NETWORKS else len(_NETWORKS))
+    style = looks([*dict.fromkeys((*_NETWORKS, network))])[network]
     hollow = {"markerfacecolor": "white", "markeredgecolor": style.colour, "markeredgewidth": 1.3, "linewidth": 1.0}
     return style.look_with(markersize=6, **({**WHITE_EDGE, "linewidth": 1.6} if is_ours else hollow))
 

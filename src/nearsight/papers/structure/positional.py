@@ -18,7 +18,8 @@ from nearsight.errors import InputError
 from nearsight.papers.structure import PAPER
 from nearsight.report.claims import OURS, Claim
 from nearsight.report.conditions import missing_notes, scale_notes
-from nearsight.report.figures.style import INK, MUTED, ModelStyle, house_style, light_grid, model_style
+from nearsight.report.figures.looks import ModelStyle, looks, model_style
+from nearsight.report.figures.style import INK, MUTED, house_style, light_grid
 from nearsight.report.marks import FEWEST, Drawing, add_footnote, with_room
 from nearsight.report.responses import OF_RUNS, Measure, interval_of, measures_of, run_measures, share_notes
 from nearsight.report.rules import COMPARABLE_RULE, SIGN, Finding, change_in_words, judge_comparable, judge_sign
@@ -239,7 +240,7 @@ def seeds_of_both(results: StudyResults) -> Drawing:
             marked = {model: 100 * published.accuracy[model] for model in here} if column == "test_acc" else {}
             for place, model in enumerate(here):
                 values = runs.loc[runs["condition"] == model, column].dropna().tolist()
-                style = model_style(_MODELS.index(model))
+                style = looks(_MODELS)[model]
                 _draw_box(panel, values, place, style, f"{column}-{model}")
                 if model in marked:
                     _mark_paper(panel, place, marked[model], style, f"paper-{model}")

@@ -25,16 +25,8 @@ from numpy.typing import NDArray
 from nearsight.data.structured import PatchData
 from nearsight.errors import InputError
 from nearsight.report.claims import Claim
-from nearsight.report.figures.style import (
-    INK,
-    MUTED,
-    PAPER,
-    ModelStyle,
-    add_legend,
-    colour_bar,
-    house_style,
-    model_style,
-)
+from nearsight.report.figures.looks import ModelStyle, model_style
+from nearsight.report.figures.style import INK, MUTED, PAPER, add_legend, colour_bar, house_style
 from nearsight.report.marks import FEWEST, Drawing, add_footnote, draw_courses, draw_seeds
 from nearsight.report.rules import EVERY_SEED, NO, Finding, finding_of, judge_every_seed
 from nearsight.report.simulations import (

@@ -14,7 +14,8 @@ from nearsight.errors import InputError
 from nearsight.papers.structure import PAPER
 from nearsight.papers.structure.simulated import DOTTED, QUICK, draw_shares, simulation_of
 from nearsight.report.claims import OURS, Claim, asked
-from nearsight.report.figures.style import MUTED, ModelStyle, add_legend, house_style, light_grid, model_style
+from nearsight.report.figures.looks import ModelStyle, model_style
+from nearsight.report.figures.style import MUTED, add_legend, house_style, light_grid
 from nearsight.report.marks import FEWEST, Drawing, add_footnote, dots_and_bars, draw_dots
 from nearsight.report.rules import ALL_OF, NO, SIGN, Finding, all_of, judge_sign
 from nearsight.report.simulations import conditions_of, notes_of, patches_of

@@ -1,5 +1,24 @@
-"""The attention explorer: click a patch of a picture, and every head of a model shows where that patch looks."""
+"""The attention explorer: click a patch of a picture, and every head of a model shows where that patch looks.
 
-from nearsight.report.explorer.explorer import Exhibit, Explorer, explore, explorer_script, explorer_style
+In a page, `Explorer.html()` is the place and the data, `explorer_style()` and `explorer_script()` come with it.
+Anywhere else, the script defines `nearsightExplorer.mount(element, data)`, which draws `Explorer.data` (JSON values)
+into an element and returns `{ready, select, shown, miniature}`; `explorer_module()` is that as a module for anywidget:
 
-__all__ = ["Exhibit", "Explorer", "explore", "explorer_script", "explorer_style"]
+    class Widget(anywidget.AnyWidget):
+        _esm, _css = explorer_module(), explorer_style()
+        data = traitlets.Dict().tag(sync=True)
+
+    Widget(data=dict(explore([KeptMaps(heads=…, layers=attention_maps(model, images), pictures_BHWC=…)]).data))
+"""
+
+from nearsight.report.explorer.explorer import (
+    Exhibit,
+    Explorer,
+    KeptMaps,
+    explore,
+    explorer_module,
+    explorer_script,
+    explorer_style,
+)
+
+__all__ = ["Exhibit", "Explorer", "KeptMaps", "explore", "explorer_module", "explorer_script", "explorer_style"]

@@ -1,7 +1,7 @@
 /* The attention explorer: click a patch, and every head shows where that patch looks.
  *
  * First what is only computed (unpacking, rows of attention, geometry), then what is drawn, then the elements.
- * Data: the JSON that packing.py describes. Layers and heads count from 0 here, from 1 in what people read.
+ * Data: the JSON that explorer.py describes. Layers and heads count from 0.
  * Places are fractions of the picture, so that models with different grids are asked about the same place. */
 "use strict";
 
@@ -9,8 +9,9 @@
   const PLACE = "nearsight-explorer";
   const LEVELS = 255;
   const RINGS = [0.25, 0.5, 0.75]; // in diagonals
-  const SMALL = 72; // pixels of a small map, at least
-  const LARGE = 448;
+  const SMALL = 128; // pixels of a small map, at least: about twice as many as it has on the page
+  const LARGE = 672;
+  const PIXELATED = 64; // pictures up to so many pixels wide show them as squares
   const FAINT = 2.5; // uniform attention is drawn at one part in so many of the full colour
 
   const ALIGNED = "All patches, aligned";
@@ -27,9 +28,10 @@
     return bytes;
   }
 
-  /** What packing.pack_maps packed: largest, others and distances (floats), then levels (bytes). */
-  function unpackMaps(base64, layer) {
-    const bytes = bytesOf(base64);
+  /** What explorer.py packed: largest, others and distances (floats), then levels (bytes), all deflated. */
+  async function unpackMaps(base64, layer) {
+    const stream = new Blob([bytesOf(base64)]).stream().pipeThrough(new DecompressionStream("deflate"));
+    const bytes = new Uint8Array(await new Response(stream).arrayBuffer());
     const rows = layer.mad.length * numQueries(layer);
     const view = new DataView(bytes.buffer);
     const floats = new Float32Array(rows * (2 + layer.others.length)).map((_, i) => view.getFloat32(4 * i, true));
@@ -87,13 +89,17 @@
     return Boolean((bits[position >> 3] >> (position & 7)) & 1);
   }
 
-  /** The mean over all patches, each moved to the middle: what distance is the mean of. Null where grids differ. */
+  /**
+   * The mean over all patches, each moved to the middle: a cell is the mean weight of the pairs with that offset, of
+   * which there are fewer the longer it is, so that uniform attention is flat. Null where grids differ.
+   */
   function alignedRow(layer, maps, head) {
     const [rows, cols] = layer.queries;
     if (rows !== layer.keys[0] || cols !== layer.keys[1]) return null;
     const size = rows * cols;
     const width = 2 * cols - 1;
     const weights = new Float64Array((2 * rows - 1) * width);
+    const pairs = new Uint32Array(weights.length);
     const others = layer.others.map(() => 0);
     let distance = 0;
     for (let query = 0; query < size; query += 1) {
@@ -101,14 +107,18 @@
       const levels = maps.levels.subarray(row * size, (row + 1) * size);
       const total = levels.reduce((sum, level) => sum + level, 0) || 1;
       for (let key = 0; key < size; key += 1) {
+        if (layer.seen && !isSet(layer.seen, query * size + key)) continue;
         const down = Math.floor(key / cols) - Math.floor(query / cols) + rows - 1;
         const right = (key % cols) - (query % cols) + cols - 1;
-        weights[down * width + right] += levels[key] / total / size;
+        weights[down * width + right] += levels[key] / total;
+        pairs[down * width + right] += 1;
       }
       for (let i = 0; i < others.length; i += 1) others[i] += maps.others[row * others.length + i] / size;
       distance += maps.distances[row] / size;
     }
-    return { grid: [2 * rows - 1, width], weights, largest: Math.max(...weights), others, distance, reach: null };
+    weights.forEach((sum, offset) => { weights[offset] = sum / (pairs[offset] || 1); });
+    const reach = layer.seen && ((offset) => pairs[offset] > 0);
+    return { grid: [2 * rows - 1, width], weights, largest: Math.max(...weights), others, distance, reach };
   }
 
   /** An ellipse on a map, in fractions of it: all that is as far as `diagonals` of the layer's grid. */
@@ -153,7 +163,7 @@
 
   const number = (value) => (value === null || Number.isNaN(value) ? "–" : value.toFixed(3));
   const percent = (share) => `${(100 * share).toFixed(1)} %`;
-  const nameOf = (layer, head) => `Layer ${layer.number + 1}, head ${head + 1}`;
+  const nameOf = (layer, head) => `Layer ${layer.number}, head ${layer.heads[head]}`;
   const headInWords = (layer, head) =>
     `${nameOf(layer, head)}: MAD ${number(layer.mad[head])}, entropy ${number(layer.entropy[head])}`;
 
@@ -212,6 +222,7 @@
     Object.assign(canvas, { width: cols * scale, height: rows * scale });
     const context = canvas.getContext("2d");
     context.fillRect(0, 0, canvas.width, canvas.height);
+    context.imageSmoothingEnabled = Boolean(picture) && picture.width > PIXELATED;
     if (picture) context.drawImage(picture, 0, 0, canvas.width, canvas.height);
     if (!row) return canvas;
     context.imageSmoothingEnabled = false;
@@ -287,7 +298,7 @@
       this.explorer = explorer;
       this.name = name;
       this.title = make("h3", { className: "nsx-label", dir: "auto" });
-      this.canvas = make("canvas", { attributes: { role: "img" } });
+      this.canvas = make("canvas", { className: "nsx-smooth", attributes: { role: "img" } });
       this.overlay = makeSvg("svg", { viewBox: "0 0 1000 1000", preserveAspectRatio: "none", "aria-hidden": "true" });
       this.map = make("div", { className: "nsx-map" }, this.canvas, this.overlay);
       this.map.addEventListener("click", (event) => {
@@ -314,13 +325,13 @@
       this.heads.setAttribute("aria-label", `Heads of ${model.label}: a row per layer`);
       const most = Math.max(...model.layers.map((layer) => layer.mad.length));
       this.heads.style.setProperty("--nsx-heads", most);
-      const names = ["head", ...[...Array(most).keys()].map((head) => head + 1)];
+      const names = ["head", ...[...Array(most).keys()].map((head) => model.layers[0].heads[head] ?? head)];
       const top = make("div", { className: "nsx-row nsx-top", attributes: { "aria-hidden": "true" } },
         ...names.map((textContent) => make("span", { textContent })));
-      this.small = model.layers.map((layer) => layer.mad.map(() => make("canvas")));
+      this.small = model.layers.map((layer) => layer.mad.map(() => make("canvas", { className: "nsx-smooth" })));
       this.heads.replaceChildren(top, ...model.layers.map((layer, row) => make("div",
         { className: "nsx-row", attributes: { role: "row" } },
-        make("span", { title: layer.name, attributes: { role: "rowheader" } }, `layer ${layer.number + 1}`),
+        make("span", { title: layer.name, attributes: { role: "rowheader" } }, `L${layer.number}`),
         ...layer.mad.map((mad, head) => make("div",
           { className: "nsx-head", attributes: { role: "gridcell" }, data: { row, col: head } },
           this.small[row][head], make("span", { textContent: number(mad), attributes: { "aria-hidden": "true" } }))))));
@@ -403,7 +414,7 @@
       this.data = data;
       this.picture = 0;
       this.query = { y: 0.5, x: 0.5 }; // with a token's name it is that token; aligned, it is all patches
-      this.unpacked = new WeakMap();
+      this.unpacked = []; // by picture: the maps of every layer
       this.images = data.pictures.map(() => null);
       colours = bytesOf(data.colours);
       for (const model of data.models) {
@@ -427,8 +438,10 @@
         ...data.notes.map((note) => make("p", { className: "nsx-note", textContent: note }))));
       this.sides.forEach((side, i) => side.show(data.models[i]));
       this.showChoices();
-      this.draw();
-      this.loadImages();
+      this.ready = Promise.all([this.loadImages(), this.loadMaps(0)]).then(() => {
+        this.showChoices();
+        this.draw();
+      });
     }
 
     /** The pictures come a moment later: a browser decodes them in its own time. */
@@ -438,7 +451,19 @@
         await image.decode();
         return { whole: image, dim: dimmed(image) };
       }));
-      this.showChoices();
+    }
+
+    /** All maps of a picture, once. */
+    async loadMaps(picture) {
+      this.unpacked[picture] ??= new Map(await Promise.all(this.data.models.flatMap((model) => model.layers).map(
+        async (layer) => [layer, await unpackMaps(layer.maps[picture], layer)])));
+    }
+
+    async choosePicture(picture) {
+      this.wanted = picture; // another may be chosen while this one is unpacked
+      await this.loadMaps(picture);
+      if (this.wanted !== picture) return;
+      this.picture = picture;
       this.draw();
     }
 
@@ -448,7 +473,7 @@
       const layers = models.flatMap((model) => model.layers);
       if (this.data.models.length > 2) this.sides.forEach((side) => side.title.replaceChildren(this.chooser(side)));
       this.choices.replaceChildren(...models[0].pictures.map((picture, i) => this.button(
-        () => { this.picture = i; this.draw(); }, () => this.picture === i,
+        () => this.choosePicture(i), () => this.picture === i,
         { attributes: { "aria-label": `Picture ${i + 1}` } }, this.painted(make("canvas"), picture))));
       const tokens = new Set(layers.flatMap((layer) => layer.otherQueries));
       const kinds = [["A patch", {}], ...[...tokens].map((token) => [token, { token }]), [ALIGNED, { aligned: true }]];
@@ -490,7 +515,7 @@
       const image = this.images[picture] && this.images[picture].whole;
       [canvas.width, canvas.height] = image ? [image.naturalWidth, image.naturalHeight] : [8, 8];
       if (image) canvas.getContext("2d").drawImage(image, 0, 0);
-      canvas.classList.toggle("nsx-smooth", canvas.width > 64);
+      canvas.classList.toggle("nsx-smooth", canvas.width > PIXELATED);
       return canvas;
     }
 
@@ -502,10 +527,8 @@
 
     row(model, position, head) {
       const layer = model.layers[position];
-      if (!this.unpacked.has(layer)) this.unpacked.set(layer, []);
-      const pictures = this.unpacked.get(layer);
-      pictures[this.picture] ??= unpackMaps(layer.maps[this.picture], layer);
-      return rowOf(layer, pictures[this.picture], head, this.query);
+      const maps = this.unpacked[this.picture];
+      return maps && rowOf(layer, maps.get(layer), head, this.query);
     }
 
     ask(query, focus = false) {
@@ -514,6 +537,7 @@
     }
 
     draw(focus = false) {
+      if (!this.unpacked[this.picture]) return; // it will be drawn when it is there
       this.painted(this.canvas, this.sides[0].model.pictures[this.picture]);
       for (const button of [...this.choices.children, ...this.tokens.children]) {
         button.setAttribute("aria-pressed", String(button.isChosen()));
@@ -542,19 +566,20 @@
     find(label, layerNumber, head) {
       const model = this.data.models.find((one) => one.label === label);
       const position = model ? model.layers.findIndex((layer) => layer.number === layerNumber) : -1;
-      return position >= 0 && head in model.layers[position].mad ? { model, position } : null;
+      const place = position < 0 ? -1 : model.layers[position].heads.indexOf(head);
+      return place < 0 ? null : { model, position, place };
     }
 
     /** What a head shows now: for other parts of the page, and for tests. */
     shown(label, layerNumber, head) {
       const found = this.find(label, layerNumber, head);
-      return found && this.row(found.model, found.position, head);
+      return found && this.row(found.model, found.position, found.place);
     }
 
     miniature(label, layerNumber, head) {
       const found = this.find(label, layerNumber, head);
-      const canvas = make("canvas", { className: "nsx-miniature" });
-      return found && drawMap(canvas, this.row(found.model, found.position, head), this.pictureOf(found.model), SMALL);
+      const row = found && this.row(found.model, found.position, found.place);
+      return row && drawMap(make("canvas", { className: "nsx-miniature" }), row, this.pictureOf(found.model), SMALL);
     }
 
     select(label, layerNumber, head) {
@@ -562,18 +587,31 @@
       if (!found) return;
       const side = this.sides.find((one) => one.model === found.model) || this.sides[0];
       if (side.model !== found.model) this.put(side, found.model);
-      side.choose(found.position, head, false);
+      side.choose(found.position, found.place, false);
       side.element.scrollIntoView({ block: "nearest" });
     }
   }
 
+  /** Draw `data` into an element; what other parts of a page may ask of it, and when everything is drawn. */
+  function mount(element, data) {
+    if (!("DecompressionStream" in globalThis)) {
+      element.textContent = "Looking into the heads needs a browser of 2023 or later.";
+      return null;
+    }
+    const explorer = new Explorer(element, data);
+    const offered = ["miniature", "select", "shown"].map((name) => [name, explorer[name].bind(explorer)]);
+    return { ...Object.fromEntries(offered), ready: explorer.ready };
+  }
+
+  const parts = { bytesOf, unpackMaps, rowOf, alignedRow, cellAt, centreOf, ringOf, topOf, borderOf };
+  globalThis.nearsightExplorer = { mount, parts };
+
+  /** In a page: at its place, with the data beside it. */
   function start() {
     const root = document.getElementById(PLACE);
     if (!root) return;
-    const explorer = new Explorer(root, JSON.parse(document.getElementById(`${PLACE}-data`).textContent));
-    const offered = ["miniature", "select", "shown"].map((name) => [name, explorer[name].bind(explorer)]);
-    const parts = { bytesOf, unpackMaps, rowOf, alignedRow, cellAt, centreOf, ringOf, topOf, borderOf };
-    window.nearsightExplorer = { ...Object.fromEntries(offered), parts };
+    const data = JSON.parse(document.getElementById(`${PLACE}-data`).textContent);
+    Object.assign(globalThis.nearsightExplorer, mount(root, data));
   }
 
   if (document.readyState === "loading") document.addEventListener("DOMContentLoaded", start);

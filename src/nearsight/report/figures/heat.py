@@ -25,17 +25,19 @@ _TICK_LABEL = 0.25
 _PAIR, _PAIRS = 0.2, (2.4, 5.6)
 _MOST_TICKS = 16
 _LABEL_LIMIT = 40
+_LAYER, _HEAD = "layer (from 0)", "head (from 0)"
 
 _SCALE_LABELS = {"mad": DISTANCE_LABEL, "entropy": "attention entropy\n(1 = uniform)"}
 # Not the theme's colours: the cells under the text are the same on a dark page.
 _LIGHT_TEXT, _DARK_TEXT = "#fcfcfd", "#101418"
 
 
-def heatmaps(models: Sequence[ModelHeads]) -> Figure:
+def heatmaps(models: Sequence[ModelHeads], *, by_rank: bool = False) -> Figure:
     """Mean attention distance (top) and entropy (bottom), layers × heads, one column per model.
 
-    All models share one colour scale per metric. Both begin at 0, so that small differences look small. Heads that do
-    not exist are hatched. Cells hold their number where it fits.
+    All models share one colour scale per metric. Both begin at 0, so that small differences look small; bright is
+    more. Heads that do not exist are hatched. Cells hold their number where it fits. Layers and heads count from 0;
+    `by_rank`: a head's number is its rank by distance, which people count from 1.
     """
     check_labels(models)
     layers = sorted({layer for model in models for layer in model.layers()})
@@ -54,19 +56,19 @@ def heatmaps(models: Sequence[ModelHeads]) -> Figure:
                 image = _draw_cells(panel, cells[index], largest, with_numbers=with_numbers)
                 image.set_gid(f"{metric}-model{index}")
             colour_bar(figure, image, list(row), _SCALE_LABELS[metric], pad=0.015)
-            row[0].set_ylabel("layer")
+            row[0].set_ylabel(_LAYER)
         for panel, model in zip(panels[0], models, strict=True):
             panel.set_title(shorten(model.label, int(width / _CHARACTER_OF_TITLE)), parse_math=False)
         for panel in panels[-1]:
-            panel.set_xlabel("head")
-        _count_from_one(panels[0, 0], layers, num_heads, most_columns=int(width / _TICK_LABEL))
+            panel.set_xlabel("head, by distance" if by_rank else _HEAD)
+        _number(panels[0, 0], layers, num_heads, most_columns=int(width / _TICK_LABEL), first_column=int(by_rank))
     return figure
 
 
 def head_heatmaps(table: HeadTable, columns: Sequence[str], *, label: str, layers: Sequence[int]) -> Figure:
     """Further numbers of a model's heads, layers × heads, one panel with a scale of its own per column.
 
-    Layers and heads count from 1; `layers` are the numbers, from 0, that the table's layers have in the whole model.
+    Layers and heads count from 0; `layers` are the numbers that the table's layers have in the whole model.
     """
     num_layers, num_heads = table.mad.shape
     width = float(np.clip(_CELL[0] * num_heads, *_PANEL_WIDTH))
@@ -80,10 +82,10 @@ def head_heatmaps(table: HeadTable, columns: Sequence[str], *, label: str, layer
             image = _draw_cells(panel, cells, _largest([cells]), with_numbers=with_numbers)
             colour_bar(figure, image, [panel], pad=0.02)
             panel.set_title(name.replace("_", " "), parse_math=False)
-            panel.set_xlabel("head, from 1")
-        panels[0].set_ylabel("layer, from 1")
+            panel.set_xlabel(_HEAD)
+        panels[0].set_ylabel(_LAYER)
         figure.suptitle(shorten(label, int(width * len(columns) / _CHARACTER_OF_TITLE)), parse_math=False)
-        _count_from_one(panels[0], layers, num_heads, most_columns=int(width / _TICK_LABEL))
+        _number(panels[0], layers, num_heads, most_columns=int(width / _TICK_LABEL))
     return figure
 
 
@@ -129,12 +131,12 @@ def _readable_on(background: tuple[float, float, float, float]) -> str:
     return _DARK_TEXT if (luminance + 0.05) ** 2 > 0.05 * 1.05 else _LIGHT_TEXT
 
 
-def _count_from_one(panel: Axes, layers: Sequence[int], num_heads: int, *, most_columns: int) -> None:
+def _number(panel: Axes, layers: Sequence[int], num_heads: int, *, most_columns: int, first_column: int = 0) -> None:
     """The panels share their axes, so numbering one numbers all."""
     rows = range(0, len(layers), -(-len(layers) // 16))
     columns = range(0, num_heads, -(-num_heads // most_columns))
-    panel.set_yticks(rows, [str(layers[row] + 1) for row in rows])
-    panel.set_xticks(columns, [str(column + 1) for column in columns])
+    panel.set_yticks(rows, [str(layers[row]) for row in rows])
+    panel.set_xticks(columns, [str(first_column + column) for column in columns])
 
 
 def similarity_heatmap(similarity: LayerSimilarity, *, label: str, other_label: str | None = None) -> Figure:
@@ -157,13 +159,13 @@ def similarity_heatmap(similarity: LayerSimilarity, *, label: str, other_label: 
         panel.tick_params(length=0)
         for set_ticks, num in ((panel.set_yticks, num_rows), (panel.set_xticks, num_cols)):
             ticks = range(0, num, -(-num // _MOST_TICKS))
-            set_ticks(ticks, [str(tick + 1) for tick in ticks])
+            set_ticks(ticks, [str(tick) for tick in ticks])
         if other_label is None:
             panel.set_title(shorten(label, _LABEL_LIMIT), parse_math=False)
-            panel.set_xlabel("layer")
-            panel.set_ylabel("layer")
+            panel.set_xlabel(_LAYER)
+            panel.set_ylabel(_LAYER)
         else:
-            panel.set_xlabel(f"layer of {shorten(other_label, _LABEL_LIMIT)}", parse_math=False)
-            panel.set_ylabel(f"layer of {shorten(label, _LABEL_LIMIT)}", parse_math=False)
+            panel.set_xlabel(f"{_LAYER} of {shorten(other_label, _LABEL_LIMIT)}", parse_math=False)
+            panel.set_ylabel(f"{_LAYER} of {shorten(label, _LABEL_LIMIT)}", parse_math=False)
         colour_bar(figure, image, panel, "linear CKA (1 = equal up to rotation)", pad=0.02)
     return figure

@@ -4,6 +4,7 @@ trained."""
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
@@ -19,6 +20,7 @@ from nearsight.errors import InputError
 from nearsight.metrics import uniform_attention_distance
 from nearsight.report.differences import Quantity, first_layer_mean, first_layer_name, most_local_head
 from nearsight.report.figures.heat import heatmaps
+from nearsight.report.figures.looks import ModelStyle, depth_of, looks, shade
 from nearsight.report.figures.style import (
     DISTANCE_LABEL,
     DISTANCE_LABEL_ONE_LINE,
@@ -26,23 +28,23 @@ from nearsight.report.figures.style import (
     FIGURE_LABEL_LIMIT,
     INK,
     MUTED,
+    NARROW,
     UNIFORM,
     add_legend,
     colour_bar,
-    depth_of,
     draw_uniform_line,
     house_style,
     light_grid,
-    model_style,
     save_figure,
-    shade,
 )
 from nearsight.report.inputs import ModelHeads, check_labels, shorten
 
 # More lines than two models times four layers in one panel cannot be followed by eye.
 _MODELS_IN_ONE_PANEL = 2
 _LAYERS_IN_LEGEND = 8
-_PANELS_PER_ROW = 4
+_PANELS_PER_ROW, _PLANES_PER_ROW = 4, 3
+_CROWDED = 150
+"""Heads in one plane, from which on they hide one another."""
 _LAYERS_WITH_OWN_TICK = 12
 _MARGIN = 0.03
 """Of the range of distances, beyond the outermost ones: room for a whole mark."""
@@ -51,20 +53,27 @@ MOST_OUTLINES = 4096
 _COURSES = {"train_loss": "training loss", "val_loss": "validation loss", "val_acc": "validation accuracy"}
 
 
-def locality_spreads(models: Sequence[ModelHeads], *, grid_size: tuple[int, int] | None = None) -> Figure:
-    """Each model's most local head and its first layer's mean, and how the images spread: about 95 % of them."""
+def locality_spreads(
+    models: Sequence[ModelHeads], *, grid_size: tuple[int, int] | None = None, is_narrow: bool = False
+) -> Figure:
+    """Each model's most local head and its first layer's mean, and how the images spread: about 95 % of them.
+
+    `is_narrow`: one below the other, for a phone.
+    """
     check_labels(models)
-    first_layer = first_layer_name(map(first_layer_mean, models))
+    first_layer, styles = first_layer_name(map(first_layer_mean, models)), _looks(models)
     with house_style():
-        figure = Figure(figsize=(7.4, 1.25 + 0.42 * len(models)), layout="constrained")
-        panels = figure.subplots(1, 2, sharex=True, sharey=True)
+        height = 0.42 * len(models)
+        size = (NARROW, 2.0 + 2 * height) if is_narrow else (7.4, 1.25 + height)
+        figure = Figure(figsize=size, layout="constrained")
+        panels = figure.subplots(*((2, 1) if is_narrow else (1, 2)), sharex=True, sharey=True)
         quantities: tuple[tuple[str, str, Callable[[ModelHeads], Quantity]], ...] = (
             ("head", "most local head", most_local_head),
             ("layer", f"{first_layer}, mean of its heads", first_layer_mean),
         )
         for panel, (name, title, quantity_of) in zip(panels, quantities, strict=True):
             for index, model in enumerate(models):
-                style, quantity = model_style(index), quantity_of(model)
+                style, quantity = styles[model.label], quantity_of(model)
                 if quantity.has_spread:
                     panel.plot(
                         [quantity.low, quantity.high],
@@ -111,7 +120,7 @@ def locality_spreads(models: Sequence[ModelHeads], *, grid_size: tuple[int, int]
         panels[0].set_xlim(left=0.0)
         panels[0].set_ylim(len(models) - 0.5, -0.9)
         panels[0].set_yticks(range(len(models)), [_label(model) for model in models], parse_math=False)
-        figure.supxlabel(DISTANCE_LABEL_ONE_LINE, fontsize=9.0)
+        figure.supxlabel(DISTANCE_LABEL if is_narrow else DISTANCE_LABEL_ONE_LINE, fontsize=9.0)
     return figure
 
 
@@ -138,7 +147,7 @@ def mad_profiles(
         panels = figure.subplots(num_rows, num_columns, sharex=True, sharey=True, squeeze=False).ravel()
         for index, model in enumerate(models):
             panel = panels[index if num_panels > 1 else 0]
-            _draw_model(panel, model, index, shown)
+            _draw_model(panel, model, index, shown, _looks(models)[model.label])
             if num_panels > 1:
                 panel.set_title(_label(model), parse_math=False)
         for place, panel in enumerate(panels[:num_panels]):
@@ -165,8 +174,7 @@ def _extreme_layers(models: Sequence[ModelHeads]) -> list[int]:
     return sorted(chosen)
 
 
-def _draw_model(panel: Axes, model: ModelHeads, index: int, shown: Sequence[int]) -> None:
-    style = model_style(index)
+def _draw_model(panel: Axes, model: ModelHeads, index: int, shown: Sequence[int], style: ModelStyle) -> None:
     mad, spread = model.matrix("mad"), model.matrix("mad_std")
     for row, layer in enumerate(model.layers()):
         if layer not in shown:
@@ -185,7 +193,7 @@ def _draw_model(panel: Axes, model: ModelHeads, index: int, shown: Sequence[int]
 
 
 def _add_legends(figure: Figure, models: Sequence[ModelHeads], shown: Sequence[int], *, with_uniform: bool) -> None:
-    handles = [model_style(index).handle(markersize=4.5) for index in range(len(models))]
+    handles = [style.handle(markersize=4.5) for style in _looks(models).values()]
     labels = [_label(model) for model in models]
     if with_uniform:
         handles.append(Line2D([], [], **UNIFORM))
@@ -199,8 +207,8 @@ def _add_legends(figure: Figure, models: Sequence[ModelHeads], shown: Sequence[i
     add_legend(
         figure,
         [Line2D([], [], color=shade("#767676", depth_of(layer, shown)), linewidth=3.5) for layer in picked],
-        [str(layer + 1) for layer in picked],
-        title="layer",
+        [str(layer) for layer in picked],
+        title="layer\n(from 0)",
         loc="outside right center",
         handlelength=1.4,
     )
@@ -209,73 +217,90 @@ def _add_legends(figure: Figure, models: Sequence[ModelHeads], shown: Sequence[i
 def mad_entropy_plane(models: Sequence[ModelHeads], *, grid_size: tuple[int, int] | None = None) -> Figure:
     """One point per head: colour by layer, marker by model; the lower left corner is local and focused.
 
-    With `grid_size` a faint cross marks uniform attention, where a head that ignores the image would lie.
+    Many heads would hide one another: then each model has a panel of its own, and the marks are small and let others
+    show through. With `grid_size` a faint cross marks uniform attention, where a head that ignores the image would lie.
     """
     check_labels(models)
     num_layers = max(max(model.layers()) for model in models) + 1
+    is_crowded = sum(model.matrix("mad").size for model in models) > _CROWDED
+    num_panels = len(models) if is_crowded else 1
+    num_columns = min(num_panels, _PLANES_PER_ROW)
+    num_rows = -(-num_panels // num_columns)
     with house_style():
-        figure = Figure(figsize=(6.6, 4.8), layout="constrained")
-        axes = figure.subplots()
-        light_grid(axes)
+        size = (6.6, 4.8) if num_panels == 1 else (3.7 * num_columns + 1.2, 3.5 * num_rows + 0.3)
+        figure = Figure(figsize=size, layout="constrained")
+        panels = figure.subplots(num_rows, num_columns, sharex=True, sharey=True, squeeze=False).ravel()
         colours = mpl.colormaps["viridis"].resampled(num_layers)
-        norm = BoundaryNorm(np.arange(0.5, num_layers + 1), num_layers)
-        size = 46 if sum(model.matrix("mad").size for model in models) <= 400 else 18
+        norm = BoundaryNorm(np.arange(-0.5, num_layers), num_layers)
+        look: dict[str, Any] = {"s": 46, "edgecolors": INK, "linewidths": 0.5, "alpha": 0.92}
+        if is_crowded:
+            look = {"s": 15, "edgecolors": "none", "alpha": 0.65}
         handles, distances = [], []
-        for index, model in enumerate(models):
-            style = model_style(index)
-            rows = model.measured().dropna(subset=["mad", "entropy"])
+        for index, (model, style) in enumerate(zip(models, _looks(models).values(), strict=True)):
+            panel = panels[index % num_panels]
+            # The first layers, whose heads differ most, on top.
+            rows = (
+                model.measured().dropna(subset=["mad", "entropy"]).sort_values("layer", ascending=False, kind="stable")
+            )
             distances += rows["mad"].tolist()
-            axes.scatter(
+            panel.scatter(
                 rows["mad"],
                 rows["entropy"],
-                c=rows["layer"] + 1,
+                c=rows["layer"],
                 cmap=colours,
                 norm=norm,
                 marker=style.marker,
-                s=size,
-                edgecolors=INK,
-                linewidths=0.5,
-                alpha=0.92,
                 zorder=3,
                 rasterized=len(rows) > MOST_OUTLINES,
                 gid=f"model{index}",
+                **look,
             )
+            if num_panels > 1:
+                panel.set_title(_label(model), parse_math=False)
             handles.append(
                 Line2D([], [], linestyle="none", marker=style.marker, markerfacecolor="none", markeredgecolor=INK)
             )
         if grid_size is not None:
-            anchor = (uniform_attention_distance(grid_size), 1.0)
-            distances.append(anchor[0])
-            axes.plot(*anchor, marker="+", markersize=11, color=MUTED, linestyle="none", zorder=2, gid="uniform")
-            axes.annotate(
-                "uniform attention",
-                anchor,
-                xytext=(0, 8),
-                textcoords="offset points",
-                ha="center",
-                color=MUTED,
-                fontsize=8,
-                annotation_clip=False,
-            )
+            distances.append(uniform_attention_distance(grid_size))
         # Not matplotlib's own margins: they are of the data's range, which is narrow next to one that begins at 0.
         largest = max(distances, default=0.0) or 1.0
         left = min(0.0, min(distances, default=0.0) - _MARGIN * largest)
-        axes.set_xlim(left, largest + _MARGIN * (largest - left))
-        axes.set_ylim(-0.03, 1.05)
-        axes.set_xlabel(DISTANCE_LABEL_ONE_LINE)
-        axes.set_ylabel(ENTROPY_LABEL)
-        add_legend(
-            figure,
-            handles,
-            [_label(model) for model in models],
-            loc="outside upper left",
-            ncols=3,
-            handlelength=1,
-        )
+        panels[0].set_xlim(left, largest + _MARGIN * (largest - left))
+        panels[0].set_ylim(-0.03, 1.05)
+        for place, panel in enumerate(panels[:num_panels]):
+            light_grid(panel)
+            if grid_size is not None:
+                _mark_uniform(panel, grid_size, gid=f"uniform-{place}" if place else "uniform")
+        for panel in panels[num_panels:]:
+            panel.remove()
+        if num_panels == 1:
+            panels[0].set_xlabel(DISTANCE_LABEL_ONE_LINE)
+            panels[0].set_ylabel(ENTROPY_LABEL)
+            labels = [_label(model) for model in models]
+            add_legend(figure, handles, labels, loc="outside upper left", ncols=3, handlelength=1)
+        else:
+            figure.supxlabel(DISTANCE_LABEL_ONE_LINE, fontsize=9.0)
+            figure.supylabel(ENTROPY_LABEL, fontsize=9.0)
         step = 1 if num_layers <= _LAYERS_WITH_OWN_TICK else -(-num_layers // _LAYERS_WITH_OWN_TICK)
-        scale, ticks = ScalarMappable(norm, colours), np.arange(1, num_layers + 1, step)
-        colour_bar(figure, scale, axes, ticks=ticks, aspect=32).set_label("layer")
+        scale, ticks = ScalarMappable(norm, colours), np.arange(0, num_layers, step)
+        bar = colour_bar(figure, scale, list(panels[:num_panels]), ticks=ticks, aspect=32, pad=0.02)
+        bar.set_label("layer (from 0)")
     return figure
+
+
+def _mark_uniform(panel: Axes, grid_size: tuple[int, int], *, gid: str) -> None:
+    anchor = (uniform_attention_distance(grid_size), 1.0)
+    panel.plot(*anchor, marker="+", markersize=11, color=MUTED, linestyle="none", zorder=2, gid=gid)
+    panel.annotate(
+        "uniform attention",
+        anchor,
+        xytext=(0, 8),
+        textcoords="offset points",
+        ha="center",
+        color=MUTED,
+        fontsize=8,
+        annotation_clip=False,
+    )
 
 
 def training_curves(models: Sequence[ModelHeads]) -> Figure:
@@ -318,7 +343,7 @@ def _courses(
             for index, model in enumerate(models):
                 if (values := values_of(model)) is None:
                     continue
-                style = model_style(index)
+                style = _looks(models)[model.label]
                 panel.plot(
                     values.index,
                     values,
@@ -337,6 +362,10 @@ def _courses(
                 panel.yaxis.set_major_formatter(PercentFormatter(xmax=1.0, decimals=None))
         add_legend(figure, list(handles.values()), list(handles), loc="outside upper left", ncols=4)
     return figure, panels
+
+
+def _looks(models: Sequence[ModelHeads]) -> dict[str, ModelStyle]:
+    return looks([model.label for model in models])
 
 
 def _label(model: ModelHeads) -> str:

@@ -12,14 +12,16 @@ from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
 
 from nearsight.lens import HeadTable, PositionGram
-from nearsight.report.figures.style import GRID, HATCH, INK, MUTED, add_title, colour_bar, house_style
+from nearsight.report.figures.style import GRID, HATCH, MUTED, add_title, colour_bar, house_style
 from nearsight.report.inputs import shorten
 
 _LABEL_LIMIT = 70
 RADIUS = 7
 """Steps from the patch that are shown."""
 CONTRAST = 4.0
-"""Times the median that the darkest colour stands for at least."""
+"""Times the median that the brightest colour stands for at least."""
+_FRAME = "#fcfcfd"
+"""Of the patch that looks: as light on a dark page, where the maps are as dark as here."""
 _HEAD, _POSITIONS = 0.62, 3.5
 """Inches of the picture of a head, and of all pairs of positions."""
 _THRESHOLD = 0.55
@@ -36,7 +38,7 @@ def offset_pictures(table: HeadTable, *, label: str, layers: Sequence[int] | Non
     `what=["offsets"]` (after Cordonnier et al. 2020).
 
     Each picture has its own scale, from nothing to the step that gets most, or to `CONTRAST` times the median where
-    that is more: uniform attention is pale all over. Above it is the head's distance in patches.
+    that is more: uniform attention is dim all over. Above it is the head's distance in patches.
     `layers`: the numbers that the table's layers have in the whole model, from 0.
     """
     numbers = range(len(table.layer_names)) if layers is None else layers
@@ -48,16 +50,20 @@ def offset_pictures(table: HeadTable, *, label: str, layers: Sequence[int] | Non
         cast("ConstrainedLayoutEngine", figure.get_layout_engine()).set(w_pad=0.015, h_pad=0.015, hspace=0, wspace=0)
         panels = figure.subplots(len(maps), num_heads, squeeze=False)
         for place, row in enumerate(panels):
-            layer = f"L{numbers[place] + 1}"
+            layer = f"L{numbers[place]}"
             row[0].set_ylabel(layer, rotation=0, ha="right", va="center", fontsize=8, labelpad=4)
             for head, panel in enumerate(row):
                 panel.set(xticks=[], yticks=[])
                 if np.isnan(table.mad[place, head]):
                     panel.set_visible(False)
                 else:
-                    _draw_head(panel, maps[place][head], f"{distances[place, head]:.1f}", f"{layer}-{head + 1}")
+                    _draw_head(panel, maps[place][head], f"{distances[place, head]:.1f}", f"{layer}-{head}")
         add_title(figure, f"{shorten(label, _LABEL_LIMIT)}: where each head looks, seen from the patch (framed)")
-        figure.supxlabel("heads; numbers: mean attention distance in patches", fontsize=8, color=MUTED)
+        figure.supxlabel(
+            "heads, from 0; bright: more attention; numbers: mean attention distance in patches",
+            fontsize=8,
+            color=MUTED,
+        )
     return figure
 
 
@@ -76,9 +82,9 @@ def _around_the_middle(is_there: NDArray[np.bool_]) -> slice:
 
 def _draw_head(panel: Axes, map_RC: NDArray[np.float64], distance: str, name: str) -> None:
     most = max(float(np.nanmax(map_RC)), CONTRAST * float(np.nanmedian(map_RC))) or 1.0
-    panel.imshow(map_RC, cmap="magma_r", vmin=0.0, vmax=most, interpolation="none", gid=name)
+    panel.imshow(map_RC, cmap="magma", vmin=0.0, vmax=most, interpolation="none", gid=name)
     rows, cols = map_RC.shape
-    panel.add_patch(Rectangle((cols // 2 - 0.5, rows // 2 - 0.5), 1, 1, fill=False, edgecolor=INK, linewidth=0.6))
+    panel.add_patch(Rectangle((cols // 2 - 0.5, rows // 2 - 0.5), 1, 1, fill=False, edgecolor=_FRAME, linewidth=0.6))
     panel.spines[:].set(visible=True, color=GRID)
     panel.set_facecolor(HATCH)
     panel.set_title(distance, fontsize=6, pad=1.5, color=MUTED)

@@ -1,7 +1,6 @@
-"""How every figure looks and is saved: one palette, one way to distinguish models and layers.
+"""What all figures have in common but their data: fonts, paper and ink, legends, scales, and how they are saved.
 
-Models differ in colour, dash and marker at once, layers in lightness, so that a figure survives colour blindness and a
-grey printer. The same data give the same bytes.
+Conditions and models get their colours in `looks`. The same data give the same bytes.
 """
 
 import contextlib
@@ -9,7 +8,6 @@ import io
 import re
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,7 +15,6 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colorbar import Colorbar
-from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.legend import Legend
 from matplotlib.lines import Line2D
@@ -35,20 +32,9 @@ GRID = "#dfe3e8"
 PAPER = "#ffffff"
 HATCH = "#a4aeb9"
 
-# Okabe and Ito's colours that stand out from white as lines; grey stands in for their black, which would vanish on a
-# dark page, and the yellow is darkened.
-MODEL_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#767676", "#a89b00")
-MODEL_DASHES: tuple[Any, ...] = (
-    "solid",
-    (0, (5, 2)),
-    (0, (1.2, 1.4)),
-    (0, (5, 1.5, 1.2, 1.5)),
-    (0, (9, 2.5)),
-    (0, (3, 1.2, 1.2, 1.2, 1.2, 1.2)),
-    (0, (2.5, 1.2)),
-)
-MODEL_MARKERS = ("o", "^", "s", "D", "v", "P", "X", "p", "*")
 FIGURE_LABEL_LIMIT = 30
+NARROW = 3.9
+"""Inches of a figure whose letters can be read on a phone."""
 UNIFORM: dict[str, Any] = {"color": MUTED, "linewidth": 0.8, "linestyle": (0, (1, 2))}
 """The line of uniform attention."""
 
@@ -113,49 +99,6 @@ def house_style(*, letters: Literal["outlines", "text"] = "outlines") -> Iterato
         mpl.rc_context({**defaults, **_STYLE, "svg.fonttype": "none" if letters == "text" else "path"}),
     ):
         yield
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelStyle:
-    colour: str
-    dash: Any
-    marker: str
-
-    def look_with(self, **options: Any) -> dict[str, Any]:
-        """What matplotlib needs for a line with marks or, with linestyle "none", for points."""
-        return {"color": self.colour, "linestyle": self.dash, "marker": self.marker, **options}
-
-    def handle(self, **options: Any) -> Line2D:
-        """A line of this look for a legend."""
-        return Line2D([], [], **self.look_with(**options))
-
-
-def model_style(index: int) -> ModelStyle:
-    """The look of the model at this place in the list; it differs from all others far beyond eight."""
-    return ModelStyle(
-        colour=MODEL_COLOURS[index % len(MODEL_COLOURS)],
-        dash=MODEL_DASHES[index % len(MODEL_DASHES)],
-        marker=MODEL_MARKERS[index % len(MODEL_MARKERS)],
-    )
-
-
-def shade(colour: str, depth: float) -> str:
-    """A colour for a layer: lightened for the first one (depth 0), a little darkened for the last one (depth 1)."""
-
-    def channel(value: float) -> float:
-        lightened, darkened = value + (1 - value) * 0.52, value * 0.78
-        return lightened + (darkened - lightened) * depth
-
-    red, green, blue = to_rgb(colour)
-    return to_hex((channel(red), channel(green), channel(blue)))
-
-
-def depth_of(layer: int, layers: Sequence[int]) -> float:
-    """A layer's place among those shown: 0 for the first, 1 for the last; a single one keeps nearly its colour.
-
-    By place and not by number, so that layers 1 and 2 of 48 can still be distinguished.
-    """
-    return 0.7 if len(layers) == 1 else layers.index(layer) / (len(layers) - 1)
 
 
 def add_legend(

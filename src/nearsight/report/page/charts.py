@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from nearsight.metrics import uniform_attention_distance
-from nearsight.report.figures.style import MODEL_COLOURS, model_style
+from nearsight.report.figures.looks import PALETTE, looks
 from nearsight.report.inputs import ModelHeads, shorten
 
 if TYPE_CHECKING:  # charts of models do without
@@ -46,21 +46,25 @@ _MARKERS = {
 # What stands under the charts.
 PROFILES_OF_MODELS = (
     "The heads of each layer, from the most local to the least. Bands: ± one standard deviation over images. Dots: "
-    "selected heads."
+    "selected heads. Layers count from 0."
 )
 PROFILES_OF_STUDY = (
     "The heads of each layer, from the most local to the least, means over seeds. Bands: from the smallest to the "
-    "largest seed. Dots: selected heads."
+    "largest seed. Dots: selected heads. Layers count from 0."
 )
 PLANE = (
     "Each point is a head. Lower left: it attends to a few patches close by. Upper right: far and everywhere. Drag "
     "over the plane, or type ranges, to select heads here and in all other charts; with the chart in focus, the arrow "
-    "keys step through the heads."
+    "keys step through the heads. Layers and heads count from 0."
 )
-HEATMAPS_OF_MODELS = "Dark is local (top) or focused (bottom), on the same two colour scales for all models."
+HEATMAPS_OF_MODELS = (
+    "Bright is far (top) or spread out (bottom), dark is local or focused, on the same two colour scales for all "
+    "models. Layers and heads count from 0."
+)
 HEATMAPS_OF_STUDY = (
-    "Dark is local (top) or focused (bottom), on the same two colour scales for all conditions. With several seeds a "
-    "column is a rank by distance and a cell the mean over seeds."
+    "Bright is far (top) or spread out (bottom), dark is local or focused, on the same two colour scales for all "
+    "conditions. With several seeds a column is a rank by distance, from 1, and a cell the mean over seeds. Layers "
+    "count from 0."
 )
 TRAINING = "Training losses compare only where augmentation and label smoothing are the same."
 EFFECTS = (
@@ -76,7 +80,7 @@ def of_models(models: Sequence[ModelHeads], grid_size: tuple[int, int] | None) -
     during = [model.heads.assign(run=place) for place, model in enumerate(models) if model.heads["epoch"].nunique() > 1]
     return {
         "kind": "models",
-        "palette": MODEL_COLOURS,
+        "palette": PALETTE,
         "groups": _groups_data([model.label for model in models]),
         "runs": {"group": list(range(len(models))), "seed": [None] * len(models)},
         "heads": _heads_data(pd.concat(reported)),
@@ -88,8 +92,7 @@ def of_models(models: Sequence[ModelHeads], grid_size: tuple[int, int] | None) -
 
 def _groups_data(labels: Sequence[str]) -> list[dict[str, Any]]:
     groups = []
-    for place, label in enumerate(labels):
-        style = model_style(place)
+    for label, style in looks(labels).items():
         dash = [] if style.dash == "solid" else [round(_LINE_WIDTH * length, 1) for length in style.dash[1]]
         marker = _MARKERS[style.marker]
         look = {"colour": style.colour, "dash": dash, "marker": marker}
@@ -121,7 +124,7 @@ def of_study(results: "StudyResults", effects: "Table | None") -> dict[str, Any]
     course = _within_budget(results.course[results.course["run"].isin(runs)], results.runs)
     return {
         "kind": "study",
-        "palette": MODEL_COLOURS,
+        "palette": PALETTE,
         "groups": _groups_data(conditions),
         "runs": {
             "group": _places(results.runs["condition"], conditions),

@@ -159,12 +159,26 @@ def _part(name: str) -> str:
     return resources.files("nearsight.report.page").joinpath(name).read_text(encoding="utf-8")
 
 
-def figure_html(name: str, figure: Figure, description: str, caption: str, *, is_still: bool = False) -> str:
-    """A drawing with its caption. A still one gives way to its chart where scripts run, except on paper."""
+def figure_html(
+    name: str,
+    figure: Figure,
+    description: str,
+    caption: str,
+    *,
+    is_still: bool = False,
+    narrow: Figure | None = None,
+) -> str:
+    """A drawing with its caption. A still one gives way to its chart where scripts run, except on paper; `narrow` is
+    the same for a phone."""
     drawing = _inline_svg(svg_text(figure), prefix=f"figure-{name}", description=description)
+    small = ""
+    if narrow is not None:
+        small = _inline_svg(svg_text(narrow), prefix=f"figure-{name}-narrow", description=description)
+        small = f'<div class="narrow">{small}</div>'
     return (
-        f"<figure{' class=still' if is_still else ''}>"
-        f'<div class="scroll" role="group" tabindex="0" aria-label="Figure, scrolls sideways">{drawing}</div>'
+        f"<figure{' class=still' if is_still else ''}>{small}"
+        f'<div class="scroll{" wide" if small else ""}" role="group" tabindex="0" '
+        f'aria-label="Figure, scrolls sideways">{drawing}</div>'
         f"<figcaption>{escape(caption)}</figcaption></figure>"
     )
 
@@ -229,7 +243,7 @@ def command_html(command: str | None) -> str:
 def json_html(summary: str, value: Mapping[str, Any]) -> str:
     """A record to open; the summary is HTML."""
     return (
-        f"<details><summary>{summary}</summary>"
+        f'<details class="record"><summary>{summary}</summary>'
         f'<pre tabindex="0"><code>{escape(json_text(value, indent=2))}</code></pre></details>'
     )
 

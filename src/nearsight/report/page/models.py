@@ -8,10 +8,11 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from nearsight.files import write_text
+from nearsight.metrics import uniform_attention_distance
 from nearsight.report.differences import LABEL_LIMIT, SMALLEST, most_local_head, quoted
 from nearsight.report.figures.heat import heatmaps
 from nearsight.report.figures.models import locality_spreads, mad_entropy_plane, mad_profiles, training_curves
-from nearsight.report.inputs import ModelHeads, check_labels, shorten
+from nearsight.report.inputs import ROUNDING, ModelHeads, check_labels, shorten
 from nearsight.report.page import charts, tables
 from nearsight.report.page.document import (
     BodyPart,
@@ -76,13 +77,13 @@ def page_html(
         readings = compare_with_first(models)
     findings = [reading.sentences for reading in readings] or [describe(model) for model in models]
     sections = [
+        Section(name="explorer", heading="Where heads attend", body="" if explorer is None else explorer.html()),
         Section(name="models", heading="Models", body=tables.overview(models) + _NOTE_ON_MODELS),
         Section(name="comparisons", heading="Further comparisons", body=_further(findings[1:], models)),
         Section(name="layers", heading="Layer by layer", body=tables.layers(models) + _NOTE_ON_LAYERS),
         Section(name="profiles", heading="Profiles", body=_profiles(models, grid_size)),
         Section(name="plane", heading="Distance and focus", body=_plane(models, grid_size)),
         Section(name="heatmaps", heading="Every head", body=_heatmaps(models)),
-        Section(name="explorer", heading="Where heads attend", body="" if explorer is None else explorer.html()),
         *further,
         Section(name="training", heading="Training", body=_training(models)),
         Section(name="terms", heading="How to read this", body=terms_html(grid_size, _INTERVALS, _SPREAD)),
@@ -110,7 +111,13 @@ def page_html(
 def common_grid(models: Sequence[ModelHeads]) -> tuple[int, int] | None:
     """The grid that all layers of all models have: the mark of uniform attention has one place only then."""
     grids = {grid for model in models for grid in (model.grids or {}).values()}
-    return grids.pop() if len(grids) == 1 and all(model.grids for model in models) else None
+    if len(grids) != 1 or not all(model.grids for model in models):
+        return None
+    (grid,) = grids
+    of_grid = uniform_attention_distance(grid)
+    # In windows and on pooled keys, uniform attention is not that of the grid, and has no one place either.
+    found = [value for model in models for value in (model.uniform or {}).values()]
+    return grid if all(abs(value - of_grid) < ROUNDING for value in found) else None
 
 
 def _sentence(sentence: str, models: Sequence[ModelHeads]) -> str:
@@ -138,6 +145,7 @@ def _hero(models: Sequence[ModelHeads], sentences: Sequence[str], grid_size: tup
         "The distances with their spread over images. " + " ".join(sentences[1:-1]),
         "Marks: means over images. Bars: the spread of single images, about 95 % of them; a mean is far more certain."
         + (" Dotted: uniform attention." if grid_size else ""),
+        narrow=locality_spreads(models, grid_size=grid_size, is_narrow=True),
     )
 
 
@@ -148,7 +156,7 @@ def _profiles(models: Sequence[ModelHeads], grid_size: tuple[int, int] | None) -
         mad_profiles(models, grid_size=grid_size),
         "Line chart of sorted mean attention distances, one line per layer and model. " + _lowest(models),
         "The heads of a layer, sorted by how far they look. Bands: ± one standard deviation over images. "
-        "Light lines are early layers, dark lines late ones.",
+        "Light lines are early layers, dark lines late ones. Layers count from 0.",
     )
 
 
@@ -158,7 +166,8 @@ def _plane(models: Sequence[ModelHeads], grid_size: tuple[int, int] | None) -> s
         charts.PLANE,
         mad_entropy_plane(models, grid_size=grid_size),
         "Scatter plot of attention entropy against mean attention distance, one point per head. " + _lowest(models),
-        "Each point is a head. Lower left: it attends to a few patches close by. Upper right: far and everywhere.",
+        "Each point is a head. Lower left: it attends to a few patches close by. Upper right: far and everywhere. "
+        "Layers count from 0.",
     )
 
 
@@ -169,7 +178,8 @@ def _heatmaps(models: Sequence[ModelHeads]) -> str:
         heatmaps(models),
         "Heatmaps of mean attention distance and attention entropy, layers by heads. The table of layers sums them up. "
         + _lowest(models),
-        "Dark is local (top) or focused (bottom). All models share the two colour scales. Hatched: no such head.",
+        "Bright is far (top) or spread out (bottom), dark is local or focused. All models share the two colour scales. "
+        "Hatched: no such head. Layers and heads count from 0.",
     )
 
 
@@ -204,7 +214,7 @@ def _differences(models: Sequence[ModelHeads]) -> str:
 
 def _configurations(models: Sequence[ModelHeads]) -> str:
     return "".join(
-        json_html(tables.model_html(index, model), model.config)
-        for index, model in enumerate(models)
+        json_html(name, model.config)
+        for name, model in zip(tables.names_html(models), models, strict=True)
         if model.config is not None
     )

@@ -10,6 +10,7 @@ from typing import Any
 from nearsight.errors import InputError
 from nearsight.report.claims import Verdicts
 from nearsight.report.conditions import missing_notes, scale_notes, with_attention
+from nearsight.report.figures.style import NARROW
 from nearsight.report.marks import Drawing
 from nearsight.report.most_local import minimum
 from nearsight.report.page import charts
@@ -138,10 +139,10 @@ def study_page_html(
         (*scale_notes(results), *missing_notes(results)),
         hero,
         [
+            Section(name="explorer", heading="Where heads attend", body="" if explorer is None else explorer.html()),
             Section(name="results", heading="Results", body=table_html(found.pop("conditions"))),
             _claims(verdicts, "The answers" if own.paper is None else "What reproduces"),
             *([] if measured.runs.empty else _head_sections(measured, with_stills)),
-            Section(name="explorer", heading="Where heads attend", body="" if explorer is None else explorer.html()),
             Section(name="training", heading="Training", body=chart_html("training", charts.TRAINING)),
             Section(name="effects", heading="Effects of the factors", body=_effects(found)),
             Section(name="tables", heading="Further tables", body="".join(map(opened_html, found.values()))),
@@ -228,10 +229,12 @@ def _hero(results: StudyResults) -> tuple[str, str]:
     """The main figure and its name: that of the most local heads, or what a study has of its own."""
     own = report_of(results.name)
     draws: dict[str, _Draw] = {} if own.is_about_locality else dict(own.figures)
-    draws["minimum"] = partial(of_heads, minimum)
     for name, draw in draws.items():
         if html := _drawn_html({"finding": partial(draw, results)}):
             return name, html[0]
+    with suppress(InputError):
+        wide, narrow = (of_heads(partial(minimum, width=width), results) for width in (7.2, NARROW))
+        return "minimum", figure_html("finding", wide.figure, wide.caption, wide.caption, narrow=narrow.figure)
     return "", ""
 
 

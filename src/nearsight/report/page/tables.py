@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from nearsight.report.differences import Quantity, first_layer_mean, first_layer_name, most_local_head
-from nearsight.report.figures.style import model_style
+from nearsight.report.figures.looks import looks
 from nearsight.report.inputs import ModelHeads, shorten
 from nearsight.report.reading import layer_table
 from nearsight.report.tables import MISSING, Table, percent, records, rounded
@@ -41,11 +41,13 @@ def label_html(label: str) -> str:
     return f"<bdi>{escape(label)}</bdi>"
 
 
-def model_html(index: int, model: ModelHeads, limit: int = 60) -> str:
-    """A model's name with the colour it has in the figures; its characters beyond `limit` are in the overview."""
-    colour = model_style(index).colour
-    swatch = f'<span class="swatch" style="--colour: {colour}" aria-hidden="true"></span>'
-    return swatch + label_html(shorten(model.label, limit))
+def names_html(models: Sequence[ModelHeads], limit: int = 60) -> list[str]:
+    """The models' names with the colours they have in the figures; characters beyond `limit` are in the overview."""
+    return [
+        f'<span class="swatch" style="--colour: {style.colour}" aria-hidden="true"></span>'
+        + label_html(shorten(label, limit))
+        for label, style in looks([model.label for model in models]).items()
+    ]
 
 
 def overview(models: Sequence[ModelHeads]) -> str:
@@ -54,18 +56,18 @@ def overview(models: Sequence[ModelHeads]) -> str:
     first_title = f"{first_layer_name(firsts)}, mean"
     titles = ("model", "test accuracy", "layers × heads", "images", "most local head", "where", first_title)
     rows = []
-    for index, (model, first) in enumerate(zip(models, firsts, strict=True)):
+    for name, model, first in zip(names_html(models, _FULL_NAME), models, firsts, strict=True):
         best = most_local_head(model)
         assert best.head is not None
         rows.append(
             (
-                model_html(index, model, limit=_FULL_NAME),
+                name,
                 MISSING if model.test_accuracy is None else f"{100 * model.test_accuracy:.2f} %",
                 " × ".join(str(length) for length in model.matrix("mad").shape),
                 f"{best.num_images:,}",
                 _quantity_html(best),
-                f"layer {best.layer + 1}, head {best.head + 1}",
-                _quantity_html(first) + (f" layer {first.layer + 1}" if first.layer else ""),
+                f"layer {best.layer}, head {best.head}",
+                _quantity_html(first) + (f" layer {first.layer}" if first.layer else ""),
             )
         )
     return _table("The models and their most local heads", titles, rows, kind="numbers overview")
@@ -85,8 +87,7 @@ def layers(models: Sequence[ModelHeads]) -> str:
     """The per-layer table; each column's smallest number stands out."""
     numbers = layer_table(models)
     groups = '<th scope="col" rowspan="2" data-column="0">layer</th>' + "".join(
-        f'<th scope="colgroup" colspan="{len(_NUMBER_TITLES)}">{model_html(index, model)}</th>'
-        for index, model in enumerate(models)
+        f'<th scope="colgroup" colspan="{len(_NUMBER_TITLES)}">{name}</th>' for name in names_html(models)
     )
     titles = list(_NUMBER_TITLES.values())
     names = [f"{shorten(model.label, _FULL_NAME)}: {title}" for model in models for title in titles]
@@ -111,7 +112,7 @@ def facts(records: Sequence[Mapping[str, Any] | None], models: Sequence[ModelHea
     if not names:
         return ""
     rows = [[label_html(name), *(label_html(record.get(name, MISSING)) for record in flat)] for name in names]
-    titles = ["", *(model_html(index, model) for index, model in enumerate(models))]
+    titles = ["", *names_html(models)]
     return _table("Settings by model", titles, rows, kind="facts")
 
 

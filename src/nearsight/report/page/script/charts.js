@@ -79,8 +79,10 @@ function chart(box, spec, ready = () => {}) {
   return made;
 }
 
-// Far charts are drawn when they come near, so that the page opens at once.
+// Near charts are drawn at once, so that the page opens quickly; the others one by one when the browser has time, so that
+// none is blank in a picture of the whole page.
 const waiting = new Map();
+const whenIdle = window.requestIdleCallback ?? ((draw) => setTimeout(draw, 50));
 const watcher = new IntersectionObserver(
   (entries) => {
     for (const entry of entries) {
@@ -95,8 +97,18 @@ const watcher = new IntersectionObserver(
 );
 
 function whenVisible(box, draw) {
+  if (!waiting.size) whenIdle(drawNext, { timeout: 100 });
   waiting.set(box, draw);
   watcher.observe(box);
+}
+
+function drawNext() {
+  const [[box, draw] = []] = waiting;
+  if (!box) return;
+  waiting.delete(box);
+  watcher.unobserve(box);
+  if (box.isConnected) draw();
+  whenIdle(drawNext, { timeout: 100 });
 }
 
 /** Draw again what has been drawn; what has not will be in time. */

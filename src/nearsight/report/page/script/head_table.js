@@ -15,8 +15,8 @@ function drawHeadTable(body) {
   const values = {
     group: (head) => groups[head.group].short,
     seed: (head) => runs.seed[head.run],
-    layer: (head) => head.layer + 1,
-    head: (head) => head.head + 1,
+    layer: (head) => head.layer,
+    head: (head) => head.head,
     mad: (head) => head.mad,
     mad_std: (head) => head.mad_std,
     entropy: (head) => head.entropy,

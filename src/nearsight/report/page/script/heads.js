@@ -11,7 +11,7 @@ const within = (value, range) => range === null || (value >= range[0] && value <
 const isSelected = (head) => within(head.mad, selection.mad) && within(head.entropy, selection.entropy);
 const hasSelection = () => selection.mad !== null || selection.entropy !== null;
 
-const headName = (head) => `layer ${head.layer + 1}, head ${head.head + 1}`;
+const headName = (head) => `layer ${head.layer}, head ${head.head}`;
 const seedName = (head) =>
   runs.seed[head.run] === null || runs.seed[head.run] === undefined ? "" : `seed ${runs.seed[head.run]}, `;
 
@@ -25,7 +25,7 @@ function showCard(head, x, y) {
     ["distance", `${number(head.mad)} ± ${number(head.mad_std)}`],
     ["entropy", `${number(head.entropy)} ± ${number(head.entropy_std)}`],
   ];
-  const map = window.nearsightExplorer?.miniature(groups[head.group].label, head.layer, head.head) ?? null;
+  const map = window.nearsightExplorer?.miniature?.(groups[head.group].label, head.layer, head.head) ?? null;
   card.replaceChildren(
     element("b", {}, swatch(groups[head.group].colour), element("bdi", {}, groups[head.group].short)),
     element("span", {}, seedName(head) + headName(head)),
@@ -50,7 +50,7 @@ function select(mad, entropy) {
 
 /** Show a head in the attention explorer, where the page has one. */
 function explore(head) {
-  if (!window.nearsightExplorer) return;
+  if (!window.nearsightExplorer?.select) return;
   window.nearsightExplorer.select(groups[head.group].label, head.layer, head.head);
   document.getElementById("explorer")?.scrollIntoView();
 }

@@ -7,9 +7,9 @@ function cellsOf(group) {
   const cells = new Map();
   for (const head of heads) {
     if (head.group !== group) continue;
-    const column = manySeeds ? head.rank : head.head + 1;
+    const column = manySeeds ? head.rank : head.head;
     const key = `${head.layer} ${column}`;
-    if (!cells.has(key)) cells.set(key, { layer: head.layer + 1, column, heads: [] });
+    if (!cells.has(key)) cells.set(key, { layer: head.layer, column, heads: [] });
     cells.get(key).heads.push(head);
   }
   const mean = (list, value) => list.reduce((sum, head) => sum + value(head), 0) / list.length;

@@ -9,10 +9,10 @@ function pointColour() {
   if (colourBy === "group") return groupColour();
   if (colourBy === "layer") {
     return {
-      field: "layer1",
+      field: "layer",
       type: "quantitative",
       title: "layer",
-      scale: { scheme: "viridis", domain: [1, Math.max(2, numLayers)] },
+      scale: { scheme: "viridis", domain: [0, Math.max(1, numLayers - 1)] },
       legend: { format: "d", tickMinStep: 1 },
     };
   }
@@ -126,7 +126,6 @@ const entropyFloor = Math.max(0, Math.min(smallest(heads, "entropy"), smallest(c
 const pointRows = (rows) =>
   rows.filter(isShown).map((head) => ({
     ...head,
-    layer1: head.layer + 1,
     level: colourBy in (runs.factors ?? {}) ? runs.factors[colourBy][head.run] : null,
   }));
 

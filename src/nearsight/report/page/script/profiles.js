@@ -25,7 +25,7 @@ function profileRows() {
     const [low, high] = manySeeds
       ? [Math.min(...mads), Math.max(...mads)]
       : [mean - cell[0].mad_std, mean + cell[0].mad_std];
-    return { group: cell[0].group, layer: cell[0].layer + 1, rank: cell[0].rank, mean, low: Math.max(0, low), high };
+    return { group: cell[0].group, layer: cell[0].layer, rank: cell[0].rank, mean, low: Math.max(0, low), high };
   });
 }
 
@@ -42,7 +42,7 @@ function drawProfiles(body) {
   const dots = () =>
     (hasSelection() ? heads.filter((head) => isShown(head) && isSelected(head)) : []).slice(0, 2000).map((head) => ({
       group: head.group,
-      layer: head.layer + 1,
+      layer: head.layer,
       rank: head.rank,
       mean: head.mad,
       low: null,
