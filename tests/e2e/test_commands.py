@@ -173,7 +173,7 @@ def test_a_small_demo_from_weights_to_page(tmp_path: Path, capsys: pytest.Captur
     assert main([*arguments, "--json"]) == 0  # nothing is trained again
     found_again = json.loads(capsys.readouterr().out)
     assert found_again["see"]["Modern"]["min_mad"] == pytest.approx(smallest["Modern"])
-    assert found_again["induce"]["with LocAt"]["min_mad"] == pytest.approx(runs.loc["with LocAt", "min_mad"])
+    assert found_again["induce"]["LocAt"]["min_mad"] == pytest.approx(local)
     assert [row["exact"] for row in found_again["understand"]] == found["exact"].tolist()
 
 

@@ -27,20 +27,21 @@ SEEN = {
     "LocAt": "locat_compact_vit.modern_cifar100",
 }
 """What the shipped models are called here, and their names."""
-PLAIN, LOCAT, PATCHES = "plain ViT", "with LocAt", "pairs of patches"
+PLAIN, LOCAT, PATCHES = "plain", "LocAt", "pairs of patches"
 BY_CONSTRUCTION = (
     "This locality is induced by construction: LocAt adds a Gaussian around every patch to its attention, so it shows "
     "that the mechanism works, not that training found locality by itself."
 )
 CAVEATS = (
-    "Each model is one training run, and of Modern's three the one with the most local head is shipped: its card says so "
-    "(nearsight/models/zoo/README.md).",
+    "Each model is one training run, and of Modern's three the one with the most local head is shipped: its card says "
+    "so (nearsight/models/zoo/README.md).",
     "LocAt's locality is built in; whether it is worth having, its accuracy and its features have to say.",
     "The two models trained here are small, their images synthetic, and the patches of the last part are made up.",
 )
 STRUCTURE = (
-    "Ten patches in five pairs; which belong together is not told. In every sample one pair carries the label, and a model "
-    "whose attention knows positions alone is trained on the labels (Jelassi et al. 2022, made simple as in their proof)."
+    "Ten patches in five pairs; which belong together is not told. In every sample one pair carries the label, and a "
+    "model whose attention knows positions alone is trained on the labels (Jelassi et al. 2022, made simple as in their "
+    "proof)."
 )
 NEXT = {
     "nearsight measure compact_vit.modern_cifar100 --what offsets,shares": "one model, and more of what its heads do",
@@ -77,7 +78,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _demonstrate(options: DemoOptions, command: str, stop: "Stop") -> int:
-    from nearsight.commands.measured import write_all
+    from nearsight.commands.measured import explore, write_all, write_page_of
     from nearsight.files import check_kind, output_folder
 
     device = options.torch_device
@@ -88,7 +89,7 @@ def _demonstrate(options: DemoOptions, command: str, stop: "Stop") -> int:
 
     say("1. See: three compact ViTs trained on CIFAR-100, on 200 of its test images\n")
     measured, sections = _see(options, device)
-    write_all(options.out, measured, command, sections)
+    write_all(options.out, measured, command, sections, explorer := explore(measured))
     models = [one.heads for one in measured]
     page = options.out / "report.html"
     say(_seen_in_words(models), f"\nPage: {page} (it grows)\n", sep="\n")
@@ -103,7 +104,7 @@ def _demonstrate(options: DemoOptions, command: str, stop: "Stop") -> int:
     sections.append(_understood_section(results))
     say("", _understood_in_words(results), "", sep="\n")
 
-    write_all(options.out, measured, command, sections)
+    write_page_of(options.out, measured, command, explorer, sections)
     if options.json:
         print(json.dumps(_as_json(models, trained, results, page)))
         return 0
@@ -203,8 +204,8 @@ def _induced_section(trained: "Sequence[ModelHeads]") -> "Section":
 def _induced_in_words(trained: "Sequence[ModelHeads]") -> list[str]:
     plain, local = trained
     return [
-        f"The most local head of the plain ViT ends at {_most_local(plain):.3f}, with LocAt at {_most_local(local):.3f}; test accuracy "
-        f"{plain.test_accuracy:.1%} and {local.test_accuracy:.1%} (chance 10.0%).",
+        f"The most local head of the plain ViT ends at {_most_local(plain):.3f}, with LocAt at {_most_local(local):.3f}; "
+        f"test accuracy {plain.test_accuracy:.1%} and {local.test_accuracy:.1%} (chance 10.0%).",
         BY_CONSTRUCTION,
     ]
 
@@ -248,8 +249,8 @@ def _closing(
     baseline, modern, locat = (_most_local(model) for model in models)
     plain, local = (_most_local(model) for model in trained)
     return [
-        f"See: the same network, trained three ways. Its most local head has a distance of {baseline:.3f} with Baseline, "
-        f"{modern:.3f} with Modern and {locat:.3f} with LocAt.",
+        "See: the same network, trained three ways. Its most local head has a distance of "
+        f"{baseline:.3f} with Baseline, {modern:.3f} with Modern and {locat:.3f} with LocAt.",
         f"Induce: trained here, the most local head has {plain:.3f} in the plain ViT and {local:.3f} with LocAt. "
         "Induced by construction.",
         f"Understand: {_understood_in_words(results)[0].lower()}{_understood_in_words(results)[1:]}",

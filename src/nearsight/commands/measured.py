@@ -92,10 +92,15 @@ def _grids(subject: Subject, table: HeadTable, numbers: Sequence[int]) -> dict[i
     return None if grid_size is None else dict.fromkeys(numbers, grid_size)
 
 
-def write_all(out: Path, measured: Sequence[Measured], command: str, further: Sequence[Section] = ()) -> list[Path]:
+def write_all(
+    out: Path,
+    measured: Sequence[Measured],
+    command: str,
+    further: Sequence[Section] = (),
+    explorer: Explorer | None = None,
+) -> list[Path]:
     """Write everything, once all checks have passed; returns the files. `further`: sections of the page."""
     models = [one.heads for one in measured]
-    grid_size = common_grid(models)
     output_folder(out)
     # Before anything is written: even after an interruption, files of two calls never lie side by side.
     _remove(list(_files_of_earlier_calls(out, measured)))
@@ -109,23 +114,31 @@ def write_all(out: Path, measured: Sequence[Measured], command: str, further: Se
         one.table.save(arrays)
         if not one.is_at_home:
             described.append(write_measured(one.folder, one.heads, command))
-    figures = write_figures(models, out / "figures", grid_size=grid_size)
-    explorer = _explorer(measured)
+    figures = write_figures(models, out / "figures", grid_size=common_grid(models))
+    explorer = explorer or explore(measured)
     if explorer is not None and described:  # of a run at home it can be made again
         explorer.write(out / EXPLORER)
         described.append(out / EXPLORER)
-    page = out / PAGE
+    page = write_page_of(out, measured, command, explorer, further)
+    return [*(path for one in measured for path in one.files()), *described, *figures, page]
+
+
+def write_page_of(
+    out: Path, measured: Sequence[Measured], command: str, explorer: Explorer | None, further: Sequence[Section]
+) -> Path:
+    """The page alone."""
+    models, page = [one.heads for one in measured], out / PAGE
     title = " and ".join(filter(None, [", ".join(one.label for one in models[:-1]), models[-1].label]))
     write_page(
         page,
         title=title,
         models=models,
-        grid_size=grid_size,
+        grid_size=common_grid(models),
         command=command,
         explorer=explorer,
         further=further,
     )
-    return [*(path for one in measured for path in one.files()), *described, *figures, page]
+    return page
 
 
 def _tables_in(folder: Path) -> tuple[Path, Path]:
@@ -166,7 +179,7 @@ def _remove(files: Sequence[Path]) -> None:
             ) from error
 
 
-def _explorer(measured: Sequence[Measured]) -> Explorer | None:
+def explore(measured: Sequence[Measured]) -> Explorer | None:
     """Where the heads look on some of the images; None where that cannot be shown."""
     subjects = [one.subject for one in measured]
     device = next(subjects[0].model.parameters(), torch.zeros(())).device

@@ -159,7 +159,7 @@ def trained_for(run: RunConfig, epochs: int) -> RunConfig:
 
 
 def demo_run(*, seed: int = 0, epochs: int = 8, num_train: int = 5000) -> RunConfig:
-    """The plain ViT that `nearsight demo` trains beside one with LocAt, on the embedded set; heads after every epoch."""
+    """The plain ViT that `nearsight demo` trains beside one with LocAt, on the embedded set."""
     protocol = dataclasses.replace(
         baseline(), max_epochs=epochs, warmup_epochs=min(2, epochs), patience=epochs, batch_size=64, lr=2e-3
     )
