@@ -40,7 +40,7 @@ CAVEATS = (
 )
 STRUCTURE = (
     "Ten patches in five pairs; which belong together is not told. In every sample one pair carries the label, and a "
-    "model whose attention knows positions alone is trained on the labels (Jelassi et al. 2022, made simple as in their "
+    "model whose attention knows positions alone is trained on the labels (Jelassi et al. 2022, simplified as in their "
     "proof)."
 )
 NEXT = {
@@ -204,7 +204,8 @@ def _induced_section(trained: "Sequence[ModelHeads]") -> "Section":
 def _induced_in_words(trained: "Sequence[ModelHeads]") -> list[str]:
     plain, local = trained
     return [
-        f"The most local head of the plain ViT ends at {_most_local(plain):.3f}, with LocAt at {_most_local(local):.3f}; "
+        f"The most local head of the plain ViT ends at {_most_local(plain):.3f}, of that with LocAt at "
+        f"{_most_local(local):.3f}; "
         f"test accuracy {plain.test_accuracy:.1%} and {local.test_accuracy:.1%} (chance 10.0%).",
         BY_CONSTRUCTION,
     ]
