@@ -1,5 +1,7 @@
 """`nearsight demo`: see locality, induce it, and understand where it comes from, in three minutes on a laptop."""
 
+from __future__ import annotations
+
 import json
 import shlex
 import sys
@@ -10,7 +12,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nearsight.commands.options import Common, parse, stoppable
+from nearsight.commands.options import Common, Request, parse, stoppable
 
 if TYPE_CHECKING:
     import torch
@@ -77,7 +79,7 @@ def main(arguments: Sequence[str]) -> int:
     return stoppable(lambda stop: _demonstrate(options, command, stop))
 
 
-def _demonstrate(options: DemoOptions, command: str, stop: "Stop") -> int:
+def _demonstrate(options: DemoOptions, command: str, stop: Stop) -> int:
     from nearsight.commands.measured import explore, write_all, write_page_of
     from nearsight.files import check_kind, output_folder
 
@@ -114,7 +116,7 @@ def _demonstrate(options: DemoOptions, command: str, stop: "Stop") -> int:
     return 0
 
 
-def _planned(options: DemoOptions) -> "tuple[Study, Simulation]":
+def _planned(options: DemoOptions) -> tuple[Study, Simulation]:
     """What is trained and simulated: a mistake in the options is found before anything is written."""
     from nearsight.papers.structure.simulated import simulation_of
     from nearsight.study import OFF, Study
@@ -128,12 +130,11 @@ def _planned(options: DemoOptions) -> "tuple[Study, Simulation]":
     return study, replace(simulation_of({PATCHES: run}, seeds=5, keep=("curves", "attention")), name="demo")
 
 
-def _see(options: DemoOptions, device: "torch.device") -> "tuple[list[Measured], list[Section]]":
+def _see(options: DemoOptions, device: torch.device) -> tuple[list[Measured], list[Section]]:
     """The shipped models measured, and where each head looks as sections of the page."""
     from nearsight.commands.further import look_further
     from nearsight.commands.measured import Measured
     from nearsight.commands.measuring import measure_shown, prepare
-    from nearsight.commands.subjects import Request
     from nearsight.lens.running import remembering_surveys
     from nearsight.models import zoo
 
@@ -148,7 +149,7 @@ def _see(options: DemoOptions, device: "torch.device") -> "tuple[list[Measured],
         return measured, look_further(measured, what, device).sections()
 
 
-def _seen_in_words(models: "Sequence[ModelHeads]") -> str:
+def _seen_in_words(models: Sequence[ModelHeads]) -> str:
     from nearsight.report.differences import most_local_head
     from nearsight.report.reading import compare_with_first
 
@@ -168,7 +169,7 @@ def _seen_in_words(models: "Sequence[ModelHeads]") -> str:
     )
 
 
-def _induce(study: "Study", options: DemoOptions, device: "torch.device", stop: "Stop") -> "list[ModelHeads]":
+def _induce(study: Study, options: DemoOptions, device: torch.device, stop: Stop) -> list[ModelHeads]:
     """Both models trained. Their weights differ in shape, so they cannot be one stack: on a CPU each has a process."""
     from nearsight.commands.study_progress import StudyProgress
     from nearsight.report.inputs import model_heads
@@ -188,7 +189,7 @@ def _induce(study: "Study", options: DemoOptions, device: "torch.device", stop: 
     return [model_heads(folder.run_folder(cell.run), cell.condition) for cell in study.cells]
 
 
-def _induced_section(trained: "Sequence[ModelHeads]") -> "Section":
+def _induced_section(trained: Sequence[ModelHeads]) -> Section:
     from nearsight.report.figures.models import locality_courses
     from nearsight.report.page.document import Section, figure_html
 
@@ -201,7 +202,7 @@ def _induced_section(trained: "Sequence[ModelHeads]") -> "Section":
     return Section(name="induce", heading="Induce: trained here, plain and with LocAt", body=_paragraphs(words) + drawn)
 
 
-def _induced_in_words(trained: "Sequence[ModelHeads]") -> list[str]:
+def _induced_in_words(trained: Sequence[ModelHeads]) -> list[str]:
     plain, local = trained
     return [
         f"The most local head of the plain ViT ends at {_most_local(plain):.3f}, of that with LocAt at "
@@ -211,9 +212,7 @@ def _induced_in_words(trained: "Sequence[ModelHeads]") -> list[str]:
     ]
 
 
-def _understand(
-    simulation: "Simulation", options: DemoOptions, device: "torch.device", stop: "Stop"
-) -> "SimulationResults":
+def _understand(simulation: Simulation, options: DemoOptions, device: torch.device, stop: Stop) -> SimulationResults:
     from nearsight.commands.study_progress import SimulationProgress
     from nearsight.study import SimulationResults, run_simulation
 
@@ -222,7 +221,7 @@ def _understand(
     return SimulationResults.read(folder.path)
 
 
-def _understood_section(results: "SimulationResults") -> "Section":
+def _understood_section(results: SimulationResults) -> Section:
     from nearsight.papers.structure.simulated import attention_matrices
     from nearsight.report.page.document import Section, figure_html
 
@@ -232,7 +231,7 @@ def _understood_section(results: "SimulationResults") -> "Section":
     return Section(name="understand", heading=heading, body=_paragraphs([STRUCTURE, words]) + drawn)
 
 
-def _understood_in_words(results: "SimulationResults") -> str:
+def _understood_in_words(results: SimulationResults) -> str:
     runs = results.runs
     found = runs[runs["exact"] == 1]
     words = f"In {len(found)} of {len(runs)} seeds attention joins every patch with its partner"
@@ -243,9 +242,7 @@ def _paragraphs(sentences: Sequence[str]) -> str:
     return "".join(f"<p>{escape(sentence)}</p>" for sentence in sentences)
 
 
-def _closing(
-    models: "Sequence[ModelHeads]", trained: "Sequence[ModelHeads]", results: "SimulationResults"
-) -> list[str]:
+def _closing(models: Sequence[ModelHeads], trained: Sequence[ModelHeads], results: SimulationResults) -> list[str]:
     """What was seen, in one sentence per part, from its numbers alone."""
     baseline, modern, locat = (_most_local(model) for model in models)
     plain, local = (_most_local(model) for model in trained)
@@ -258,16 +255,16 @@ def _closing(
     ]
 
 
-def _most_local(model: "ModelHeads") -> float:
+def _most_local(model: ModelHeads) -> float:
     from nearsight.report.differences import most_local_head
 
     return most_local_head(model).mean
 
 
 def _as_json(
-    models: "Sequence[ModelHeads]", trained: "Sequence[ModelHeads]", results: "SimulationResults", page: Path
+    models: Sequence[ModelHeads], trained: Sequence[ModelHeads], results: SimulationResults, page: Path
 ) -> dict[str, Any]:
-    def numbers(some: "Sequence[ModelHeads]") -> dict[str, dict[str, Any]]:
+    def numbers(some: Sequence[ModelHeads]) -> dict[str, dict[str, Any]]:
         return {one.label: {"min_mad": _most_local(one), "test_acc": one.test_accuracy} for one in some}
 
     exact = results.runs[["seed", "exact", "exact_from"]].astype(object)
