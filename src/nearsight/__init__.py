@@ -3,6 +3,8 @@
 Importing it registers its models with timm, so that `timm.create_model("compact_vit")` works too.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from nearsight import metrics
 from nearsight.data.cifar100_sample import sample_images
 from nearsight.lens import HeadTable, attention_maps, check_vit_adapter, measure, open_maps
@@ -10,8 +12,12 @@ from nearsight.locat import add_locat
 from nearsight.models import create_model
 from nearsight.version import __version__
 
+if TYPE_CHECKING:
+    from nearsight.report.sharing import HubModel, push_to_hub
+
 __all__ = [
     "HeadTable",
+    "HubModel",
     "__version__",
     "add_locat",
     "attention_maps",
@@ -20,5 +26,15 @@ __all__ = [
     "measure",
     "metrics",
     "open_maps",
+    "push_to_hub",
     "sample_images",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """What shares models is loaded when it is asked for, since it draws pages."""
+    if name in ("HubModel", "push_to_hub"):
+        from nearsight.report import sharing
+
+        return getattr(sharing, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
