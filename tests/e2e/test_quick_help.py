@@ -53,6 +53,7 @@ LIGHT = [
     ["measure", "--no-such-option"],
     ["measure", "no-such-model"],
     ["report", "--help"],
+    ["share", "--help"],
     ["report", "--compare", "one"],
     ["demo", "--help"],
 ]
