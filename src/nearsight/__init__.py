@@ -16,9 +16,11 @@ if TYPE_CHECKING:
     from nearsight.lens import HeadTable, attention_maps, check_vit_adapter, measure, open_maps
     from nearsight.locat import add_locat
     from nearsight.models import create_model
+    from nearsight.report.sharing import HubModel, push_to_hub
 
 __all__ = [
     "HeadTable",
+    "HubModel",
     "__version__",
     "add_locat",
     "attention_maps",
@@ -27,6 +29,7 @@ __all__ = [
     "measure",
     "metrics",
     "open_maps",
+    "push_to_hub",
     "sample_images",
 ]
 

@@ -22,6 +22,7 @@ COMMANDS = {
     "study": "which part of a recipe makes attention local, with confidence intervals",
     "probe": "what the features of a frozen model are worth",
     "report": "one page of a run, a study or a measured model, or of several side by side",
+    "share": "a run as others can load it, in a folder or on the Hugging Face Hub",
     "data": "which data sets are here, getting one, and whether it is intact",
     "bench": "this project and its peers on the same work",
 }

@@ -18,6 +18,7 @@ import nearsight
 from nearsight.cli import main
 from nearsight.commands.train import config_of
 from nearsight.data.cifar100_sample import FILE
+from nearsight.metrics import uniform_attention_distance
 from nearsight.models import load_model, load_source
 from nearsight.models.zoo import CARD, MODELS, folder
 from nearsight.train import RunFolder
@@ -156,3 +157,24 @@ def test_the_card_s_commands_train_these_very_runs() -> None:
     commands = re.findall(r"^nearsight train (.*)$", card, re.MULTILINE)
     identities = [config_of(shlex.split(command)).identity for command in commands]
     assert identities == [RunFolder(folder(name)).read_config().identity for name in MODELS]
+
+
+def test_the_page_of_the_docs_has_the_numbers_of_the_tables() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "zoo.md").read_text(encoding="utf-8")
+    for name, about in MODELS.items():
+        row = chosen(name)
+        accuracy = f"{100 * float(row['test_acc']):.2f} %"
+        numbers = f"| {accuracy} | {float(row['min_mad']):.4f} | {row['own_patch_heads']} |"
+        assert f"| `{name}` | {about} {numbers}" in page
+    words = re.sub(r"\s+", " ", page)
+    assert "right on {}, {} and {}.".format(*CORRECT.values()) in words
+    assert f"uniform attention has {uniform_attention_distance((8, 8)):.3f} here" in words
+    modern = [row for row in RUNS.values() if row["condition"] == "Modern"]
+    assert [int(row["own_patch_heads"]) for row in modern].count(0) == 1  # "One of three Modern runs has no such head"
+    assert min(modern, key=lambda row: float(row["min_mad"]))["chosen"] == "True"
+
+
+def test_the_python_of_card_and_docs_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    for text in (CARD.read_text(encoding="utf-8"), (Path(__file__).parents[2] / "docs" / "zoo.md").read_text("utf-8")):
+        exec(re.findall(r"```python\n(.*?)```", text, re.DOTALL)[0], {})
+    assert "67.0%" in capsys.readouterr().out

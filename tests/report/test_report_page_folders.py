@@ -63,8 +63,16 @@ def test_a_run_gives_its_numbers_and_the_command_that_trains_it_again(folder, ma
     (model,) = contents.models
     assert model.measured()["mad"].tolist() == make_model("plain", lowest=0.3, seed=1).measured()["mad"].tolist()
     assert model.test_accuracy == 0.4853
-    assert "train_run(RunFolder(Path(" in contents.command
-    assert contents.command.startswith("python -c ")
+    assert contents.command == "nearsight train compact-shapes --protocol baseline"
+
+
+def test_a_run_that_no_options_say_is_trained_again_from_its_config(folder):
+    config = find_run("compact-shapes")("modern")
+    backwards = replace(config, protocol=replace(config.protocol, augment=config.protocol.augment[::-1]))
+    (folder / "plain" / "config.json").write_text(json.dumps(backwards.to_json()))
+    command = read_folder(folder / "plain").command
+    assert command.startswith("python -c ")
+    assert "train_run(RunFolder(Path(" in command
 
 
 def test_a_pretrained_run_has_no_command_that_would_train_another(folder):

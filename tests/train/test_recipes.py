@@ -2,18 +2,21 @@
 
 import dataclasses
 import math
+import shlex
 
 import pytest
 import timm
 import torch
 
-from nearsight.augment import HorizontalFlip, MixupOrCutMix, RandomErasing, ResizedCrop, TimmRandAugment
+from nearsight.augment import CutMix, HorizontalFlip, MixupOrCutMix, RandomErasing, ResizedCrop, TimmRandAugment
+from nearsight.commands.train import config_of
 from nearsight.data import Dataset, load_dataset
 from nearsight.data.loading import dataset_spec
 from nearsight.errors import InputError
-from nearsight.train import PROTOCOLS, DataConfig, modern
+from nearsight.models import ModelConfig
+from nearsight.train import PROTOCOLS, DataConfig, RunConfig, modern
 from nearsight.train.engine import Stack
-from nearsight.train.recipes import RUNS, find_run
+from nearsight.train.recipes import RUNS, command_of, find_run
 
 
 @pytest.mark.parametrize("name", list(RUNS))
@@ -124,3 +127,31 @@ def test_some_steps(name: str) -> None:
     assert result.lr == pytest.approx(config.protocol.lr, rel=0.01)
     still = [name for name, weight in stack.weights.items() if torch.equal(weight, before[name])]
     assert not still, f"{still} did not move"
+
+
+@pytest.mark.parametrize("name", list(RUNS))
+@pytest.mark.parametrize("protocol", list(PROTOCOLS))
+def test_the_command_of_a_recipe_is_short(name: str, protocol: str) -> None:
+    assert command_of(find_run(name)(protocol)) == f"nearsight train {name} --protocol {protocol}"
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        *demo_runs(seed=4).values(),
+        RunConfig(model=ModelConfig(positions=False, pool="avg", gaug=True, locat_width=1.5), measure_every=3),
+        RunConfig(model=ModelConfig(name="compact_resnet18", channels=32), data=DataConfig(name="cifar10")),
+        RunConfig(protocol=dataclasses.replace(modern(), betas=(0.8, 0.95), clip_norm=1.0, teacher="a run")),
+        RunConfig(protocol=modern().without("flip").without("cutmix").with_(CutMix(p=1.0, per_sample=True))),
+        RunConfig(protocol=dataclasses.replace(PROTOCOLS["locat"](), clip_norm=None, lr=3e-4), precision="bf16"),
+    ],
+)
+def test_the_command_of_a_run_trains_that_run(config: RunConfig) -> None:
+    command = command_of(config)
+    assert command is not None
+    assert config_of(shlex.split(command)[2:]) == config
+
+
+def test_what_options_cannot_say_has_no_command() -> None:
+    protocol = modern()
+    assert command_of(RunConfig(protocol=dataclasses.replace(protocol, augment=protocol.augment[::-1]))) is None

@@ -6,9 +6,11 @@ the schedule of the data set and the augmentations of a protocol; and the run of
 """
 
 import dataclasses
+import shlex
 from collections.abc import Callable
+from typing import Any
 
-from nearsight.augment import ColorJitter
+from nearsight.augment import AUGMENTATIONS, ColorJitter
 from nearsight.errors import unknown_name
 from nearsight.models import ModelConfig
 from nearsight.train.config import PROTOCOLS, DataConfig, Protocol, RunConfig, baseline, locat
@@ -156,6 +158,48 @@ def trained_for(run: RunConfig, epochs: int) -> RunConfig:
     that is tested. bf16, as in all studies that need a GPU."""
     protocol = dataclasses.replace(run.protocol, max_epochs=epochs, patience=epochs)
     return dataclasses.replace(run, protocol=protocol, precision="bf16")
+
+
+def command_of(config: RunConfig) -> str | None:
+    """The shortest `nearsight train …` that trains this run; None where its options cannot say it."""
+    protocol = config.protocol
+    said = dataclasses.replace(protocol, augment=())
+    for augmentation in filter(None, map(protocol.augmentation, AUGMENTATIONS)):
+        said = said.with_(augmentation)
+    if said != protocol:  # another order than that of the options, or one that is there twice
+        return None
+    calls = (_call(name, protocol, config) for name in RUNS for protocol in PROTOCOLS)
+    return min((shlex.join(["nearsight", "train", *call]) for call in calls), key=len)
+
+
+def _call(name: str, protocol: str, wanted: RunConfig) -> list[str]:
+    """What to add to a recipe and a protocol."""
+    start, options = RUNS[name](protocol), [name, "--protocol", protocol]
+    if start.model.is_transformer != wanted.model.is_transformer:  # then the recipe's own network counts no more
+        options += ["--model.name", wanted.model.name]
+        start = dataclasses.replace(start, model=ModelConfig(name=wanted.model.name))
+    for section in ("model", "data", "protocol"):
+        options += _options(f"--{section}.", getattr(start, section), getattr(wanted, section))
+    for kind in AUGMENTATIONS.values():
+        held = start.protocol.augmentation(kind.name) or dataclasses.replace(kind(), p=0.0)
+        asked = wanted.protocol.augmentation(kind.name) or dataclasses.replace(held, p=0.0)
+        options += _options(f"--protocol.{kind.name}.", held, asked)
+    return options + _options("--", start, wanted)
+
+
+def _options(prefix: str, start: Any, wanted: Any) -> list[str]:
+    """The fields in which two configs differ, as options; those that are configs have options of their own."""
+    options: list[str] = []
+    for field in dataclasses.fields(start):
+        value = getattr(wanted, field.name)
+        if value == getattr(start, field.name) or dataclasses.is_dataclass(value) or field.name == "augment":
+            continue
+        if isinstance(value, bool):
+            options.append(f"{prefix}{'' if value else 'no-'}{field.name}".replace("_", "-"))
+        else:
+            values = value if isinstance(value, tuple) else (value,)
+            options += [f"{prefix}{field.name}".replace("_", "-"), *map(str, values)]
+    return options
 
 
 def demo_run(*, seed: int = 0, epochs: int = 8, num_train: int = 5000) -> RunConfig:

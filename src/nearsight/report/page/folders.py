@@ -14,6 +14,7 @@ from nearsight.report.inputs import ModelHeads, model_heads, read_measured
 from nearsight.report.page.document import PAGE, BodyPart
 from nearsight.study import SimulationResults, StudyResults, is_simulation
 from nearsight.train import RunFolder
+from nearsight.train.recipes import command_of
 
 if TYPE_CHECKING:
     from nearsight.report.probes import ProbeResults
@@ -143,11 +144,12 @@ def _model(folder: Path) -> tuple[ModelHeads, str | None]:
 
 
 def _command_of(run: RunFolder) -> str | None:
-    """What trains a run again from its config.json."""
+    """What trains a run again: the command or, where its options cannot say it, Python from its config.json."""
     if run.is_pretraining:  # which has more in it
         return None
     try:
-        run.read_config()
+        if (command := command_of(run.read_config())) is not None:
+            return command
     except InputError:  # of another version
         return None
     again = (
