@@ -126,6 +126,7 @@ class TestPlot:
         marks = [[line.get_ydata()[0] for line in bar.lines if line.get_gid() == "uniform"] for bar in bars]
         assert marks == [[pytest.approx(0.417848, abs=1e-6)], [1.0]]
         assert [tick.get_text() for tick in distance.get_yticklabels()] == ["0", "1", "2"]
+        assert figure._repr_png_().startswith(b"\x89PNG")  # what a notebook shows
         assert sys.modules.get("matplotlib.pyplot") is None or not mpl.pyplot.get_fignums()  # nobody's figures
 
     def test_one_of_them_in_axes_that_are_given(self, table: HeadTable) -> None:
