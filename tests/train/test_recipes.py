@@ -16,7 +16,7 @@ from nearsight.errors import InputError
 from nearsight.models import ModelConfig
 from nearsight.train import PROTOCOLS, DataConfig, RunConfig, modern
 from nearsight.train.engine import Stack
-from nearsight.train.recipes import RUNS, command_of, find_run
+from nearsight.train.recipes import RUNS, command_of, demo_run, find_run
 
 
 @pytest.mark.parametrize("name", list(RUNS))
@@ -138,7 +138,7 @@ def test_the_command_of_a_recipe_is_short(name: str, protocol: str) -> None:
 @pytest.mark.parametrize(
     "config",
     [
-        *demo_runs(seed=4).values(),
+        demo_run(seed=4),
         RunConfig(model=ModelConfig(positions=False, pool="avg", gaug=True, locat_width=1.5), measure_every=3),
         RunConfig(model=ModelConfig(name="compact_resnet18", channels=32), data=DataConfig(name="cifar10")),
         RunConfig(protocol=dataclasses.replace(modern(), betas=(0.8, 0.95), clip_norm=1.0, teacher="a run")),

@@ -262,18 +262,18 @@ def _about_own_patches(model: ModelHeads) -> tuple[str, ...]:
 def is_uniform(model: ModelHeads) -> bool:
     """Whether no head can be distinguished from uniform attention, as with random weights; False where not known."""
     rows = existing_heads(model)
-    uniform = [model.uniform_distance(layer) for layer in rows["layer"]]
-    if None in uniform:
-        return False
-    return bool(((rows["mad"] - uniform).abs() <= ALIKE).all() and (rows["entropy"] >= 1 - ALIKE).all())
+    known = {layer: model.uniform_distance(layer) for layer in model.layers()}
+    away = rows["mad"] - rows["layer"].map(known).astype(float)  # NaN where it is not known
+    return bool((away.abs() <= ALIKE).all() and (rows["entropy"] >= 1 - ALIKE).all())
 
 
 def _about_uniform_heads(model: ModelHeads) -> tuple[str, ...]:
     if not is_uniform(model):
         return ()
     return (
-        f"Every head of {quoted(model.label)} is indistinguishable from uniform attention: are these weights random? "
-        "Did you mean --pretrained (in Python: pretrained=True)?",
+        f"{quoted(model.label)} is indistinguishable from uniform attention: are these weights random?",
+        f"Did you mean --pretrained (in Python: pretrained=True)? Every head's distance is within {ALIKE} of that of "
+        f"uniform attention, and its entropy within {ALIKE} of 1.",
     )
 
 
