@@ -57,7 +57,7 @@ def _output(output: Any, stem: str) -> str:
         return f"![]({stem}.png)"
     if "text/html" in data:
         # A blank line would end the block of HTML.
-        return f'<div markdown="0">{re.sub(r"\n\s*\n", "\n", data["text/html"])}</div>'
+        return '<div markdown="0">' + re.sub(r"\n\s*\n", "\n", data["text/html"]) + "</div>"
     return _text(data["text/plain"]) if "text/plain" in data else ""
 
 
