@@ -1,7 +1,7 @@
 """Execute the notebooks of docs/notebooks and write them as pages of the site: `python docs/site/notebooks.py`.
 
-They are committed without outputs. What they print and draw is made here, by the code as it is now, without a network; a
-cell that fails ends the build. Pages go to build/notebooks as Markdown, with the pictures beside them.
+They are committed without outputs. What they print and draw is made here, by the code as it is now, without a network;
+a cell that fails ends the build. Pages go to build/notebooks as Markdown, with the pictures beside them.
 """
 
 import base64
@@ -27,8 +27,10 @@ def execute(path: Path) -> nbformat.NotebookNode:
     """The notebook with its outputs. It runs in an empty folder, so what it writes goes away with that."""
     notebook = nbformat.read(path, as_version=4)
     with tempfile.TemporaryDirectory() as folder:
-        client = NotebookClient(notebook, timeout=_SECONDS, kernel_name="python3", resources={"metadata": {"path": folder}})
-        client.execute()
+        place = {"metadata": {"path": folder}}
+        NotebookClient(
+            notebook, timeout=_SECONDS, kernel_name="python3", coalesce_streams=True, resources=place
+        ).execute()
     return notebook
 
 
@@ -43,7 +45,9 @@ def write_page(path: Path) -> None:
         if shown := [text for text in outputs if text]:
             pages.append('<div class="output" markdown>\n\n' + "\n\n".join(shown) + "\n\n</div>")
     title, *rest = pages
-    download = f"*[The notebook]({path.name}); what stands below its cells was computed when this page was built, on a CPU.*"
+    download = (
+        f"*[The notebook]({path.name}); what stands below its cells was computed when this page was built, on a CPU.*"
+    )
     (OUT / f"{path.stem}.md").write_text("\n\n".join([title, download, *rest]) + "\n", encoding="utf-8")
 
 

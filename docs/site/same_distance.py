@@ -54,7 +54,9 @@ def main() -> None:
             weights = attention_PP[QUERY]
             panel.imshow((weights / weights.max()).view(GRID), cmap="viridis", vmin=0, vmax=1)
             row, col = divmod(QUERY, GRID[1])
-            panel.plot(col, row, "o", markerfacecolor="none", markeredgecolor="#e4572e", markersize=9, markeredgewidth=1.6)
+            panel.plot(
+                col, row, "o", markerfacecolor="none", markeredgecolor="#e4572e", markersize=9, markeredgewidth=1.6
+            )
             panel.set_title(name, fontsize=9)
             panel.set_xlabel(f"MAD {distance:.3f}\nentropy {entropy:.2f}\non itself {own:.0%}", fontsize=8)
             panel.set_xticks([])

@@ -69,7 +69,9 @@ def test_the_shipped_models() -> None:
 def test_random_weights_are_near_uniform() -> None:
     torch.manual_seed(0)
     table = measure(create_model("compact_vit"), torch.randn(8, 3, 32, 32))
-    low, high, entropy = map(float, re.findall(r"between ([\d.]+) and ([\d.]+) and an entropy above ([\d.]+)\.", TEXT)[0])
+    low, high, entropy = map(
+        float, re.findall(r"between ([\d.]+) and ([\d.]+) and an entropy above ([\d.]+)\.", TEXT)[0]
+    )
     assert table.mad.size == 64
     assert low < table.mad.min() < uniform_attention_distance(GRID) < table.mad.max() < high
     assert table.entropy.min() > entropy
@@ -95,7 +97,10 @@ def test_a_sink_and_a_window() -> None:
     corner, centre = distances[:, 0].mean(), distances[:, 8 * 4 + 4].mean()
     assert f"patch: {corner:.3f} for a corner of an 8×8 grid, {centre:.3f} for its centre" in TEXT
     window = uniform_attention_distance((7, 7)) * math.hypot(6, 6) / math.hypot(55, 55)
-    assert f"has a MAD of {window:.3f}; uniform attention over all of it, {uniform_attention_distance((56, 56)):.3f}" in TEXT
+    assert (
+        f"has a MAD of {window:.3f}; uniform attention over all of it, {uniform_attention_distance((56, 56)):.3f}"
+        in TEXT
+    )
 
 
 def test_the_three_heads_of_the_figure() -> None:

@@ -217,8 +217,9 @@ def as_text(out: Path, measured: Sequence[Measured]) -> list[str]:
     numbers = layer_table(models).rename(columns=lambda label: shorten(label, LABEL_LIMIT), level=0)
     if len(models) == 1:
         numbers = numbers.droplevel("model", axis="columns")
-        uniform = [models[0].uniform_distance(layer) for layer in numbers.index]
-        numbers = numbers.assign(uniform=uniform) if None not in uniform else numbers
+        known = [models[0].uniform_distance(layer) for layer in models[0].layers()]
+        if None not in known:
+            numbers["uniform"] = known
     tables = ", ".join(str(one.files()[0]) for one in measured)
     return [
         numbers.to_string(float_format=lambda value: f"{value:.3f}", na_rep="–"),

@@ -356,17 +356,14 @@ class HeadTable:
                 raise InputError(f"{path} was written by a newer nearsight (format {int(stored['format'])}); update it")
             count = int(stored["num_images"])
             shape = (len(stored["layer_names"]), stored["mad"].shape[1])
-            expected = dict.fromkeys(
-                ("mad", "mad_squared_deviations", "entropy", "entropy_squared_deviations"), (shape, np.float64)
+            expected: dict[str, tuple[tuple[int, ...], str]] = dict.fromkeys(
+                ("mad", "mad_squared_deviations", "entropy", "entropy_squared_deviations"), (shape, "float64")
             )
-            expected |= {
-                name: (shape[:1], kind)
-                for name, kind in {"uniform": np.float64, "layer_numbers": np.int64}.items()
-                if name in stored
-            }
+            optional = {"uniform": (shape[:1], "float64"), "layer_numbers": (shape[:1], "int64")}
+            expected |= {name: array for name, array in optional.items() if name in stored}
             for name, (wanted, kind) in expected.items():
                 if stored[name].shape != wanted or stored[name].dtype != kind:
-                    raise InputError(f"{path} is damaged: {name} is not an array of {kind.__name__} {list(wanted)}")
+                    raise InputError(f"{path} is damaged: {name} is not an array of {kind} {list(wanted)}")
             return cls(
                 tuple(str(name) for name in stored["layer_names"]),
                 Moments(count, stored["mad"], stored["mad_squared_deviations"]),

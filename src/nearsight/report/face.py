@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from nearsight.report.explorer import Explorer
 
 _LABEL_LIMIT = 60
+_IN_A_NOTEBOOK = """
+.nsx { --nsx-ink: currentColor; --nsx-paper: var(--jp-layout-color0, Canvas); --nsx-accent: #3b8eea; }
+"""
+"""The explorer's colours where the page is not ours, and light or dark."""
 _COLOURS = "viridis"
 # Of the heat map in a notebook, in pixels: a cell that holds its number, one of many, and the widest map there is.
 _CELL, _SMALL_CELL, _WIDEST = (30, 18), (7, 8), 640
@@ -174,7 +178,9 @@ def plot(table: HeadTable, what: str | Sequence[str] | None, ax: "Axes | None") 
         _draw(table, names[0], arrays[names[0]], ax)
         return ax
     if "IPython" in sys.modules:
-        import matplotlib.pyplot  # noqa: F401 (which lets a notebook show figures that are returned)
+        from matplotlib import pyplot
+
+        pyplot.install_repl_displayhook()  # a notebook shows figures that are returned, the first one too
     num_layers, num_heads = table.mad.shape
     size = (max(2.6, min(0.34 * num_heads, 6.0)) + 1.5) * len(names), max(2.0, min(0.24 * num_layers, 7.0)) + 0.9
     with house_style():
@@ -212,7 +218,8 @@ def _draw(table: HeadTable, name: str, values: NDArray[np.float64], ax: "Axes") 
     figure = ax.get_figure(root=True)
     assert figure is not None
     bar = colour_bar(figure, image, ax, labels.get(name, name.replace("_", " ")))
-    for value in {"mad": np.unique(known.round(6)), "entropy": [1.0]}.get(name, []):
+    marks = {"mad": np.unique(known.round(6)).tolist(), "entropy": [1.0]}
+    for value in marks.get(name, []):
         bar.ax.axhline(value, color="black", linewidth=3, gid="uniform")
         bar.ax.axhline(value, color="white", linewidth=1)  # stands out from every colour
     if name == "mad" and len(known):
@@ -251,7 +258,7 @@ def widget(table: HeadTable) -> Any:
         {
             "__doc__": "The attention explorer: click a patch, and every head shows where it looks.",
             "_esm": explorer_module(),
-            "_css": explorer_style(),
+            "_css": explorer_style() + _IN_A_NOTEBOOK,
             "data": traitlets.Dict().tag(sync=True),
         },
     )

@@ -262,10 +262,9 @@ def _about_own_patches(model: ModelHeads) -> tuple[str, ...]:
 def is_uniform(model: ModelHeads) -> bool:
     """Whether no head can be distinguished from uniform attention, as with random weights; False where not known."""
     rows = existing_heads(model)
-    uniform = [model.uniform_distance(layer) for layer in rows["layer"]]
-    if None in uniform:
-        return False
-    return bool(((rows["mad"] - uniform).abs() <= ALIKE).all() and (rows["entropy"] >= 1 - ALIKE).all())
+    known = {layer: model.uniform_distance(layer) for layer in model.layers()}
+    away = rows["mad"] - rows["layer"].map(known).astype(float)  # NaN where it is not known
+    return bool((away.abs() <= ALIKE).all() and (rows["entropy"] >= 1 - ALIKE).all())
 
 
 def _about_uniform_heads(model: ModelHeads) -> tuple[str, ...]:
