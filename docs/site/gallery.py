@@ -1,7 +1,8 @@
-"""The gallery: the page of every committed study and of the models that come with the package: `python docs/site/gallery.py`.
+"""The gallery: the pages of all committed studies and of the shipped models. `python docs/site/gallery.py` makes it.
 
-Each page is one file that opens without a network. They are made from the committed tables and weights, go to build/gallery
-with an index of pictures, and are not committed. Nothing is trained; the shipped models are measured on the shipped images.
+Each page is one file that opens without a network. They are made from the committed tables and weights, go to
+build/gallery with an index of pictures, and are not committed. Nothing is trained; the shipped models are measured on the
+shipped images.
 """
 
 import html
@@ -19,8 +20,9 @@ from PIL import Image
 from nearsight.cli import main as nearsight
 from nearsight.models.zoo import MODELS
 from nearsight.papers import catalogue, declare_all
+from nearsight.report.figures.models import write_figures
 from nearsight.report.page.document import PAGE
-from nearsight.report.page.folders import read_folder
+from nearsight.report.page.folders import read_folder, read_folders
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results"
@@ -77,6 +79,7 @@ def add_model(name: str, measured: Path) -> Entry:
 
 def compare_models(folders: list[Path], out: Path) -> Entry:
     _run("report", "--compare", *map(str, folders), "--out", str(out))
+    write_figures(read_folders(folders).models, out / "figures")
     return _entry("side-by-side", "The same network, trained three ways: what does the recipe do to the heads?", out)
 
 
@@ -87,11 +90,10 @@ def _run(*arguments: str) -> None:
 
 
 def _entry(name: str, about: str, folder: Path) -> Entry:
-    """Of a folder of measured models: its page is copied, its first figure of heads is the picture."""
+    """Of a folder of measured models: its page, and the heat maps of all heads as the picture."""
     text = (folder / PAGE).read_text(encoding="utf-8")
     (OUT / f"{name}.html").write_text(text, encoding="utf-8")
-    figures = folder if (folder / "figures").exists() else folder.parent / next(iter(MODELS))
-    _shrink(figures / "figures" / "heatmaps.png", OUT / f"{name}.png")
+    _shrink(folder / "figures" / "heatmaps.png", OUT / f"{name}.png")
     return Entry(name=name, question=about, result=_headline(text), page=f"{name}.html", picture=f"{name}.png")
 
 
@@ -99,20 +101,20 @@ def write_index(models: list[Entry], found: list[Entry]) -> None:
     lines = [
         "# Gallery",
         "",
-        "The pages that the commands leave: each is one file, opens without a network, and can be saved and sent. Click a head "
-        "in its plane, drag over a group of them, sort the tables.",
+        "The pages that the commands leave: each is one file, opens without a network, and can be saved and sent. "
+        "Click a head in its plane, drag over a group of them, sort the tables.",
         "",
         "## Models that come with the package",
         "",
-        "`nearsight measure` writes such a page of any ViT. These have the attention explorer: click a patch, and every "
-        "head shows where it attends.",
+        "`nearsight measure` writes such a page of any ViT. These have the attention explorer: click a patch, and "
+        "every head shows where it attends.",
         "",
         _cards(models),
         "",
         "## Studies",
         "",
-        "What was asked, and the first thing that each page says. The [findings](../findings.md) say what follows from all "
-        "of them.",
+        "What was asked, and the first thing that each page says. The [findings](../findings.md) say what follows from "
+        "all of them.",
         "",
         _cards(found),
     ]

@@ -1,8 +1,8 @@
-"""What `mkdocs build` does besides rendering docs/: it takes along what lies outside, and lets nothing in from the network.
+"""What `mkdocs build` does besides rendering docs/: it takes along what is linked, and loads nothing from the network.
 
-The pages of docs/ are read in the repository, too, so they link to files that are no pages of theirs: verdicts and figures
-under results/, CONTRIBUTING.md. Each of these goes into the site under its own path, and so does what these link to;
-Markdown becomes a page. The gallery and the executed notebooks were made before by `gallery.py` and `notebooks.py`.
+The pages of docs/ are read in the repository, too, so they link to files outside of docs/: verdicts and figures under
+results/, CONTRIBUTING.md. Each of these goes into the site under its own path, and so does what it links to; Markdown
+becomes a page. The gallery and the executed notebooks were made before, by `gallery.py` and `notebooks.py`.
 """
 
 import posixpath
@@ -34,9 +34,8 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
             name = f"{folder}/{path.relative_to(ROOT / 'build' / folder).as_posix()}"
             files.append(File.generated(config, name, abs_src_path=str(path)))
     to_read = [Path(file.abs_src_path or "") for file in files.documentation_pages()]
-    for entry in _pages_of(config.nav or []):
-        if "/" not in entry and not (ROOT / "docs" / entry).exists():  # of the repository's root
-            to_read.append(_take(ROOT / entry, files, config))
+    of_root = [entry for entry in _pages_of(config.nav or []) if "/" not in entry and (ROOT / entry).exists()]
+    to_read += [_take(ROOT / entry, files, config) for entry in of_root]
     while to_read:
         page = to_read.pop()
         for target in _outside(page):

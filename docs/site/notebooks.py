@@ -1,7 +1,7 @@
 """Execute the notebooks of docs/notebooks and write them as pages of the site: `python docs/site/notebooks.py`.
 
-They are committed without outputs. What they print and draw is made here, by the code as it is now, without a network; a
-cell that fails ends the build. Pages go to build/notebooks as Markdown, with the pictures beside them.
+They are committed without outputs. What they print and draw is made here, by the code as it is now, without a network;
+a cell that fails ends the build. Pages go to build/notebooks as Markdown, with the pictures beside them.
 """
 
 import base64
@@ -27,10 +27,10 @@ def execute(path: Path) -> nbformat.NotebookNode:
     """The notebook with its outputs. It runs in an empty folder, so what it writes goes away with that."""
     notebook = nbformat.read(path, as_version=4)
     with tempfile.TemporaryDirectory() as folder:
-        client = NotebookClient(
-            notebook, timeout=_SECONDS, kernel_name="python3", resources={"metadata": {"path": folder}}
-        )
-        client.execute()
+        place = {"metadata": {"path": folder}}
+        NotebookClient(
+            notebook, timeout=_SECONDS, kernel_name="python3", coalesce_streams=True, resources=place
+        ).execute()
     return notebook
 
 
@@ -61,7 +61,7 @@ def _output(output: Any, stem: str) -> str:
         return f"![]({stem}.png)"
     if "text/html" in data:
         # A blank line would end the block of HTML.
-        return f'<div markdown="0">{re.sub(r"\n\s*\n", "\n", data["text/html"])}</div>'
+        return '<div markdown="0">' + re.sub(r"\n\s*\n", "\n", data["text/html"]) + "</div>"
     return _text(data["text/plain"]) if "text/plain" in data else ""
 
 
