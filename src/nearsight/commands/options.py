@@ -125,7 +125,7 @@ def parse(options: type[T], arguments: Sequence[str], *, prog: str, default: Any
                 args=list(arguments),
                 prog=prog,
                 description=description or None,
-                config=(tyro.conf.FlagCreatePairsOff,),
+                config=(tyro.conf.FlagCreatePairsOff, tyro.conf.HelptextFromCommentsOff),
                 **settings,
             )
     except SystemExit as stop:

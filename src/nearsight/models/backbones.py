@@ -22,7 +22,8 @@ from timm.models.vision_transformer import Block, LayerScale, checkpoint_filter_
 from torch import Tensor, nn
 
 from nearsight.errors import InputError, check_at_least
-from nearsight.models.compact import COMPACT_SETTINGS, CompactViT, Initialization, draw_weights
+from nearsight.models.compact import COMPACT_SETTINGS, CompactViT, draw_weights
+from nearsight.models.factory import Initialization
 
 
 class JumboBlock(Block):  # type: ignore[misc]  # timm carries no types
