@@ -7,16 +7,19 @@ order of the labels, then the second of every class. `tests/data/test_cifar100_s
 There are no training images: training and probing on them are refused.
 """
 
+from __future__ import annotations
+
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import numpy as np
-import torch
-from torch import Tensor
-
-from nearsight.data.dataset import ImageSet
-from nearsight.data.decoding import opened_rgb
 from nearsight.data.registry import DatasetSpec, register_dataset
 from nearsight.errors import InputError
+from nearsight.lazy import np, torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from nearsight.data.dataset import ImageSet
 
 FILE = Path(__file__).with_name("cifar100_sample.png")
 SIZE, PER_ROW = 32, 20
@@ -41,6 +44,9 @@ def _sample(num_images: int = NUM_IMAGES, *, image_size: int = SIZE, split: str 
     assert (image_size, split) == (SIZE, "test")  # there are no others
     if num_images > NUM_IMAGES:
         raise InputError(f"{num_images} test images of cifar100-sample were asked for, but it has {NUM_IMAGES}")
+    from nearsight.data.dataset import ImageSet
+    from nearsight.data.decoding import opened_rgb
+
     with opened_rgb(FILE) as sheet:
         pixels_RHSWC = np.asarray(sheet).reshape(-1, SIZE, PER_ROW, SIZE, 3)
     images_NCHW = torch.from_numpy(pixels_RHSWC.transpose(0, 2, 4, 1, 3).reshape(-1, 3, SIZE, SIZE).copy())
