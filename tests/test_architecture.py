@@ -12,7 +12,7 @@ import nearsight
 
 ROOT = Path(nearsight.__file__).parent
 LEVELS = [
-    {"errors", "files", "owner", "randomness", "configuration", "tensorfile", "triton_language", "version"},
+    {"errors", "files", "lazy", "owner", "randomness", "configuration", "tensorfile", "triton_language", "version"},
     {"metrics", "augment"},
     {"data"},
     {"models", "locat"},

@@ -1,13 +1,20 @@
 """Nearsight: see, measure and induce spatial locality in Vision Transformers.
 
-Importing it registers its models with timm, so that `timm.create_model("compact_vit")` works too.
+Importing it registers its models with timm, so that `timm.create_model("compact_vit")` works too: at once if timm is
+loaded, or else as soon as it is.
 """
 
-from nearsight import metrics
-from nearsight.lens import HeadTable, attention_maps, check_vit_adapter, measure, open_maps
-from nearsight.locat import add_locat
-from nearsight.models import create_model
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from nearsight.lazy import after_import, open_room
 from nearsight.version import __version__
+
+if TYPE_CHECKING:
+    from nearsight import metrics
+    from nearsight.lens import HeadTable, attention_maps, check_vit_adapter, measure, open_maps
+    from nearsight.locat import add_locat
+    from nearsight.models import create_model
 
 __all__ = [
     "HeadTable",
@@ -20,3 +27,13 @@ __all__ = [
     "metrics",
     "open_maps",
 ]
+
+open_room(__name__)
+
+
+def _register_models() -> None:
+    for module in ("models.backbones", "models.compact", "models.positional", "locat.registered"):
+        import_module(f"{__name__}.{module}")
+
+
+after_import("timm", _register_models)

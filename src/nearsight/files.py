@@ -248,6 +248,11 @@ def read_object(path: Path, *, missing: str, way_out: str = "") -> dict[str, Any
     return value
 
 
+def is_url(place: str) -> bool:
+    """Whether it is a place that fsspec reaches, and no path."""
+    return "://" in place
+
+
 def canonical_hash(value: Any, digits: int = 16) -> str:
     """The first hex digits of the sha256 of a value's canonical JSON (sorted keys, no spaces, no NaN)."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)

@@ -8,16 +8,19 @@ one behind cuRAND and `torch.cuda`), written in int64 tensor arithmetic so that 
 Shape suffixes: K cells (models trained together), B samples of a batch, N samples of a data set, n draws.
 """
 
+from __future__ import annotations
+
 import hashlib
 import operator
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from nearsight.errors import InputError, check_number
+from nearsight.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _MASK = 0xFFFFFFFF
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)

@@ -1,18 +1,21 @@
 """Tensors on disk: safetensors, written atomically, with a digest of the contents so that damage is noticed."""
 
+from __future__ import annotations
+
 import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
-from torch import Tensor
 
 from nearsight.errors import InputError
 from nearsight.files import check_file, replacing
+from nearsight.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _METADATA_KEY = "nearsight"
 _WITH_METADATA = "2:"
@@ -22,6 +25,8 @@ _WAY_OUT = "; remove it, and provenance.json beside it if there is one: the comm
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> None:
     """Write tensors and a JSON-able description of them. A crash leaves the file that was there before."""
+    from safetensors.torch import save_file
+
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     metadata = json.loads(json.dumps(metadata))  # as it will be read: keys are text, tuples are lists
     described = {**metadata, "digest": _digest(tensors, metadata)}

@@ -18,7 +18,10 @@ from pathlib import Path
 import torch
 
 from nearsight.cli import main
-from nearsight_command import BENCHES, PROBES, RECIPES
+from nearsight.commands.bench import BENCHES
+from nearsight.commands.probe import PROBES
+from nearsight.train.dino.recipes import PRETRAININGS
+from nearsight.train.recipes import RUNS
 
 SECONDS = 4.0
 """For a call; one that goes on is at work, and is interrupted as by Ctrl-C."""
@@ -30,7 +33,7 @@ COMMANDS = (
     *(("demo",), ("measure",), ("maps",), ("report",)),
     *(("study", action) for action in ("list", "run", "show")),
     *(("data", action) for action in ("list", "fetch", "check")),
-    *(("train", recipe) for recipe in RECIPES),
+    *(("train", recipe) for recipe in (*RUNS, *PRETRAININGS)),
     *(("probe", probe) for probe in PROBES),
     *(("bench", bench) for bench in BENCHES),
 )

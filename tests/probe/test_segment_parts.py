@@ -15,11 +15,12 @@ from nearsight.data.segmentation.masks import LabelTable
 from nearsight.errors import InputError
 from nearsight.locat import add_locat
 from nearsight.models import create_model
-from nearsight.probe.features import FeatureSpec, reading
+from nearsight.probe.features import reading
 from nearsight.probe.frozen import size_step, take_other_sizes
 from nearsight.probe.segmentation.config import SegmentConfig, default_settings
 from nearsight.probe.segmentation.crops import TrainingCrops, distorted
 from nearsight.probe.segmentation.head import new_head, one_cycle, pixel_logits, pixel_loss, whole_size
+from nearsight.probe.settings import FeatureSpec
 
 FILL = (0.2, 0.4, 0.6)
 

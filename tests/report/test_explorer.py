@@ -19,7 +19,8 @@ from torch import nn
 
 from nearsight.augment import CutMix
 from nearsight.commands.exploring import explorer_of, explorer_of_runs, explorer_of_study
-from nearsight.commands.subjects import Request, open_subjects
+from nearsight.commands.options import Request
+from nearsight.commands.subjects import open_subjects
 from nearsight.errors import InputError
 from nearsight.lens import measure
 from nearsight.lens.maps import attention_maps

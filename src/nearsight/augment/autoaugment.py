@@ -6,16 +6,20 @@ TimmRandAugment   the same as timm has it, which is what the DeiT recipe and S2 
 TrivialAugment    one operation per image at a random strength
 """
 
-from dataclasses import dataclass
+from __future__ import annotations
 
-import torch
-from torch import Tensor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from nearsight.augment.base import Augmentation, Batch, Cells, Stage, chosen, register_augmentation, require_grey_levels
 from nearsight.augment.operations import Operation, apply_in_turn
 from nearsight.augment.policies import POLICIES, STANDARD, WIDE, magnitude_tables, magnitudes
 from nearsight.augment.streams import Drawn, parts_of, standard_normal
 from nearsight.errors import InputError, check_at_least, check_probability, unknown_name
+from nearsight.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _LEARNED_BINS = 10
 _NUM_BINS = 31

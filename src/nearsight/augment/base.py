@@ -7,18 +7,21 @@ at once. A cell without the augmentation has probability 0, and leaves its image
 Shape suffixes: K cells, B samples, C channels (images) or classes (targets), H rows, W columns.
 """
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import ClassVar, Self, TypeVar
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, ClassVar, Self, TypeVar
 
 from nearsight.augment.streams import Drawn
 from nearsight.configuration import settle_numbers
 from nearsight.errors import InputError, check_probability
+from nearsight.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Stage(IntEnum):
@@ -43,7 +46,7 @@ class Batch:
     std_C: Tensor
     """The data set's channel deviations, in grey levels."""
 
-    def replace(self, *, images: Tensor | None = None, targets: Tensor | None = None) -> "Batch":
+    def replace(self, *, images: Tensor | None = None, targets: Tensor | None = None) -> Batch:
         return Batch(
             self.images_KBCHW if images is None else images,
             self.targets_KBC if targets is None else targets,
@@ -70,7 +73,7 @@ class Cells:
     def __getitem__(self, name: str) -> Tensor:
         return self.numbers[name]
 
-    def select(self, keep: Tensor) -> "Cells":
+    def select(self, keep: Tensor) -> Cells:
         return dataclasses.replace(self, numbers={name: value[keep] for name, value in self.numbers.items()})
 
 

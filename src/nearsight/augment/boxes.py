@@ -3,14 +3,17 @@
 A box is (top, bottom, left, right), half open, each a tensor [K, b] with b = B or 1 (the same box for a whole batch).
 """
 
-from typing import NamedTuple
+from __future__ import annotations
 
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, NamedTuple
 
 from nearsight.augment.base import Batch, Cells
 from nearsight.augment.streams import Drawn, standard_normal
 from nearsight.errors import InputError
+from nearsight.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Box(NamedTuple):

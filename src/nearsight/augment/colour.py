@@ -6,18 +6,22 @@ GaussianBlur      a blur with a width of its own for every image
 Solarize          bright levels are inverted, as on overexposed film
 """
 
+from __future__ import annotations
+
 import itertools
 import math
 from dataclasses import dataclass
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from nearsight.augment.base import Augmentation, Batch, Cells, Stage, chosen, register_augmentation, require_grey_levels
 from nearsight.augment.operations import Operation, apply_in_turn
 from nearsight.augment.pixels import greyscale
 from nearsight.augment.streams import Drawn
 from nearsight.errors import InputError, check_at_least
+from nearsight.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _KINDS = {
     "brightness": Operation.BRIGHTNESS,

@@ -5,15 +5,19 @@ ResizedCrop       a rectangle of random size and shape, stretched to the size th
 HorizontalFlip    left and right change places
 """
 
-from dataclasses import dataclass
+from __future__ import annotations
 
-import torch
-from torch import Tensor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from nearsight.augment.base import Augmentation, Batch, Cells, Stage, chosen, register_augmentation, require_grey_levels
 from nearsight.augment.boxes import NUM_RECTANGLE_DRAWS, check_ranges, offset, random_sides
 from nearsight.augment.streams import Drawn
 from nearsight.errors import check_at_least
+from nearsight.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @register_augmentation

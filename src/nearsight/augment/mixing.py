@@ -8,17 +8,21 @@ MixupOrCutMix     one of the two, by a coin: the mixing of the DeiT recipe (S2)
 They share how partners are chosen, and draw once per batch or once per sample.
 """
 
+from __future__ import annotations
+
 import math
 from dataclasses import dataclass, field
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from nearsight.augment.base import Augmentation, Batch, Cells, Stage, chosen, register_augmentation
 from nearsight.augment.boxes import Box, box_of_area, filling, filling_draws, snapped
 from nearsight.augment.streams import Drawn, symmetric_beta
 from nearsight.configuration import ADDED
 from nearsight.errors import InputError, check_at_least, check_probability
+from nearsight.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def permutation_of(draw_KB: Tensor) -> Tensor:

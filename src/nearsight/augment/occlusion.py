@@ -5,14 +5,15 @@ CutOut            a square of every image is hidden
 RandomErasing     a rectangle of the image is replaced by noise or the mean
 """
 
-from dataclasses import dataclass
+from __future__ import annotations
 
-import torch
+from dataclasses import dataclass
 
 from nearsight.augment.base import Augmentation, Batch, Cells, Stage, chosen, register_augmentation
 from nearsight.augment.boxes import NUM_RECTANGLE_DRAWS, Box, check_ranges, filling, filling_draws, offset, random_sides
 from nearsight.augment.streams import Drawn
 from nearsight.errors import InputError, check_at_least
+from nearsight.lazy import torch
 
 
 @register_augmentation

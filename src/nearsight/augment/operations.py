@@ -10,14 +10,17 @@ threshold as a share of 255, a share of the hue circle.
 Shape suffixes: N images, C channels, H rows, W columns.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterable, Iterator
 from enum import IntEnum
-from typing import TypeVar
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, TypeVar
 
 from nearsight.augment import pixels
+from nearsight.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Operation(IntEnum):
@@ -68,9 +71,9 @@ def apply_in_turn(
 
 
 Entry = TypeVar("Entry")
-Matrices = Callable[[Tensor, int, int], Tensor]
-Table = Callable[[Tensor, Tensor], Tensor]
-Blend = Callable[[Tensor, Tensor], Tensor]
+Matrices = Callable[["Tensor", int, int], "Tensor"]
+Table = Callable[["Tensor", "Tensor"], "Tensor"]
+Blend = Callable[["Tensor", "Tensor"], "Tensor"]
 
 _MATRICES: dict[Operation, Matrices] = {
     Operation.SHEAR_X: lambda m, height, width: pixels.shear_x_matrices(m, height),

@@ -3,20 +3,22 @@
 Shape suffixes: K cells, B samples, C channels (images) or classes (targets), H rows, W columns.
 """
 
+from __future__ import annotations
+
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
-
-import torch
-import torch.nn.functional as F
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from nearsight.augment.base import AUGMENTATIONS, Augmentation, Batch, Cells
 from nearsight.augment.streams import Drawn
 from nearsight.errors import InputError
+from nearsight.lazy import torch
 from nearsight.randomness import Draws
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def normalize(images: Tensor, mean_C: Tensor, std_C: Tensor) -> Tensor:
@@ -49,7 +51,7 @@ class Pipeline:
         mean: Sequence[float],
         std: Sequence[float],
         device: torch.device,
-    ) -> "Pipeline":
+    ) -> Pipeline:
         """`mean` and `std` are per channel, for images scaled to [0, 1], as data sets publish them."""
         stages = []
         for kind in _merged_order([[type(augmentation) for augmentation in cell] for cell in cells]):
@@ -58,7 +60,7 @@ class Pipeline:
                 stages.append((kind, kind.stack(configs, device)))
         return cls(tuple(stages), num_classes, grey_levels(mean, device), grey_levels(std, device))
 
-    def select(self, keep: Tensor) -> "Pipeline":
+    def select(self, keep: Tensor) -> Pipeline:
         """The pipeline of the cells with these positions."""
         stages = tuple((kind, cells.select(keep)) for kind, cells in self.stages)
         return Pipeline(stages, self.num_classes, self.mean_C, self.std_C)
@@ -78,7 +80,7 @@ class Pipeline:
 
     def _augmented(self, images_KBCHW: Tensor, labels_KB: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
         drawn = Drawn.of(draws, *self._num_draws(images_KBCHW.shape[-3:]))
-        targets_KBC = F.one_hot(labels_KB, self.num_classes).to(torch.float32)
+        targets_KBC = torch.nn.functional.one_hot(labels_KB, self.num_classes).to(torch.float32)
         batch = Batch(images_KBCHW, targets_KBC, self.mean_C, self.std_C)
         for kind, cells in self.stages:
             batch = kind.apply(batch, cells, drawn)
@@ -170,7 +172,6 @@ class CompiledPipeline:
     def __init__(self, *, backend: str | Callable[..., Any] = "inductor") -> None:
         self._program = torch.compile(_augmented, backend=backend, fullgraph=True, dynamic=False)
 
-    @torch.no_grad()
     def __call__(
         self,
         pipeline: Pipeline,
@@ -189,7 +190,7 @@ class CompiledPipeline:
         for _, cells in pipeline.stages:
             for tensor in cells.numbers.values():
                 _mark(tensor)
-        with torch._dynamo.config.patch(recompile_limit=_MOST_PROGRAMS):
+        with torch.no_grad(), torch._dynamo.config.patch(recompile_limit=_MOST_PROGRAMS):
             return self._program(pipeline, images_KBCHW, labels_KB, draws, smoothing_K)
 
 

@@ -9,10 +9,16 @@ Steps are in place where they can be: on a CPU fresh memory costs more than the 
 Shape suffixes: N images, C channels (1 or 3; of a table, 1 is the same for all channels), H rows, W columns.
 """
 
-import math
+from __future__ import annotations
 
-import torch
-from torch import Tensor
+import math
+from typing import TYPE_CHECKING
+
+from nearsight.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 _LEVELS = 256
 

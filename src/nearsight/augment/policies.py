@@ -1,11 +1,15 @@
 """Tables of the policies: how strong operations are in each bin (torchvision's two ranges), and AutoAugment's pairs."""
 
-from dataclasses import dataclass
+from __future__ import annotations
 
-import torch
-from torch import Tensor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from nearsight.augment.operations import Operation
+from nearsight.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)

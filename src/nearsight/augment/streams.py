@@ -4,15 +4,19 @@ Asking `Draws` stream by stream gives the same numbers, but runs the ten rounds 
 operations, once for each stream: more than the augmentations themselves cost on a small batch.
 """
 
+from __future__ import annotations
+
 import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-
+from nearsight.lazy import torch
 from nearsight.randomness import Draws, key_of, philox, stream_id, to_unit_interval
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _WORD = 0xFFFFFFFF
 _WORDS_PER_LANE = 4
@@ -30,7 +34,7 @@ class Drawn:
     """Draws that belong to the batch: [K, num]."""
 
     @classmethod
-    def of(cls, draws: Draws, sample_nums: Mapping[str, int], batch_nums: Mapping[str, int]) -> "Drawn":
+    def of(cls, draws: Draws, sample_nums: Mapping[str, int], batch_nums: Mapping[str, int]) -> Drawn:
         """Equal to `draws.per_sample(name, num)` and `draws.per_batch(name, num)` for every name → num."""
         if not sample_nums and not batch_nums:
             return cls({}, {})
@@ -61,10 +65,13 @@ def parts_of(draw_KBm: Tensor, num_K: Tensor, most: int, num_parts: int) -> list
     return [draw_KBm.gather(-1, place_K1n.expand(-1, draw_KBm.shape[1], -1)) for place_K1n in places]
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _stream_word(name: str) -> int:
     """A function of its own because torch.compile cannot trace the hash behind it."""
     return stream_id(name)
+
+
+# As `torch.compiler.assume_constant_result` does, which would load the compiler for everybody.
+_stream_word._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _num_lanes(num: int) -> int:

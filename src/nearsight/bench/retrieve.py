@@ -21,8 +21,8 @@ from torch import Tensor
 
 from nearsight.bench.costs import PeakMemory
 from nearsight.errors import InputError, check_at_least
-from nearsight.probe.retrieve import DEFAULT_K
 from nearsight.probe.search import PIECE_BYTES, ExactIndex, FaissIndex, check_enough, import_faiss, unit
+from nearsight.probe.settings import RETRIEVE_K
 
 _PART = 65_536
 """Vectors that are drawn at once."""
@@ -59,7 +59,7 @@ def bench_retrieve(
     memory_size: int | None = None,
     num_channels: int = 768,
     num_queries: int | None = None,
-    k: int = DEFAULT_K,
+    k: int = RETRIEVE_K,
     num_turns: int = 3,
 ) -> list[RetrieveRow]:
     """Rows for random directions; by default 1 M vectors and 512 queries on a CPU, 4 M and 16,384 on a GPU."""

@@ -9,12 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from nearsight.commands.options import find_device, parse
+from nearsight.commands.options import asks_for_usage, find_device, listed, parse, print_usage
 from nearsight.errors import unknown_name
+from nearsight.lazy import torch
 from nearsight.models import ModelConfig
-from nearsight_command import print_usage
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,8 +128,10 @@ called."""
 
 
 def main(arguments: Sequence[str]) -> int:
-    if not arguments or arguments[0] in ("-h", "--help"):
-        return print_usage("bench", arguments)
+    if asks_for_usage(arguments):
+        about = {name: (options.__doc__ or "").splitlines()[0] for name, options in BENCHES.items()}
+        usage = f"usage: nearsight bench {{{','.join(about)}}} [OPTIONS]\n\n{listed(about)}"
+        return print_usage("bench", usage, "benchmark", arguments)
     name = arguments[0]
     if name not in BENCHES:
         raise unknown_name("benchmark", name, BENCHES)

@@ -13,6 +13,8 @@ from nearsight.commands.options import dispatch, parse
 from nearsight.data import check_dataset, data_folder, fetch_dataset, list_datasets
 from nearsight.errors import InputError
 
+_USAGE = "usage: nearsight data {list,fetch,check} [NAME] [--data-dir DIR] [--json]"
+
 
 @dataclass(frozen=True, kw_only=True)
 class ListOptions:
@@ -33,7 +35,7 @@ class NameOptions(ListOptions):
 
 
 def main(arguments: Sequence[str]) -> int:
-    return dispatch("data", arguments, {"list": _list, "fetch": _fetch, "check": _check})
+    return dispatch("data", arguments, {"list": _list, "fetch": _fetch, "check": _check}, _USAGE)
 
 
 def _list(arguments: list[str]) -> int:

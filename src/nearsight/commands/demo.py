@@ -1,5 +1,7 @@
 """`nearsight demo`: from data to picture in three minutes on a laptop."""
 
+from __future__ import annotations
+
 import json
 import shlex
 import sys
@@ -8,12 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nearsight.commands.options import Common, parse, stoppable
-from nearsight.commands.progress import TrainingProgress
 from nearsight.files import check_kind, output_folder
-from nearsight.lens import patch_grid
-from nearsight.metrics import uniform_attention_distance
 from nearsight.models import load_model
-from nearsight.train import Stop, train_run
+from nearsight.train import Stop
 from nearsight.train.recipes import demo_runs
 
 
@@ -43,10 +42,14 @@ def main(arguments: Sequence[str]) -> int:
 def _demonstrate(options: DemoOptions, command: str, stop: Stop) -> int:
     # Here, because whatever draws figures takes half a second to load: help and mistakes do without.
     from nearsight.commands.exploring import explorer_of_runs
+    from nearsight.commands.progress import TrainingProgress
+    from nearsight.lens import patch_grid
+    from nearsight.metrics import uniform_attention_distance
     from nearsight.report.figures.models import write_figures
     from nearsight.report.inputs import model_heads
     from nearsight.report.page.models import write_page
     from nearsight.report.reading import compare, layer_table
+    from nearsight.train import train_run
 
     configs = demo_runs(seed=options.seed, epochs=options.epochs, num_train=options.num_train)
     device = options.torch_device

@@ -1,17 +1,18 @@
-"""`nearsight train` of the recipes that pretrain by DINO, in one process or several (torchrun)."""
+"""What `nearsight train` does for the recipes that pretrain by DINO, in one process or several (torchrun)."""
 
-import dataclasses
+from __future__ import annotations
+
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from nearsight.commands.options import Common, parse, stoppable
 from nearsight.commands.progress import EpochProgress
 from nearsight.train import Stop
 from nearsight.train.dino import DinoConfig, DinoListener, DinoRow, pretrain
-from nearsight.train.dino.recipes import PRETRAININGS
-from nearsight.train.processes import TIMEOUT, Processes, together
+from nearsight.train.processes import Processes, together
+
+if TYPE_CHECKING:
+    from nearsight.commands.train import DinoOptions
 
 
 class DinoProgress(EpochProgress, DinoListener):
@@ -28,38 +29,8 @@ class DinoProgress(EpochProgress, DinoListener):
         self._say(f"warning: in epoch {row.epoch} the teacher gave all images the same output; the run has collapsed")
 
 
-@dataclass(frozen=True, kw_only=True)
-class DinoOptions(Common, DinoConfig):
-    """A pretraining run, and where and how it is done."""
-
-    checkpoint_every: int = 1
-    """Epochs between checkpoints; a kill costs those since the last one, SIGINT and SIGTERM cost none."""
-    timeout: float = TIMEOUT
-    """Seconds that one of several processes (torchrun) waits for the others before they count as lost."""
-    out: Path | None = None
-    """Run folder; runs/… by default."""
-
-    @property
-    def config(self) -> DinoConfig:
-        return DinoConfig(**{field.name: getattr(self, field.name) for field in dataclasses.fields(DinoConfig)})
-
-
-def main(name: str, arguments: Sequence[str]) -> int:
-    recipe = PRETRAININGS[name]
-    start = recipe()
-    defaults = DinoOptions(**{field.name: getattr(start, field.name) for field in dataclasses.fields(DinoConfig)})
-    options = parse(
-        DinoOptions,
-        arguments,
-        prog=f"nearsight train {name}",
-        default=defaults,
-        description=(recipe.__doc__ or "").strip(),
-    )
-    out = options.out or Path("runs") / f"{name}-{options.config.identity}"
-    return stoppable(lambda stop: _pretrain(options, out, stop))
-
-
-def _pretrain(options: DinoOptions, out: Path, stop: Stop) -> int:
+def pretrain_shown(options: DinoOptions, out: Path, stop: Stop) -> int:
+    """Train by the options and print what came of it: the exit code."""
     with together(options.torch_device, timeout=options.timeout) as device:
         is_first = Processes.joined().is_first
         with DinoProgress(out.name, silent=not is_first) as progress:

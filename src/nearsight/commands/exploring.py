@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from nearsight.commands.options import Request
 from nearsight.commands.pictures import as_seen
-from nearsight.commands.subjects import Request, Subject, open_subjects
+from nearsight.commands.subjects import Subject, open_subjects
 from nearsight.errors import InputError
 from nearsight.report.explorer import Exhibit, Explorer, explore
 from nearsight.report.inputs import ModelHeads, model_heads

@@ -1,26 +1,22 @@
 """`nearsight maps MODEL --out FILE`: where every query of every head looks, as a file of attention maps."""
 
+from __future__ import annotations
+
 import json
 import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import pandas as pd
-import torch
-
-from nearsight.commands.measuring import prepare
-from nearsight.commands.options import parse
-from nearsight.commands.pictures import within_memory
-from nearsight.commands.subjects import Request
+from nearsight.commands.options import Request, parse
 from nearsight.errors import InputError, check_at_least
 from nearsight.files import check_output_folder
-from nearsight.lens import LayerMaps, attention_maps, open_maps
-from nearsight.lens.maps import empty_maps
-from nearsight.lens.mapsfile import size_of_maps
-from nearsight.lens.running import remembering_surveys
+from nearsight.lazy import pd, torch
+
+if TYPE_CHECKING:
+    from nearsight.lens import LayerMaps
 
 BATCH = 16
 
@@ -53,6 +49,14 @@ def main(arguments: Sequence[str]) -> int:
         )
     check_at_least("--num-images", 1 if options.num_images is None else options.num_images, 1)
     heads = _numbers(options.heads)
+    # Here, because help and mistakes do without.
+    from nearsight.commands.measuring import prepare
+    from nearsight.commands.pictures import within_memory
+    from nearsight.lens import attention_maps
+    from nearsight.lens.maps import empty_maps
+    from nearsight.lens.mapsfile import size_of_maps
+    from nearsight.lens.running import remembering_surveys
+
     _check_out(options.out)
     device, dtype = options.torch_device, getattr(torch, options.dtype)
     with remembering_surveys():
@@ -112,6 +116,8 @@ def _check_out(out: Path) -> None:
         raise InputError(f"{out} is a folder; give the name of a file, such as {out / 'maps.safetensors'}")
     check_output_folder(out.parent)
     if out.exists():
+        from nearsight.lens import open_maps
+
         try:
             open_maps(out)
         except InputError as error:  # a model's weights have the same ending

@@ -1,32 +1,24 @@
 """`nearsight measure MODEL …`: the heads of a run or of any ViT, alone or side by side: tables, figures and a page."""
 
+from __future__ import annotations
+
 import inspect
 import json
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
-
-from nearsight.commands.measuring import (
-    Prepared,
-    ShardMeasuring,
-    about_what,
-    check_sharding,
-    check_what,
-    in_the_table,
-    measure_shown,
-    prepare,
-    shards_of,
-)
-from nearsight.commands.options import DEFAULT_ADDRESS, Engine, check_engine, parse
-from nearsight.commands.subjects import Request, folders_of, short_name
+from nearsight.commands.options import DEFAULT_ADDRESS, Engine, Request, check_engine, folders_of, parse, short_name
 from nearsight.errors import InputError, check_at_least
 from nearsight.files import MEASURED, check_kind, check_output_folder
-from nearsight.lens import Shards, position_gram
-from nearsight.lens.running import remembering_surveys
-from nearsight.work import check_device, import_ray
+from nearsight.lazy import torch
+from nearsight.lens import WHAT
+
+if TYPE_CHECKING:
+    from nearsight.commands.measuring import Prepared
+    from nearsight.lens import Shards
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,14 +52,22 @@ class MeasureOptions(Request):
 
 
 def main(arguments: Sequence[str]) -> int:
-    description = f"{inspect.getdoc(MeasureOptions)}\n\n{about_what()}"
+    description = "\n".join(
+        [f"{inspect.getdoc(MeasureOptions)}\n\n--what adds", *(f"  {name}: {about}" for name, about in WHAT.items())]
+    )
     options = parse(MeasureOptions, arguments, prog="nearsight measure", description=description)
+    from nearsight.lens.running import remembering_surveys
+
     _check(options)
     with remembering_surveys():  # of a first look, of trials of batch sizes, of the table and of the page
         return _run(options, arguments)
 
 
 def _run(options: MeasureOptions, arguments: Sequence[str]) -> int:
+    from nearsight.commands.measuring import check_sharding, check_what, in_the_table, measure_shown, prepare, shards_of
+    from nearsight.lens import position_gram
+    from nearsight.work import check_device, import_ray
+
     out = options.out or _default_folder(options)
     check_output_folder(out)
     if len(options.models) == 1 and out != Path(options.models[0]):  # a run keeps its own table; several have none
@@ -141,6 +141,8 @@ def _measure_shards(
     options: MeasureOptions, prepared: Sequence[Prepared], divided: Sequence[Shards], device: torch.device
 ) -> None:
     """Those that are missing, or of these the one that is asked for."""
+    from nearsight.commands.measuring import ShardMeasuring
+
     measuring = ShardMeasuring(request=options, layers=options.layers, batch_size=options.batch_size, divided=divided)
     jobs = measuring.missing([one.subject.label for one in prepared], options.shard)
     if options.engine == "processes":

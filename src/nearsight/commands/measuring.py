@@ -13,9 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nearsight.commands.options import Request
 from nearsight.commands.pictures import find_batch_size, within_memory
 from nearsight.commands.progress import BarOrLines, MeasuringProgress
-from nearsight.commands.subjects import Request, Subject, images_record, open_subjects, part_of
+from nearsight.commands.subjects import Subject, images_record, open_subjects, part_of
 from nearsight.errors import InputError, check_at_least, unknown_name
 from nearsight.lens import WHAT, HeadTable, Shards, measure
 from nearsight.lens.measurement import MEASUREMENTS
@@ -36,11 +37,6 @@ def check_what(what: Sequence[str], num_models: int) -> tuple[str, ...]:
     if "cka" in names and num_models > 2:
         raise InputError(f"--what cka compares the layers of one model or of two, not of {num_models}")
     return names
-
-
-def about_what() -> str:
-    """For the help: all there is, also what registered itself elsewhere."""
-    return "\n".join(["--what adds", *(f"  {name}: {about}" for name, about in WHAT.items())])
 
 
 def in_the_table(what: Sequence[str]) -> list[str]:

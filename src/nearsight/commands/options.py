@@ -1,6 +1,8 @@
 """What commands share: typed options, parsed with tyro, whose errors are one line; engines; and an orderly end at
 SIGINT or SIGTERM. Handlers belong to commands: the library only offers a `Stop` to request."""
 
+from __future__ import annotations
+
 import contextlib
 import io
 import os
@@ -13,14 +15,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
-import torch
 import tyro
 
 from nearsight.errors import InputError, unknown_name
+from nearsight.lazy import torch
 from nearsight.train import Stop, StoppedError
-from nearsight_command import print_usage
 
 T = TypeVar("T")
 Engine = Literal["local", "processes", "ray"]
@@ -54,12 +55,57 @@ class Common:
         return find_device(self.device)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Request(Common):
+    """The options that say which models are measured on which images."""
+
+    models: Annotated[
+        tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="MODEL [MODEL ...]", help_behavior_hint="")
+    ]
+    """A timm name, hf:org/name or hf:FOLDER (transformers), torchvision:NAME, package.module:function, a run folder."""
+    images: str | None = None
+    """A folder of images, or a data set (nearsight data list), then its test images; by default the embedded set."""
+    num_images: int | None = None
+    """Images at most; for a run as many as its config says, otherwise 256."""
+    pretrained: bool = False
+    """Load the published weights of models of timm and torchvision; they are random otherwise."""
+    checkpoint: Path | None = None
+    """File with your own weights of the model: safetensors, or a state dict that torch.save wrote."""
+    image_size: int | None = None
+    """Side of the images in pixels, if not the model's own."""
+    seed: int = 0
+    """Seed of random weights."""
+
+
+def listed(choices: Mapping[str, str]) -> str:
+    """For helps: a line for each name with what it is for, one below the other."""
+    width = max(map(len, choices))
+    return "\n".join(f"  {name:<{width}}  {about}" for name, about in choices.items())
+
+
+def asks_for_usage(arguments: Sequence[str]) -> bool:
+    """Whether a command that needs one more word is given none, or asked for its help."""
+    return not arguments or arguments[0] in ("-h", "--help")
+
+
+def print_usage(command: str, usage: str, kind: str, arguments: Sequence[str]) -> int:
+    """Print how a command is used: the exit code. It is an error if nobody asked; `kind` is what has to come next."""
+    print(usage)
+    if not arguments:
+        raise InputError(f"no {kind} is named; see nearsight {command} --help")
+    return 0
+
+
 def dispatch(
-    command: str, arguments: Sequence[str], actions: Mapping[str, Callable[[list[str]], int]], kind: str = "action"
+    command: str,
+    arguments: Sequence[str],
+    actions: Mapping[str, Callable[[list[str]], int]],
+    usage: str,
+    kind: str = "action",
 ) -> int:
-    """Run the action that the first argument names with the others; without one, list the actions."""
-    if not arguments or arguments[0] in ("-h", "--help"):
-        return print_usage(command, arguments)
+    """Run the action that the first argument names with the others; without one, print how the command is used."""
+    if asks_for_usage(arguments):
+        return print_usage(command, usage, kind, arguments)
     if arguments[0] not in actions:
         raise unknown_name(kind, arguments[0], actions)
     return actions[arguments[0]](list(arguments[1:]))
@@ -100,6 +146,23 @@ def _one_line(box: str) -> str:
     if number := _OPTIONAL_NUMBER.match(message):
         message = f"{number['option']} is {number['value']}, but {_NUMBERS[number['kind']]} is needed"
     return message.rstrip(".") + (f"; did you mean {option.group()}?" if option else "")
+
+
+def folders_of(models: Sequence[str], out: Path) -> list[Path]:
+    """A folder for each model, named after it; the whole for one alone."""
+    names = [short_name(model) for model in models]
+    if len(names) == 1:
+        return [out]
+    return [out / (name if names.count(name) == 1 else f"{name}-{place}") for place, name in enumerate(names, start=1)]
+
+
+def short_name(text: str) -> str:
+    """A model's name as part of a file name."""
+    text = text.removesuffix("/")
+    for prefix in ("", "hf:"):
+        if text.startswith(prefix) and Path(text.removeprefix(prefix)).is_dir():
+            text = prefix + Path(text.removeprefix(prefix)).resolve().name
+    return re.sub(r"[^\w.-]+", "-", text).strip("-.")[:80] or "model"
 
 
 def find_device(name: str) -> torch.device:

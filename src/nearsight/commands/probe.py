@@ -3,6 +3,8 @@
 Also what all of these share: their options, how models are opened, and what is left behind.
 """
 
+from __future__ import annotations
+
 import importlib
 import json
 import shlex
@@ -12,26 +14,33 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import pandas as pd
-import torch
 import tyro
-from torch import nn
 
-from nearsight.commands.options import Common, dispatch
-from nearsight.commands.pictures import find_batch_size
-from nearsight.commands.subjects import check_named, distinct_labels, open_run, open_source, run_image_size, short_name
+from nearsight.commands.options import Common, dispatch, listed, short_name
 from nearsight.data import DATASETS
 from nearsight.errors import InputError, check_at_least, check_number
 from nearsight.files import check_kind, check_output_folder, output_folder, write_json, write_text
-from nearsight.models.sources import ImageSizeError
-from nearsight.probe import FeatureReader, FeatureSpec, reading, weights_hash
-from nearsight.probe.frozen import FrozenModel, Preparation
-from nearsight.train import RunFolder
-from nearsight.train.integrity import provenance
-from nearsight_command import PROBES
+from nearsight.lazy import pd, torch
+from nearsight.probe import FeatureSpec
 
+if TYPE_CHECKING:
+    from torch import nn
+
+if TYPE_CHECKING:
+    from nearsight.probe import FeatureReader
+    from nearsight.probe.frozen import FrozenModel
+    from nearsight.train import RunFolder
+
+PROBES = {
+    "knn": "classes by the votes of the nearest training images",
+    "linear": "a linear classifier on frozen features",
+    "segment": "a segmentation head on frozen features",
+    "retrieve": "segmentation by the nearest training patches, without training",
+    "all": "all of these, of models or of the runs of a study, in one table",
+}
+"""Name → what it is. Each is a module `nearsight.commands.probe_…`, imported only when it is called."""
 UNTRAINED = "init:"
 """Before the folder of a run: its model with the weights that its seed started from."""
 _MAINS = {"knn": ("probe_classes", "knn"), "linear": ("probe_classes", "linear")}
@@ -39,7 +48,8 @@ _MAINS = {"knn": ("probe_classes", "knn"), "linear": ("probe_classes", "linear")
 
 
 def main(arguments: Sequence[str]) -> int:
-    return dispatch("probe", arguments, {name: partial(_probe, name) for name in PROBES}, kind="probe")
+    usage = f"usage: nearsight probe {{{','.join(PROBES)}}} RUN_OR_MODEL [...] [OPTIONS]\n\n{listed(PROBES)}"
+    return dispatch("probe", arguments, {name: partial(_probe, name) for name in PROBES}, usage, kind="probe")
 
 
 def _probe(name: str, arguments: list[str]) -> int:
@@ -116,9 +126,13 @@ class ProbeRequest(ModelsRequest):
         return self.frozen(self.seed, **self.opened_for), out
 
     def reading(self, frozen: FrozenModel, spec: FeatureSpec) -> AbstractContextManager[FeatureReader]:
+        from nearsight.probe import reading
+
         return reading(frozen.model, spec, image_size=frozen.preparation.size, device=self.torch_device)
 
     def images_at_once(self, reader: FeatureReader, frozen: FrozenModel) -> int:
+        from nearsight.commands.pictures import find_batch_size
+
         def run(num_images: int) -> object:
             return reader(torch.zeros(num_images, 3, *frozen.preparation.size))
 
@@ -127,6 +141,8 @@ class ProbeRequest(ModelsRequest):
 
 def describe(frozen: FrozenModel, reader: FeatureReader) -> dict[str, Any]:
     """Whose features these are, and which."""
+    from nearsight.probe import weights_hash
+
     return {
         "model": frozen.label,
         "weights": weights_hash(frozen.model),
@@ -173,6 +189,7 @@ class Outcome:
     def _write(self, out: Path, arguments: Sequence[str], device: torch.device, began: float, seed: int) -> None:
         """result.json, table.csv, table.md, further tables and, when all that is there, provenance.json."""
         from nearsight.report.tables import Table  # here, because it takes half a second
+        from nearsight.train.integrity import provenance
 
         output_folder(out)
         table = Table(name="table", title=self.title, numbers=self.numbers, shown=self.shown, notes=self.notes)
@@ -213,6 +230,10 @@ def open_frozen(
         image_size: side of the square images that the models are opened for, if not what they say; a run has its own.
         size_to_try: the same, only for models that do not say what they take, or fail on it.
     """
+    from nearsight.commands.subjects import check_named, distinct_labels, open_source
+    from nearsight.models.sources import ImageSizeError
+    from nearsight.probe.frozen import FrozenModel, Preparation
+
     check_named(texts, pretrained=pretrained, checkpoint=checkpoint)
     opened = []
     for text in texts:
@@ -242,6 +263,9 @@ def open_frozen(
 
 
 def _open_run(text: str, checkpoint: Path | None, image_size: int | None) -> FrozenModel:
+    from nearsight.commands.subjects import open_run, run_image_size
+    from nearsight.probe.frozen import FrozenModel, Preparation
+
     if text.startswith(UNTRAINED):
         folder, model = _open_untrained(text, checkpoint, image_size)
     else:
@@ -255,6 +279,9 @@ def _open_run(text: str, checkpoint: Path | None, image_size: int | None) -> Fro
 
 
 def _open_untrained(text: str, checkpoint: Path | None, image_size: int | None) -> tuple[RunFolder, nn.Module]:
+    from nearsight.commands.subjects import run_image_size
+    from nearsight.train import RunFolder
+
     if checkpoint is not None:
         raise InputError(f"--checkpoint does not go with {text}, whose weights are fresh")
     if image_size is not None:

@@ -1,5 +1,7 @@
 """`nearsight probe all MODEL …`: every probe of one model, of several, or of all runs of a study, and one table."""
 
+from __future__ import annotations
+
 import json
 import shlex
 import time
@@ -8,22 +10,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nearsight.commands.options import parse, stoppable
+from nearsight.commands.options import parse, short_name, stoppable
 from nearsight.commands.probe import UNTRAINED, run_path
 from nearsight.commands.probing_all import PROVENANCE, RESULTS, AllProbes, AllRequest
-from nearsight.commands.subjects import short_name
 from nearsight.errors import InputError
 from nearsight.files import PROBES, check_kind, check_output_folder, write_json
 from nearsight.models import ModelConfig
-from nearsight.probe.frozen import FrozenModel
-from nearsight.probe.scores import StoredProbe
-from nearsight.study.plan import Plan, write_plan
-from nearsight.study.results import check_place, read_description, run_folder
-from nearsight.train import RunFolder, Stop
-from nearsight.train.integrity import joined
+from nearsight.train import Stop
 
 if TYPE_CHECKING:
+    from nearsight.probe.frozen import FrozenModel
+    from nearsight.probe.scores import StoredProbe
     from nearsight.report.probes import ProbedModel, ProbeResults
+    from nearsight.study.plan import Plan
 
 _NAMES = {(False, False): "ViT", (True, False): "ViT + GAug", (False, True): "ViT + PRR", (True, True): "LocAt"}
 """By gaug and prr, in the words of the LocAt studies."""
@@ -73,6 +72,8 @@ class AllOptions(AllRequest):
 def main(arguments: Sequence[str]) -> int:
     options = parse(AllOptions, arguments, prog="nearsight probe all")
     options.check("all")
+    from nearsight.study.results import check_place
+
     origins = find_origins(options.models)
     out = options.out or Path("runs") / f"probes-{origins.folder}"
     check_output_folder(out)
@@ -88,6 +89,7 @@ def _probe_all(options: AllOptions, origins: Origins, out: Path, arguments: Sequ
     from nearsight.report.page.folders import write_folder_page
     from nearsight.report.probe_tables import write_probe_report
     from nearsight.report.probes import ProbeResults
+    from nearsight.train.integrity import joined
 
     declare_all()
     began = time.perf_counter()
@@ -118,6 +120,7 @@ def _write_plan(origins: Origins, out: Path, reuse: Sequence[Path]) -> Plan:
     results are taken."""
     from nearsight.report.studies import PROBES as ALL
     from nearsight.report.studies import report_of
+    from nearsight.study.plan import Plan, write_plan
 
     return write_plan(
         out,
@@ -130,8 +133,9 @@ def _write_plan(origins: Origins, out: Path, reuse: Sequence[Path]) -> Plan:
     )
 
 
-def _described(frozen: FrozenModel, origin: Origin) -> "ProbedModel":
+def _described(frozen: FrozenModel, origin: Origin) -> ProbedModel:
     from nearsight.report.probes import ProbedModel
+    from nearsight.train import RunFolder
 
     trained = RunFolder(Path(origin.text)) if Path(origin.text).is_dir() else None
     return ProbedModel(
@@ -144,7 +148,7 @@ def _described(frozen: FrozenModel, origin: Origin) -> "ProbedModel":
     )
 
 
-def _as_text(results: "ProbeResults", out: Path) -> str:
+def _as_text(results: ProbeResults, out: Path) -> str:
     from nearsight.report.probe_tables import models_table
 
     table = models_table(results)
@@ -183,6 +187,8 @@ def find_origins(texts: Sequence[str]) -> Origins:
 
 
 def _of_study(folder: Path) -> Origins:
+    from nearsight.study.results import read_description, run_folder
+
     described = read_description(folder)
     done = []
     for cell in described["cells"]:
@@ -203,6 +209,8 @@ def _of_study(folder: Path) -> Origins:
 
 def _grouped(texts: Sequence[str]) -> tuple[Origin, ...]:
     """With conditions and seeds where all are runs that differ in nothing else, no two of them in one place."""
+    from nearsight.train import RunFolder
+
     alone = tuple(Origin(text=text) for text in texts)
     paths = [path for text in texts if (path := run_path(text)) is not None]
     if not 1 < len(texts) == len(paths):

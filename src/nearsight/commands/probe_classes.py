@@ -1,38 +1,30 @@
 """`nearsight probe {knn,linear} MODEL …`: classes by the nearest training images, or by a linear classifier."""
 
+from __future__ import annotations
+
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
-
-import pandas as pd
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, Literal
 
 from nearsight.commands.options import parse
 from nearsight.commands.probe import Outcome, ProbeRequest, describe, run_path
-from nearsight.commands.progress import MeasuringProgress
 from nearsight.data import Dataset, ImageSet, load_dataset
 from nearsight.data.segmentation import SEGMENTATION_SETS
 from nearsight.errors import InputError
-from nearsight.probe import (
-    FeatureKey,
-    FeatureSpec,
-    LinearConfig,
-    LinearResult,
-    Score,
-    accuracy_score,
-    cached_features,
-    knn_right,
-    linear_probe,
-)
-from nearsight.probe.features import Place, Tokens
-from nearsight.probe.frozen import FrozenModel
-from nearsight.probe.knn import DEFAULT_KS, DEFAULT_TEMPERATURE, check_votes
-from nearsight.probe.linear import cropped_features
+from nearsight.lazy import pd
+from nearsight.probe import FeatureSpec, LinearConfig
 from nearsight.probe.search import check_enough
-from nearsight.train import RunFolder, load_data
+from nearsight.probe.settings import KNN_KS, KNN_TEMPERATURE, Place, Tokens, check_votes
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+if TYPE_CHECKING:
+    from nearsight.probe import LinearResult, Score
+    from nearsight.probe.frozen import FrozenModel
 
 EMBEDDED = "shapes"
 _USUAL = LinearConfig()
@@ -59,6 +51,8 @@ class ClassRequest(ProbeRequest):
         return FeatureSpec(block=self.block, place=self.place, tokens=tokens)
 
     def load(self) -> Dataset:
+        from nearsight.train import RunFolder, load_data
+
         if self.data in SEGMENTATION_SETS:
             raise InputError(
                 f"{self.data} has masks and no class for each image: it is for nearsight probe segment and retrieve; "
@@ -89,9 +83,9 @@ class ClassRequest(ProbeRequest):
 class KnnRequest(ClassRequest):
     """The options of k-NN."""
 
-    ks: tuple[int, ...] = DEFAULT_KS
+    ks: tuple[int, ...] = KNN_KS
     """Numbers of neighbours; one search serves all."""
-    temperature: float = DEFAULT_TEMPERATURE
+    temperature: float = KNN_TEMPERATURE
     """T of the votes."""
 
     def check(self, probe: str) -> None:
@@ -119,6 +113,10 @@ def probed(
     request: ClassRequest, frozen: FrozenModel, dataset: Dataset, *, random_crops: bool = False
 ) -> Iterator[Probed]:
     """The features of a model for both parts of a data set, from the cache or into it."""
+    from nearsight.commands.progress import MeasuringProgress
+    from nearsight.probe import FeatureKey, cached_features
+    from nearsight.probe.linear import cropped_features
+
     preparation = replace(frozen.preparation, crop_pct=request.crop_pct)
     device = request.torch_device
     with request.reading(frozen, request.spec) as reader:
@@ -153,6 +151,8 @@ def probed(
 
 def knn_found(request: KnnRequest, features: Probed, dataset: Dataset) -> dict[int, Score]:
     """k → the accuracy of k-NN."""
+    from nearsight.probe import accuracy_score, knn_right
+
     right = knn_right(
         features.train_NC,
         dataset.train.labels_N,
@@ -170,6 +170,8 @@ def linear_found(
     request: ClassRequest, features: Probed, dataset: Dataset, config: LinearConfig
 ) -> tuple[LinearResult, Score]:
     """A linear classifier, and its accuracy."""
+    from nearsight.probe import accuracy_score, linear_probe
+
     result = linear_probe(
         features.train_NC,
         dataset.train.labels_N,

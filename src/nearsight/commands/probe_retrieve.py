@@ -1,22 +1,25 @@
 """`nearsight probe retrieve MODEL … --data NAME`: segmentation by the nearest training patches, without training."""
 
+from __future__ import annotations
+
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from math import isnan
-from typing import Any
-
-import pandas as pd
+from typing import TYPE_CHECKING, Any
 
 from nearsight.commands.options import parse
 from nearsight.commands.probe import Outcome, ProbeRequest, describe
-from nearsight.commands.progress import MeasuringProgress
 from nearsight.data.segmentation import MaskedImages, SegmentationSet, load_segmentation
 from nearsight.errors import check_at_least, check_positive
-from nearsight.probe import FeatureSpec, Retriever, Score, build_memory, miou_score, retrieve
-from nearsight.probe.features import Place
-from nearsight.probe.frozen import FrozenModel, at_size
-from nearsight.probe.retrieve import DEFAULT_K, DEFAULT_SIZE, DEFAULT_TEMPERATURE, IndexKind, RetrievalResult
+from nearsight.lazy import pd
+from nearsight.probe import FeatureSpec
+from nearsight.probe.settings import MEMORY_SIZE, RETRIEVE_K, RETRIEVE_TEMPERATURE, IndexKind, Place
+
+if TYPE_CHECKING:
+    from nearsight.probe import Score
+    from nearsight.probe.frozen import FrozenModel
+    from nearsight.probe.retrieve import RetrievalResult
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,11 +30,11 @@ class RetrieveSettings:
     """Block whose patches are read, or the stage of a hierarchical model."""
     place: Place = "block"
     """Features as the block returns them, after the final norm (norm), or refined (prr)."""
-    k: int = DEFAULT_K
+    k: int = RETRIEVE_K
     """Neighbours of each patch."""
-    temperature: float = DEFAULT_TEMPERATURE
+    temperature: float = RETRIEVE_TEMPERATURE
     """T of their weights, softmax(similarity / T)."""
-    memory_size: int = DEFAULT_SIZE
+    memory_size: int = MEMORY_SIZE
     """Patches in the memory at most; of more, a random choice, as many of each image."""
     image_size: int | None = None
     """Side of the square that images are squeezed to; by default what the model takes. The larger, the more patches."""
@@ -94,6 +97,10 @@ def retrieved(
 ) -> Retrieved:
     """Segment the test images of a data set by the patches of its training images. `size_option`: what asked for the
     size of images, for complaints."""
+    from nearsight.commands.progress import MeasuringProgress
+    from nearsight.probe import Retriever, build_memory, miou_score, retrieve
+    from nearsight.probe.frozen import at_size
+
     if settings.image_size is not None:
         device = request.torch_device
         frozen = at_size(frozen, settings.image_size, settings.spec, option=size_option, device=device)

@@ -8,6 +8,8 @@ A cluster probes each model in a job and a folder of its own; then one more comm
 one report of them all.
 """
 
+from __future__ import annotations
+
 import functools
 import sys
 import time
@@ -15,26 +17,23 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from nearsight.commands.probe_classes import KnnRequest, Probed, knn_found, linear_found, probed
 from nearsight.commands.probe_retrieve import RetrieveSettings, first_images, retrieved
-from nearsight.commands.probe_segment import SegmentProgress, draw_predictions
 from nearsight.data import Dataset
 from nearsight.data.segmentation import SegmentationSet, load_segmentation
 from nearsight.errors import InputError, check_at_least
 from nearsight.files import read_object
-from nearsight.probe import LinearConfig, Score
-from nearsight.probe.features import Place
-from nearsight.probe.frozen import FrozenModel, size_step
-from nearsight.probe.retrieve import DEFAULT_SIZE
-from nearsight.probe.scores import ProbeKey, ProbeStore, StoredProbe
+from nearsight.probe import LinearConfig
 from nearsight.probe.segmentation.config import SegmentConfig, default_settings
-from nearsight.probe.segmentation.probing import probe_segmentation
-from nearsight.probe.segmentation.result import SegmentFolder
+from nearsight.probe.settings import MEMORY_SIZE, Place
 from nearsight.train import Stop
-from nearsight.train.integrity import PROVENANCE as CERTIFICATE
-from nearsight.train.integrity import check_sums, check_there, copy_complete, provenance
+
+if TYPE_CHECKING:
+    from nearsight.probe import Score
+    from nearsight.probe.frozen import FrozenModel
+    from nearsight.probe.scores import ProbeKey, StoredProbe
 
 ProbeName = Literal["knn", "linear", "retrieve", "segment"]
 OF_CLASSES: tuple[ProbeName, ...] = ("knn", "linear")
@@ -43,7 +42,7 @@ RESULTS = "results"
 PROVENANCE = "provenance"
 """Under which a result says by which code and on which machine it was computed."""
 
-Found = tuple[Mapping[str, Score], Mapping[str, Any]]
+Found: TypeAlias = "tuple[Mapping[str, Score], Mapping[str, Any]]"
 """Scores by name, and what else is to be recorded."""
 
 
@@ -63,7 +62,7 @@ class AllRequest(KnnRequest):
     """Its test images at most, likewise."""
     dense_place: Place = "block"
     """Features of patches as the block returns them, after the final norm, or refined."""
-    memory_size: int = DEFAULT_SIZE
+    memory_size: int = MEMORY_SIZE
     """Patches in the memory of retrieval at most."""
     retrieve_size: int | None = None
     """Side of the square that images of retrieval are squeezed to; by default the size the model takes."""
@@ -95,6 +94,8 @@ class AllRequest(KnnRequest):
         )
 
     def segment_config(self, frozen: FrozenModel, dataset: SegmentationSet) -> SegmentConfig:
+        from nearsight.probe.frozen import size_step
+
         usual = default_settings(dataset.name, image_size=max(frozen.preparation.size), step=size_step(frozen.model))
         given = {"iterations": self.segment_iterations, "batch_size": self.segment_batch_size}
         chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
@@ -144,6 +145,9 @@ class AllProbes:
     def __init__(
         self, request: AllRequest, dataset: Dataset | None, dense: SegmentationSet | None, out: Path, stop: Stop
     ) -> None:
+        from nearsight.probe.scores import ProbeStore
+        from nearsight.train.integrity import provenance
+
         self._request, self._dataset, self._dense, self._stop = request, dataset, dense, stop
         self._store, self._out = ProbeStore(out / RESULTS), out
         self._provenance = provenance(request.torch_device)
@@ -160,6 +164,8 @@ class AllProbes:
 
     def _found(self, step: _Step, frozen: FrozenModel, model: str) -> StoredProbe:
         """From the store or that of another folder, or computed and put there."""
+        from nearsight.probe.scores import ProbeKey
+
         key = ProbeKey(
             probe=step.probe,
             model=model,
@@ -204,6 +210,10 @@ class AllProbes:
         yield _Step(probe="linear", data=data, settings={**common, **asdict(config)}, compute=linear)
 
     def _of_patches(self, frozen: FrozenModel) -> Iterator[_Step]:
+        from nearsight.commands.probing_segment import SegmentProgress, draw_predictions
+        from nearsight.probe import Score
+        from nearsight.probe.segmentation.probing import probe_segmentation
+
         request, dense = self._request, self._dense
         if dense is None:
             return
@@ -258,6 +268,8 @@ def check_reusable(folders: Sequence[Path]) -> None:
 
 def reuse_probe(key: ProbeKey, others: Sequence[Path], out: Path) -> StoredProbe | None:
     """Copy what one of the other folders has of this probe into the folder `out`; None if none has it."""
+    from nearsight.probe.scores import ProbeStore
+
     for other in others:
         stored = ProbeStore(other / RESULTS).read(key)
         if stored is None or (key.probe == "segment" and not _take_head(key, other, out)):
@@ -269,6 +281,8 @@ def reuse_probe(key: ProbeKey, others: Sequence[Path], out: Path) -> StoredProbe
 
 def with_certificate(key: ProbeKey, stored: StoredProbe, folder: Path) -> StoredProbe:
     """A result that says where it is from, if its folder does."""
+    from nearsight.train.integrity import PROVENANCE as CERTIFICATE
+
     if PROVENANCE in stored.told or not (folder / CERTIFICATE).is_file():
         return stored
     return _write(key, stored, folder, folder)
@@ -276,12 +290,17 @@ def with_certificate(key: ProbeKey, stored: StoredProbe, folder: Path) -> Stored
 
 def _write(key: ProbeKey, stored: StoredProbe, source: Path, out: Path) -> StoredProbe:
     """Results of earlier versions do not say where they are from, but their folder does."""
+    from nearsight.probe.scores import ProbeStore
+
     about = stored.told if PROVENANCE in stored.told else {**stored.told, PROVENANCE: _certificate(source)}
     return ProbeStore(out / RESULTS).write(key, stored.scores, about)
 
 
 def _take_head(key: ProbeKey, other: Path, out: Path) -> bool:
     """Copy a segmentation head and its pictures; False if it is not there as it was left."""
+    from nearsight.probe.segmentation.result import SegmentFolder
+    from nearsight.train.integrity import check_sums, check_there, copy_complete
+
     theirs, ours = SegmentFolder(segment_folder(other, key)), SegmentFolder(segment_folder(out, key))
     if not theirs.is_complete:
         return False
@@ -299,5 +318,7 @@ def _take_head(key: ProbeKey, other: Path, out: Path) -> bool:
 
 def _certificate(folder: Path) -> dict[str, object]:
     """By which code and on which machine the folder was made."""
+    from nearsight.train.integrity import PROVENANCE as CERTIFICATE
+
     held = read_object(folder / CERTIFICATE, missing=f"{folder} does not say where its probes are from")
     return {name: held.get(name) for name in ("commit", "versions", "hardware")}

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from nearsight.commands.options import Common, parse
-from nearsight.commands.subjects import short_name
+from nearsight.commands.options import Common, parse, short_name
 from nearsight.errors import InputError
 from nearsight.files import check_output_folder, write_text
 

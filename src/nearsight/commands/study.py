@@ -1,40 +1,38 @@
 """`nearsight study {list,power,run,show}`: the papers' experiments, with error bars."""
 
+from __future__ import annotations
+
 import json
 import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import torch
 import tyro
 
 from nearsight.commands.options import DEFAULT_ADDRESS, Common, Engine, check_engine, dispatch, parse, stoppable
-from nearsight.commands.study_progress import SimulationProgress, StudyProgress
-from nearsight.commands.study_tables import described, described_simulation, simulation_table, table
 from nearsight.errors import InputError, check_at_least
+from nearsight.files import is_url
+from nearsight.lazy import torch
 from nearsight.papers import catalogue, find_study_or_simulation
-from nearsight.study import (
-    Simulation,
-    SimulationResults,
-    Study,
-    StudyFolder,
-    StudyResults,
-    is_simulation,
-    run_simulation,
-    run_study,
-)
-from nearsight.study.design import Scale
-from nearsight.study.executors import Executor, LocalExecutor, ProcessesExecutor, RayExecutor
-from nearsight.study.location import PublishedStudy, StudyPublisher, is_url, scratch_folder
-from nearsight.study.plan import PlannedClaims
-from nearsight.study.running import StackBy, fetch_study
+from nearsight.study.recipes import Scale, StackBy
 from nearsight.train import Stop
+
+if TYPE_CHECKING:
+    from nearsight.study import Simulation, Study, StudyFolder
+    from nearsight.study.executors import Executor
+    from nearsight.study.location import StudyPublisher
+    from nearsight.study.plan import PlannedClaims
 
 _OF_TRAININGS = ("reuse", "stack_by", "cells_per_stack", "engine", "workers", "address", "checkpoint_every")
 """Options that a simulation does not use."""
+_USAGE = """usage: nearsight study list
+       nearsight study run NAME [--seeds N] [--scale {full,small}] [--engine ENGINE] [OPTIONS]
+       nearsight study show NAME_OR_DIR
+
+nearsight study run --help shows all options."""
 _NAME = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="NAME")]
 
 
@@ -101,7 +99,7 @@ class PowerOptions(ListOptions):
 
 
 def main(arguments: Sequence[str]) -> int:
-    return dispatch("study", arguments, {"list": _list, "power": _power, "run": _run, "show": _show})
+    return dispatch("study", arguments, {"list": _list, "power": _power, "run": _run, "show": _show}, _USAGE)
 
 
 def _list(arguments: list[str]) -> int:
@@ -132,6 +130,8 @@ def _power(arguments: list[str]) -> int:
     for number in options.seeds:
         check_at_least("seeds", number, 1)
     study = find_study_or_simulation(options.name)()
+    from nearsight.study import Simulation, StudyResults
+
     if isinstance(study, Simulation):
         raise InputError(f"study {options.name!r} simulates its own data; its claims have no numbers to draw around")
     from nearsight.papers import declare_all
@@ -152,6 +152,9 @@ def _power(arguments: list[str]) -> int:
 def _run(arguments: list[str]) -> int:
     options = parse(RunOptions, arguments, prog="nearsight study run")
     recipe = find_study_or_simulation(options.name)
+    from nearsight.study import Simulation
+    from nearsight.study.location import StudyPublisher
+
     study = recipe() if options.seeds is None else recipe(seeds=options.seeds)
     if options.scale == "small":
         study = study.small()
@@ -166,6 +169,10 @@ def _run(arguments: list[str]) -> int:
 
 
 def _run_simulation(simulation: Simulation, out: Path, options: RunOptions, stop: Stop) -> int:
+    from nearsight.commands.study_progress import SimulationProgress
+    from nearsight.commands.study_tables import described_simulation, simulation_table
+    from nearsight.study import SimulationResults, run_simulation
+
     with SimulationProgress(simulation.name, simulation.responses) as progress:
         folder = run_simulation(
             simulation, out, device=options.torch_device, listener=progress, stop=stop, claims=_claims(simulation)
@@ -195,6 +202,8 @@ def _check_for_simulation(options: RunOptions, name: str) -> None:
 
 
 def _executor(options: RunOptions) -> Executor:
+    from nearsight.study.executors import LocalExecutor, ProcessesExecutor, RayExecutor
+
     check_engine(options.engine, workers=options.workers, address=options.address)
     if options.engine == "processes":
         return ProcessesExecutor(device=options.torch_device, workers=options.workers)
@@ -218,6 +227,11 @@ def _default_folder(name: str, scale: Scale) -> Path:
 def _run_and_report(
     study: Study, out: Path, location: StudyPublisher | None, options: RunOptions, executor: Executor, stop: Stop
 ) -> int:
+    from nearsight.commands.study_progress import StudyProgress
+    from nearsight.commands.study_tables import described, table
+    from nearsight.study import run_study
+    from nearsight.study.location import scratch_folder
+
     place = location.url if location else str(out)
     out = scratch_folder(location.url) if location else out
     from nearsight.report.page.live import LivePage
@@ -269,7 +283,13 @@ def _write_report(folder: StudyFolder, options: RunOptions) -> None:
 
 def _show(arguments: list[str]) -> int:
     options = parse(ShowOptions, arguments, prog="nearsight study show")
-    path = fetch_study(PublishedStudy(options.name)) if is_url(options.name) else _find_folder(options.name)
+    path = None if is_url(options.name) else _find_folder(options.name)
+    from nearsight.commands.study_tables import described, described_simulation, simulation_table, table
+    from nearsight.study import SimulationResults, StudyFolder, is_simulation
+    from nearsight.study.location import PublishedStudy
+    from nearsight.study.running import fetch_study
+
+    path = path or fetch_study(PublishedStudy(options.name))
     if is_simulation(path):
         results = SimulationResults.read(path)
         description, shown = described_simulation(results), simulation_table(results)

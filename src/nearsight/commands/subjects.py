@@ -4,18 +4,16 @@
 import hashlib
 import json
 import os
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-import tyro
 from timm.data import resolve_data_config
 from torch import nn
 
-from nearsight.commands.options import Common
+from nearsight.commands.options import Request
 from nearsight.commands.pictures import FilePictures, Images, Pictures, PreparedImages, RunImages, find_pictures
 from nearsight.data import DATASETS, measuring_subset
 from nearsight.data.loading import dataset_spec
@@ -27,28 +25,6 @@ from nearsight.train import RunConfig, RunFolder, load_data
 from nearsight.train.heads import MEASURING_BATCH
 
 DEFAULT_NUM_IMAGES = 256
-
-
-@dataclass(frozen=True, kw_only=True)
-class Request(Common):
-    """The options that say which models are measured on which images."""
-
-    models: Annotated[
-        tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="MODEL [MODEL ...]", help_behavior_hint="")
-    ]
-    """A timm name, hf:org/name or hf:FOLDER (transformers), torchvision:NAME, package.module:function, a run folder."""
-    images: str | None = None
-    """A folder of images, or a data set (nearsight data list), then its test images; by default the embedded set."""
-    num_images: int | None = None
-    """Images at most; for a run as many as its config says, otherwise 256."""
-    pretrained: bool = False
-    """Load the published weights of models of timm and torchvision; they are random otherwise."""
-    checkpoint: Path | None = None
-    """File with your own weights of the model: safetensors, or a state dict that torch.save wrote."""
-    image_size: int | None = None
-    """Side of the images in pixels, if not the model's own."""
-    seed: int = 0
-    """Seed of random weights."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,23 +69,6 @@ def open_subjects(request: Request, device: torch.device, *, all_decoded: bool =
     ]
     labels = distinct_labels([subject.label for subject in subjects], request.models)
     return [replace(subject, label=label) for subject, label in zip(subjects, labels, strict=True)]
-
-
-def folders_of(models: Sequence[str], out: Path) -> list[Path]:
-    """A folder for each model, named after it; the whole for one alone."""
-    names = [short_name(model) for model in models]
-    if len(names) == 1:
-        return [out]
-    return [out / (name if names.count(name) == 1 else f"{name}-{place}") for place, name in enumerate(names, start=1)]
-
-
-def short_name(text: str) -> str:
-    """A model's name as part of a file name."""
-    text = text.removesuffix("/")
-    for prefix in ("", "hf:"):
-        if text.startswith(prefix) and Path(text.removeprefix(prefix)).is_dir():
-            text = prefix + Path(text.removeprefix(prefix)).resolve().name
-    return re.sub(r"[^\w.-]+", "-", text).strip("-.")[:80] or "model"
 
 
 def _open_run(text: str, request: Request, pictures: Pictures | None, device: torch.device) -> Subject:

@@ -1,29 +1,42 @@
 """`nearsight train RECIPE`: any field of the recipe's config can be set from the command line."""
 
+from __future__ import annotations
+
 import contextlib
 import dataclasses
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
-import torch
 import tyro
 
 from nearsight.augment import AUGMENTATIONS, Augmentation
-from nearsight.commands import dino
-from nearsight.commands.options import Common, parse, stoppable
-from nearsight.commands.progress import TrainingProgress, most_local_head
+from nearsight.commands.options import Common, asks_for_usage, listed, parse, print_usage, stoppable
 from nearsight.configuration import field_docs
 from nearsight.errors import InputError, unknown_name
+from nearsight.lazy import torch
 from nearsight.models import ModelConfig
-from nearsight.train import ASSUMED, PROTOCOLS, Protocol, RunConfig, RunFolder, Stop, train_run
+from nearsight.train import ASSUMED, PROTOCOLS, Protocol, RunConfig, Stop
+from nearsight.train.dino import DinoConfig
 from nearsight.train.dino.recipes import PRETRAININGS
-from nearsight.train.processes import TIMEOUT, Processes, together
+from nearsight.train.processes import TIMEOUT
 from nearsight.train.recipes import RUNS
-from nearsight_command import print_usage
 
+if TYPE_CHECKING:
+    from nearsight.train import RunFolder
+    from nearsight.train.processes import Processes
+
+_USAGE = """usage: nearsight train RECIPE [--protocol NAME] [OPTIONS]
+
+{recipes}
+
+--protocol is for training with labels; dino-… recipes have one of their own.
+nearsight train RECIPE --help shows every setting of a recipe with its default.
+A run that was stopped (SIGINT, SIGTERM) or killed continues when the same command is given again.
+Several GPUs: torchrun --nproc-per-node N -m nearsight train RECIPE …; the batch is that of all together."""
 _CHECKPOINT_HELP = (
     "Epochs between checkpoints; a kill costs those since the last one, SIGINT and SIGTERM cost none. "
     "It changes no number."
@@ -32,14 +45,15 @@ _TIMEOUT_HELP = "Seconds that one of several processes (torchrun) waits for the 
 
 
 def main(arguments: Sequence[str]) -> int:
-    if not arguments or arguments[0] in ("-h", "--help"):
-        return print_usage("train", arguments)
+    if asks_for_usage(arguments):
+        about = {name: (recipe.__doc__ or "").splitlines()[0] for name, recipe in {**RUNS, **PRETRAININGS}.items()}
+        return print_usage("train", _USAGE.format(recipes=listed(about)), "recipe", arguments)
     name, *rest = arguments
     if name.startswith("-"):
         names = ", ".join([*RUNS, *PRETRAININGS])
         raise InputError(f"the recipe comes first: nearsight train RECIPE [OPTIONS]; recipes: {names}")
     if name in PRETRAININGS:
-        return dino.main(name, rest)
+        return _pretrain(name, rest)
     if name not in RUNS:
         raise unknown_name("recipe", name, [*RUNS, *PRETRAININGS])
     recipe = RUNS[name]
@@ -56,7 +70,44 @@ def main(arguments: Sequence[str]) -> int:
     return stoppable(lambda stop: _train(config, out, options, stop))
 
 
+@dataclass(frozen=True, kw_only=True)
+class DinoOptions(Common, DinoConfig):
+    """A pretraining run, and where and how it is done."""
+
+    checkpoint_every: int = 1
+    """Epochs between checkpoints; a kill costs those since the last one, SIGINT and SIGTERM cost none."""
+    timeout: float = TIMEOUT
+    """Seconds that one of several processes (torchrun) waits for the others before they count as lost."""
+    out: Path | None = None
+    """Run folder; runs/… by default."""
+
+    @property
+    def config(self) -> DinoConfig:
+        return DinoConfig(**{field.name: getattr(self, field.name) for field in dataclasses.fields(DinoConfig)})
+
+
+def _pretrain(name: str, arguments: Sequence[str]) -> int:
+    recipe = PRETRAININGS[name]
+    start = recipe()
+    defaults = DinoOptions(**{field.name: getattr(start, field.name) for field in dataclasses.fields(DinoConfig)})
+    options = parse(
+        DinoOptions,
+        arguments,
+        prog=f"nearsight train {name}",
+        default=defaults,
+        description=(recipe.__doc__ or "").strip(),
+    )
+    out = options.out or Path("runs") / f"{name}-{options.config.identity}"
+    from nearsight.commands.dino import pretrain_shown
+
+    return stoppable(lambda stop: pretrain_shown(options, out, stop))
+
+
 def _train(config: RunConfig, out: Path, options: Any, stop: Stop) -> int:
+    from nearsight.commands.progress import TrainingProgress, most_local_head
+    from nearsight.train import train_run
+    from nearsight.train.processes import Processes, together
+
     common = Common(device=options.device, data_dir=options.data_dir, json=options.json)
     with together(common.torch_device, timeout=options.timeout) as device:
         processes = Processes.joined()

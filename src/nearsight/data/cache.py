@@ -8,6 +8,8 @@ Opening must not read a gigabyte, yet must not trust a changed file. So the writ
 one noted in the record: as long as it is still there the file is taken as it is, otherwise its sha256 is computed once.
 """
 
+from __future__ import annotations
+
 import errno
 import hashlib
 import json
@@ -19,14 +21,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-import numpy as np
-import torch
-
 from nearsight.data.dataset import ImageSet, fingerprint
 from nearsight.data.locations import check_spelling, entries_below, user_cache_folder
 from nearsight.data.registry import Source
 from nearsight.errors import InputError
 from nearsight.files import canonical_hash, reading, replacing
+from nearsight.lazy import np, torch
 
 VERSION = 4
 """Raise it whenever decoding or this layout changes: caches of other versions are written again."""

@@ -1,13 +1,13 @@
 """Behind `nearsight data list` and `check`: which data sets are on this machine, and whether they are as published."""
 
+from __future__ import annotations
+
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from nearsight.data.cache import cache_file, open_cached, verify_cache
 from nearsight.data.dataset import ImageSet
@@ -24,6 +24,10 @@ from nearsight.data.segmentation.masks import (
 )
 from nearsight.errors import InputError
 from nearsight.files import reading
+from nearsight.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _SHOWN = 5
 _LABELS = IGNORED + 1

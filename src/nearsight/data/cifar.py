@@ -4,23 +4,25 @@ Binary: records of one (CIFAR-10) or two (CIFAR-100: coarse, fine) label bytes a
 Python: pickled dictionaries with the same pixels as a [N, 3072] array and the labels as a list.
 """
 
+from __future__ import annotations
+
 import io
 import pickle
 import pickletools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-import torch
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any
 
 from nearsight.data.dataset import check_label_range
 from nearsight.data.locations import read_published
 from nearsight.data.registry import Chunk, DatasetSpec, Download, Source, register_dataset
 from nearsight.errors import InputError
 from nearsight.files import reading
+from nearsight.lazy import np, torch
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 _SIZE = 32
 _NUM_PIXELS = 3 * _SIZE * _SIZE

@@ -8,15 +8,19 @@ images.
 Shape suffixes: N images of the set, n chosen ones, C channels or classes, H rows, W columns, K cells, B of a batch.
 """
 
+from __future__ import annotations
+
 import hashlib
 from dataclasses import dataclass
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from nearsight.errors import InputError, check_at_least, check_fraction
 from nearsight.files import canonical_hash
+from nearsight.lazy import torch
 from nearsight.randomness import permutation
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,7 @@ class ImageSet:
     def __len__(self) -> int:
         return len(self.labels_N)
 
-    def select(self, index_n: Tensor) -> "ImageSet":
+    def select(self, index_n: Tensor) -> ImageSet:
         """The images at these positions, in this order (a copy)."""
         return ImageSet(self.images_NCHW[index_n], self.labels_N[index_n])
 

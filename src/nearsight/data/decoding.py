@@ -5,6 +5,8 @@ All images and masks are opened here, and no file takes more than the limits all
 Shape suffixes: n images of a chunk, C channels, H rows, W columns.
 """
 
+from __future__ import annotations
+
 import io
 import os
 import stat
@@ -13,14 +15,16 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from threading import Condition
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
 from nearsight.data.registry import Chunk
 from nearsight.errors import InputError
+from nearsight.lazy import np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 EXTENSIONS = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp")
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")

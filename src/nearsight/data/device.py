@@ -6,14 +6,18 @@ a side stream copies it.
 Shape suffixes: N images of the set, K cells, B samples of a batch, C channels, H rows, W columns.
 """
 
+from __future__ import annotations
+
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from nearsight.data.dataset import ImageSet
+from nearsight.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _SHARE_OF_FREE_MEMORY = 0.5
 _NUM_BUFFERS = 2
@@ -104,7 +108,7 @@ class DeviceImages:
         if ahead is not None:
             yield self._receive(ahead)
 
-    def _stage(self, index: Tensor, buffers: "deque[_Buffer]", side: torch.cuda.Stream) -> "_Staged":
+    def _stage(self, index: Tensor, buffers: deque[_Buffer], side: torch.cuda.Stream) -> _Staged:
         """Gather a batch into pinned memory and start its copy to the device."""
         buffer = buffers.popleft() if len(buffers) == _NUM_BUFFERS else None
         if buffer is None or len(buffer.labels) < index.numel():
@@ -124,7 +128,7 @@ class DeviceImages:
         buffers.append(_Buffer(buffer.images, buffer.labels, copied))
         return _Staged(images.view(*index.shape, *images.shape[1:]), labels.view(index.shape), copied)
 
-    def _receive(self, staged: "_Staged") -> tuple[Tensor, Tensor]:
+    def _receive(self, staged: _Staged) -> tuple[Tensor, Tensor]:
         """Make the caller's stream wait for the copy."""
         current = torch.cuda.current_stream(self.device)
         current.wait_event(staged.copied)

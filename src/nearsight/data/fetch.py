@@ -12,8 +12,6 @@ import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
 
-from torchvision.datasets import utils as web
-
 from nearsight.data.loading import dataset_spec, find_source
 from nearsight.data.locations import data_folder
 from nearsight.data.parquet import require
@@ -56,6 +54,8 @@ def _remove_remains(folder: Path) -> None:
 
 
 def _download(download: Download, into: Path) -> Path:
+    from torchvision.datasets import utils as web
+
     try:
         web.download_url(download.url, into, filename=download.filename, md5=download.md5)
     except urllib.error.URLError as error:

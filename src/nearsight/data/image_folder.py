@@ -1,12 +1,12 @@
 """Folders of images: trees with a folder per class (ImageNet, Imagenette, mini-ImageNet, your own), and plain ones."""
 
+from __future__ import annotations
+
 import os
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-
-import torch
-from PIL import Image
+from typing import TYPE_CHECKING
 
 from nearsight.data.dataset import measuring_subset, stratified_split
 from nearsight.data.decoding import UnreadableError, decode, is_image_name, open_rgb, opened_rgb, unreadable
@@ -14,6 +14,10 @@ from nearsight.data.locations import check_spelling, entries_below, is_hidden
 from nearsight.data.registry import Chunk, Reader, Source
 from nearsight.errors import InputError, check_at_least
 from nearsight.files import reading
+from nearsight.lazy import torch
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 TRAIN_NAMES = ("train", "training")
 TEST_NAMES = ("val", "validation", "valid", "test", "testing")

@@ -3,6 +3,8 @@
 Shape suffix: N images of a file.
 """
 
+from __future__ import annotations
+
 import importlib
 import json
 import os
@@ -13,14 +15,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import torch
-
 from nearsight.data.dataset import check_label_range
 from nearsight.data.decoding import CHUNK, decode_batches, is_image_name
 from nearsight.data.image_folder import TEST_NAMES, TRAIN_NAMES, unused_parts
 from nearsight.data.locations import is_hidden
 from nearsight.data.registry import Chunk, Source
 from nearsight.errors import InputError
+from nearsight.lazy import torch
 
 _IMAGE_COLUMNS = ("image", "img")
 _LABEL_COLUMNS = ("label", "labels", "fine_label")

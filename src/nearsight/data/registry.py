@@ -5,17 +5,20 @@ A new data set is one file, here or anywhere else, that calls `register_dataset`
 Shape suffixes: n images of a chunk, C channels, H rows, W columns.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from nearsight.data.dataset import ImageSet
 
-Chunk = tuple[NDArray[np.uint8], NDArray[np.int64]]
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+Chunk: TypeAlias = "tuple[NDArray[np.uint8], NDArray[np.int64]]"
 """images_nCHW and labels_n."""
 Reader = Callable[[], Iterator[Chunk]]
 """Decodes one part of a data set, a bounded number of images at a time and in their order."""

@@ -14,23 +14,26 @@ blurred over one pixel; `texture(x, y)` is positive where the object shows its s
 Shape suffixes: n images of one class, H rows, W columns; a `Plane` is anything that meets [n, C, H, W] by broadcasting.
 """
 
+from __future__ import annotations
+
 import math
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-
-import numpy as np
-import torch
-from numpy.typing import NDArray
-from torch import Tensor
+from typing import TYPE_CHECKING, TypeAlias
 
 from nearsight.data.dataset import ImageSet
 from nearsight.data.registry import DatasetSpec, register_dataset
 from nearsight.errors import InputError, check_at_least, unknown_name
+from nearsight.lazy import np, torch
 from nearsight.randomness import uniform
 
-Plane = NDArray[np.float64]
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+Plane: TypeAlias = "NDArray[np.float64]"
 Field = Callable[[Plane, Plane], Plane]
 
 
@@ -215,7 +218,7 @@ class _Canvas:
     """Width of a pixel."""
 
     @classmethod
-    def of_size(cls, size: int) -> "_Canvas":
+    def of_size(cls, size: int) -> _Canvas:
         centres = (np.arange(size) * 2 + 1) / size - 1
         return cls(centres.reshape(1, 1, 1, size), centres.reshape(1, 1, size, 1), 2 / size)
 

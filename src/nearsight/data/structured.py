@@ -9,19 +9,21 @@ Every draw is a function of (seed, stream, step, sample): a sample is the same w
 it. Shape suffixes: S seeds, N samples, D patches, d dimensions of a patch.
 """
 
+from __future__ import annotations
+
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
-
-import torch
-from torch import Tensor
-from torch.nn.functional import normalize
+from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 
 from nearsight.augment.streams import standard_normal
 from nearsight.configuration import register_family, settle_numbers
 from nearsight.errors import InputError, check_at_least, check_numbers, check_positive, check_probability, unknown_name
+from nearsight.lazy import torch
 from nearsight.randomness import permutation, uniform
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Partition = Literal["contiguous", "strided", "random"]
 
@@ -87,7 +89,7 @@ class PatchData(ABC):
     def feature(self, seed_S: Tensor, number: int = 0) -> Tensor:
         """The feature w* of each seed: [S, d], of length 1. Other numbers are other features for the same seeds."""
         direction = normals(seed_S, "structured.feature", 0, torch.full_like(seed_S, number), self.dim)
-        return normalize(direction, dim=-1)
+        return torch.nn.functional.normalize(direction, dim=-1)
 
 
 @dataclass(frozen=True, kw_only=True)

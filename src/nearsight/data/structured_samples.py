@@ -9,14 +9,17 @@ patches together. Both have exactly the law of samples that are drawn in full, a
 Shape suffixes: S seeds, N samples, D patches, d dimensions of a patch, M = N·D patches of all samples.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from dataclasses import dataclass
-
-import torch
-from torch import Tensor
-from torch.nn.functional import normalize
+from typing import TYPE_CHECKING
 
 from nearsight.data.structured import PatchData, normals
+from nearsight.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 NUMBERS_AT_ONCE = 1 << 18
 """Normal numbers that are drawn together: as many as stay in a processor's cache while they are made."""
@@ -35,9 +38,7 @@ class StoredSamples:
     label_SN: Tensor
 
     @classmethod
-    def draw(
-        cls, data: PatchData, feature_Sd: Tensor, seed_S: Tensor, stream: str, num_samples: int
-    ) -> "StoredSamples":
+    def draw(cls, data: PatchData, feature_Sd: Tensor, seed_S: Tensor, stream: str, num_samples: int) -> StoredSamples:
         """The first samples of a stream."""
         num_patches, dim, device = data.num_patches, data.dim, seed_S.device
         strength_SND, label_SN = data.signals(seed_S, stream, 0, torch.arange(num_samples, device=device))
@@ -60,12 +61,12 @@ class StoredSamples:
     def num_patches(self) -> int:
         return self.patch_SdM.shape[-1] // self.num_samples
 
-    def samples(self, first: int, last: int) -> "StoredSamples":
+    def samples(self, first: int, last: int) -> StoredSamples:
         """Those from `first` up to, and without, `last`; they share the memory."""
         D = self.num_patches
         return StoredSamples(self.patch_SdM[..., first * D : last * D], self.label_SN[:, first:last])
 
-    def pieces(self, step: int) -> Iterator["StoredSamples"]:
+    def pieces(self, step: int) -> Iterator[StoredSamples]:
         """All samples, whatever the step, in pieces that bound the memory of what is computed from them."""
         at_once = max(1, PATCHES_AT_ONCE // (len(self.label_SN) * self.num_patches))
         for first in range(0, self.num_samples, at_once):
@@ -96,7 +97,7 @@ class ProjectedSamples:
     @classmethod
     def draw(
         cls, data: PatchData, feature_Sd: Tensor, seed_S: Tensor, stream: str, step: int, index_N: Tensor
-    ) -> "ProjectedSamples":
+    ) -> ProjectedSamples:
         strength_SND, label_SN = data.signals(seed_S, stream, step, index_N)
         noise_SND = normals(seed_S[:, None], f"{stream}.projected", step, index_N, data.num_patches)
         across_Sd = normals(seed_S, f"{stream}.across", step, index_N[0], data.dim)
@@ -111,7 +112,7 @@ class ProjectedSamples:
     def weighted_sum(self, weight_SND: Tensor, v_Sd: Tensor) -> Tensor:
         """Σ over samples and patches of weight · X_j: [S, d], for weights that come from the projections on v."""
         _, across_Sd = along_and_across(v_Sd, self.feature_Sd)
-        direction_Sd = normalize(across_Sd, dim=-1)
+        direction_Sd = torch.nn.functional.normalize(across_Sd, dim=-1)
         _, rest_Sd = along_and_across(self.across_Sd, self.feature_Sd)
         _, rest_Sd = along_and_across(rest_Sd, direction_Sd)
         along_S1 = (weight_SND * self.strength_SND).sum((1, 2)).unsqueeze(-1)

@@ -6,21 +6,23 @@ element that holds four others: flags, dimensions, name and values, which run co
 a whole. (MathWorks, "MAT-File Format", chapter 1)
 """
 
+from __future__ import annotations
+
 import struct
 import zlib
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-import torch
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any
 
 from nearsight.data.dataset import check_label_range
 from nearsight.data.locations import incomplete
 from nearsight.data.registry import Chunk, DatasetSpec, Download, Source, register_dataset
 from nearsight.errors import InputError
+from nearsight.lazy import np, torch
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 _FILES = ("train_32x32.mat", "test_32x32.mat")
 

@@ -3,25 +3,49 @@
 Shape suffixes: B images, W windows, H heads, T queries of a tile, M keys, X things, or bins.
 """
 
+from __future__ import annotations
+
+import ast
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, ClassVar, Literal, TypeVar
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
-import numpy as np
-from torch import Tensor, nn
-
-from nearsight.lens.inputs import Batch
-from nearsight.lens.stream import Tile
-from nearsight.lens.survey import Site, Survey
-from nearsight.lens.table import Array, HeadTable
+from nearsight.lazy import marked, np
 from nearsight.metrics.attention import to_float64
 
-MEASUREMENTS: "dict[str, type[Measurement]]" = {}
-"""What `measure(what=…)` takes."""
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from nearsight.lens.inputs import Batch
+    from nearsight.lens.stream import Tile
+    from nearsight.lens.survey import Site, Survey
+    from nearsight.lens.table import Array, HeadTable
+
+ELSEWHERE = {
+    "cka": ("layer_similarity", "between layers, of one model or two: linear CKA of their tokens"),
+    "rollout": ("attention_rollout", "per picture: attention rollout from CLS to the patches"),
+    "positions": ("position_gram", "per patch: whether its learned position is closest to those of its neighbours"),
+}
+"""Measurements that are not columns of a table of heads → the function in `nearsight.lens`, and a line about it."""
+MEASUREMENTS: dict[str, type[Measurement]] = {}
+"""What `measure(what=…)` takes, once `load_all` has been called."""
 WHAT: dict[str, str] = {}
-"""All that `nearsight measure --what` takes, with a line about each."""
+"""All that `nearsight measure --what` takes, with a line about each. Those of this room are found in the text of its
+files, so that who asks what there is need not load them."""
+_FILES: set[str] = set()
+"""Of those, by module."""
+for _name, _module, _definition in marked(Path(__file__).parent, "measurement"):
+    _FILES.add(f"{__package__}.{_module}")
+    WHAT[_name] = next(
+        ast.literal_eval(line.value)
+        for line in _definition.body
+        if isinstance(line, ast.Assign) and ast.unparse(line.targets[0]) == "about"
+    )
+WHAT.update({name: about for name, (_, about) in ELSEWHERE.items()})
 
 M = TypeVar("M", bound="type[Measurement]")
 
@@ -30,11 +54,18 @@ def measurement(name: str) -> Callable[[M], M]:
     """Register a measurement: it is then one that `measure(what=[name])` and `nearsight measure --what name` take."""
 
     def register(kind: M) -> M:
-        assert name not in WHAT, f"there is a measurement {name!r} already"
+        is_new = name not in WHAT or (name not in MEASUREMENTS and kind.__module__ in _FILES)
+        assert is_new, f"there is a measurement {name!r} already"
         MEASUREMENTS[name], WHAT[name] = kind, kind.about
         return kind
 
     return register
+
+
+def load_all() -> None:
+    """Load the measurements of this room: whoever takes any calls it first."""
+    for module in sorted(_FILES):
+        import_module(module)
 
 
 class Measurement(ABC):

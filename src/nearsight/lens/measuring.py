@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from nearsight.errors import InputError, check_at_least, unknown_name
-from nearsight.lens import distribution, features, gaussian, inputs, shares  # noqa: F401 (measurements register themselves)
+from nearsight.lens import inputs
 from nearsight.lens.attention import Attention, ExplicitAttention
 from nearsight.lens.capture import AttentionTap, Call
 from nearsight.lens.geometry import declared_grid
 from nearsight.lens.inputs import Batch
 from nearsight.lens.maps import NUM_KEPT, kept_maps
-from nearsight.lens.measurement import MEASUREMENTS, WHAT, Measurement, stack_layers
+from nearsight.lens.measurement import ELSEWHERE, MEASUREMENTS, WHAT, Measurement, load_all, stack_layers
 from nearsight.lens.perimage import ImageId, KeptImages, PerImage, as_digests, digests_of_names, digests_of_pixels
 from nearsight.lens.running import (
     counting_images,
@@ -40,13 +40,7 @@ from nearsight.lens.survey import RowSums, Survey
 from nearsight.lens.table import Array, HeadTable, layer_positions
 from nearsight.metrics import Moments
 
-_ELSEWHERE = {
-    "cka": ("layer_similarity", "between layers, of one model or two: linear CKA of their tokens"),
-    "rollout": ("attention_rollout", "per picture: attention rollout from CLS to the patches"),
-    "positions": ("position_gram", "per patch: whether its learned position is closest to those of its neighbours"),
-}
-"""Measurements that are not columns of a table of heads → the function in `nearsight.lens`, and a line about it."""
-WHAT.update({name: about for name, (_, about) in _ELSEWHERE.items()})
+load_all()
 
 
 @never_compiled
@@ -178,8 +172,8 @@ def _chosen(what: Sequence[str]) -> list[type[Measurement]]:
     if isinstance(what, str):
         raise InputError(f"what is a list of names, not {what!r}; give [{what!r}]")
     for name in what:
-        if name in _ELSEWHERE:
-            raise InputError(f"{name!r} is not measured per head; use nearsight.lens.{_ELSEWHERE[name][0]}")
+        if name in ELSEWHERE:
+            raise InputError(f"{name!r} is not measured per head; use nearsight.lens.{ELSEWHERE[name][0]}")
         if name not in MEASUREMENTS:
             raise unknown_name("measurement", name, WHAT)
     return [MEASUREMENTS[name] for name in dict.fromkeys(what)]

@@ -1,23 +1,34 @@
 """Pure functions on tensors, each with its paper in its docstring; no models, no files."""
 
-from nearsight.metrics.association import (
-    NeighbourAssociation,
-    PatchAssociation,
-    gram_distance_correlation,
-    neighbour_association,
-    patch_association,
-)
-from nearsight.metrics.attention import (
-    attention_distance,
-    attention_entropy,
-    grid_distances,
-    next_patch_distance,
-    uniform_attention_distance,
-)
-from nearsight.metrics.features import linear_cka, locality_score, patch_cls_similarity
-from nearsight.metrics.moments import Moments
-from nearsight.metrics.own_patch import OwnPatchHead, least_share_on_itself, own_patch_head
-from nearsight.metrics.segmentation import confusion_matrix, mean_iou, per_class_accuracy, per_class_iou, pixel_accuracy
+from typing import TYPE_CHECKING
+
+from nearsight.lazy import open_room
+
+if TYPE_CHECKING:
+    from nearsight.metrics.association import (
+        NeighbourAssociation,
+        PatchAssociation,
+        gram_distance_correlation,
+        neighbour_association,
+        patch_association,
+    )
+    from nearsight.metrics.attention import (
+        attention_distance,
+        attention_entropy,
+        grid_distances,
+        next_patch_distance,
+        uniform_attention_distance,
+    )
+    from nearsight.metrics.features import linear_cka, locality_score, patch_cls_similarity
+    from nearsight.metrics.moments import Moments
+    from nearsight.metrics.own_patch import OwnPatchHead, least_share_on_itself, own_patch_head
+    from nearsight.metrics.segmentation import (
+        confusion_matrix,
+        mean_iou,
+        per_class_accuracy,
+        per_class_iou,
+        pixel_accuracy,
+    )
 
 __all__ = [
     "Moments",
@@ -43,3 +54,5 @@ __all__ = [
     "pixel_accuracy",
     "uniform_attention_distance",
 ]
+
+open_room(__name__)

@@ -5,12 +5,16 @@ suffixes: N tokens (prefix tokens such as CLS and registers first, then patches 
 (batch, heads, …) are carried through.
 """
 
-import math
+from __future__ import annotations
 
-import torch
-from torch import Tensor
+import math
+from typing import TYPE_CHECKING
 
 from nearsight.errors import InputError, check_at_least
+from nearsight.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def grid_distances(

@@ -3,12 +3,17 @@
 Importing this package makes the names of the former known to timm.
 """
 
-from nearsight.models.backbones import JumboViT
-from nearsight.models.checkpoints import load_checkpoint
-from nearsight.models.compact import CompactViT
-from nearsight.models.factory import ModelConfig, create_model, load_model, save_model
-from nearsight.models.positional import PositionalViT
-from nearsight.models.sources import SourcedModel, load_source
+from typing import TYPE_CHECKING
+
+from nearsight.lazy import open_room
+
+if TYPE_CHECKING:
+    from nearsight.models.backbones import JumboViT
+    from nearsight.models.checkpoints import load_checkpoint
+    from nearsight.models.compact import CompactViT
+    from nearsight.models.factory import ModelConfig, create_model, load_model, save_model
+    from nearsight.models.positional import PositionalViT
+    from nearsight.models.sources import SourcedModel, load_source
 
 __all__ = [
     "CompactViT",
@@ -22,3 +27,5 @@ __all__ = [
     "load_source",
     "save_model",
 ]
+
+open_room(__name__)

@@ -5,7 +5,7 @@ so whatever works on a timm ViT works on it. Only the initialisation is ours, an
 report its own.
 """
 
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import torch
 from timm.layers import to_2tuple
@@ -15,12 +15,8 @@ from timm.models.vision_transformer import VisionTransformer, checkpoint_filter_
 from torch import nn
 
 from nearsight.errors import InputError, check_at_least, unknown_name
+from nearsight.models.factory import Initialization
 
-Initialization = Literal["trunc_normal", "pytorch"]
-
-COMPACT_MODELS = ("compact_vit", "compact_vit_positional", "compact_jumbo_vit")
-"""Registered ViTs that take this file's settings."""
-RESNET_MODELS = ("compact_resnet18",)
 COMPACT_SETTINGS = {
     "img_size": 32,
     "patch_size": 4,

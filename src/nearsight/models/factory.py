@@ -1,22 +1,26 @@
 """From a name or a config to a model, and from a model to a file and back."""
 
+from __future__ import annotations
+
 import dataclasses
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
-
-import timm
-import torch
-from torch import Tensor, nn
+from typing import TYPE_CHECKING, Any, Literal
 
 from nearsight.configuration import ADDED, check_choices, decode, encode, settle_numbers
 from nearsight.errors import InputError, check_at_least, check_side, unknown_name
-from nearsight.models.compact import COMPACT_MODELS, RESNET_MODELS, Initialization
-from nearsight.models.shuffledtiles import shuffle_tiles
+from nearsight.lazy import timm, torch
 from nearsight.tensorfile import load_tensors, save_tensors
 
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+Initialization = Literal["trunc_normal", "pytorch"]
+COMPACT_MODELS = ("compact_vit", "compact_vit_positional", "compact_jumbo_vit")
+"""Registered ViTs that take the settings of the compact ViT."""
+RESNET_MODELS = ("compact_resnet18",)
 _LOCAT = "locat_"
 _OF_ALL_MODELS = ("name", "shuffled_tiles", "permutation_seed")
 _OF_RESNETS = ("channels",)
@@ -138,6 +142,8 @@ class ModelConfig:
         else:
             model = create_model(self.name, img_size=image_size, num_classes=num_classes, channels=self.channels)
         if self.shuffled_tiles > 1:
+            from nearsight.models.shuffledtiles import shuffle_tiles
+
             shuffle_tiles(model, image_size, self.shuffled_tiles, self.permutation_seed)
         return model
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from nearsight.errors import unknown_name
+from nearsight.lazy import marked
 from nearsight.study import recipes
 from nearsight.study.recipes import SimulationRecipe, StudyRecipe
 
@@ -32,20 +33,10 @@ class _Entry:
 @functools.cache
 def _written() -> dict[str, _Entry]:
     """The name in `@recipe("…")` or `@simulation("…")` → the recipe below it, in every file of this package."""
-    found = {}
-    for place in pkgutil.walk_packages(__path__, f"{__name__}."):
-        if place.ispkg:
-            continue
-        module = place.name.removeprefix(f"{__name__}.")
-        source = Path(__path__[0], *module.split(".")).with_suffix(".py")
-        for function in ast.parse(source.read_text(encoding="utf-8")).body:
-            if not isinstance(function, ast.FunctionDef):
-                continue
-            for mark in function.decorator_list:
-                match mark:
-                    case ast.Call(func=ast.Name(id="recipe" | "simulation"), args=[ast.Constant(value=str(name))]):
-                        found[name] = _Entry(module=module, about=ast.get_docstring(function) or "")
-    return found
+    return {
+        name: _Entry(module=module, about=ast.get_docstring(function) or "")
+        for name, module, function in marked(Path(__path__[0]), "recipe", "simulation")
+    }
 
 
 def catalogue() -> dict[str, str]:

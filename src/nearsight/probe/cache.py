@@ -30,8 +30,9 @@ from torch import Tensor
 from nearsight.data.locations import user_cache_folder
 from nearsight.errors import InputError
 from nearsight.files import canonical_hash, output_folder, read_object, write_json
-from nearsight.probe.features import FeatureReader, FeatureSpec, Watch, unwatched
+from nearsight.probe.features import FeatureReader, Watch, unwatched
 from nearsight.probe.frozen import Preparation
+from nearsight.probe.settings import FeatureSpec
 
 VERSION = 1
 """Raise it whenever the same key would mean other numbers."""

@@ -13,20 +13,17 @@ Shape suffixes: B images, N tokens, P patches row by row, C channels, h rows and
 import inspect
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple, Protocol
+from dataclasses import replace
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from nearsight.configuration import check_choices
 from nearsight.errors import InputError
 from nearsight.lens.running import Running, batches, not_finite, running, surveyed
 from nearsight.lens.tokens import TokenMap, block_of, has_class_token, map_tokens, watching_outputs
 from nearsight.locat.refine import REFINEMENTS, RefinedMapPool, refine
-
-Place = Literal["block", "norm", "prr"]
-"""As a block returns its tokens, after the model's final norm, or after patch representation refinement."""
+from nearsight.probe.settings import FeatureSpec, Place, Tokens
 
 
 class Features(NamedTuple):
@@ -163,29 +160,10 @@ class HookedBlocks:
         return seen[0]
 
 
-Tokens = Literal["cls", "mean", "cls+mean", "patches"]
-
 Watch = Callable[[Iterator[Tensor]], Iterator[Tensor]]
 """Passes batches on and counts them."""
 
 _ABSENT = {"prr": "does not refine its patches (PRR)", "norm": "has no final norm"}
-
-
-@dataclass(frozen=True, kw_only=True)
-class FeatureSpec:
-    """Which features of a model. By default S2's dense ones: the last block's patches, before norm and PRR."""
-
-    block: int = -1
-    """Counted from 0, or from the end if negative; the stage of a hierarchical timm model."""
-    place: Place | None = "block"
-    """As the block returns them, after the final norm, or refined (PRR); None for the last of these that there is."""
-    tokens: Tokens | None = "patches"
-    """CLS, the mean of the patches, these two one after the other, or the map of patches; None: CLS, or the mean."""
-
-    def __post_init__(self) -> None:
-        check_choices(self)
-        if self.place == "prr" and self.block != -1:
-            raise InputError(f"PRR refines what the last block returns (−1), so that block {self.block} has none")
 
 
 def unwatched(batches: Iterator[Tensor]) -> Iterator[Tensor]:

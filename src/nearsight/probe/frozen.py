@@ -22,7 +22,8 @@ from torch import Tensor, nn
 from nearsight.augment import grey_levels, normalize
 from nearsight.errors import InputError
 from nearsight.models.sourced import one_line
-from nearsight.probe.features import FeatureSpec, reading
+from nearsight.probe.features import reading
+from nearsight.probe.settings import FeatureSpec
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,16 +5,19 @@ The k nearest training images by cosine vote for their classes with weights exp(
 Shape suffixes: N training features, Q queries, C channels, c classes, k neighbours.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-
-from nearsight.errors import InputError, check_at_least, check_positive
+from nearsight.errors import InputError
+from nearsight.lazy import torch
 from nearsight.probe.search import ExactIndex, Index, check_enough
+from nearsight.probe.settings import KNN_KS, KNN_TEMPERATURE, check_votes
 
-DEFAULT_KS = (10, 20, 100, 200)
-DEFAULT_TEMPERATURE = 0.07
+if TYPE_CHECKING:
+    from torch import Tensor
+
 _QUERIES_AT_ONCE = 4096
 
 
@@ -24,8 +27,8 @@ def knn_scores(
     queries_QC: Tensor,
     *,
     num_classes: int,
-    ks: Sequence[int] = DEFAULT_KS,
-    temperature: float = DEFAULT_TEMPERATURE,
+    ks: Sequence[int] = KNN_KS,
+    temperature: float = KNN_TEMPERATURE,
 ) -> dict[int, Tensor]:
     """k → the share of the votes that each class has, [Q, c]. One search gives those of every k."""
     check_votes(ks, temperature)
@@ -48,8 +51,8 @@ def knn_right(
     test_labels_Q: Tensor,
     *,
     num_classes: int,
-    ks: Sequence[int] = DEFAULT_KS,
-    temperature: float = DEFAULT_TEMPERATURE,
+    ks: Sequence[int] = KNN_KS,
+    temperature: float = KNN_TEMPERATURE,
     device: torch.device | str = "cpu",
 ) -> dict[int, Tensor]:
     """k → for each test feature whether its class gets the most votes, [Q] bool."""
@@ -74,8 +77,8 @@ def knn_accuracy(
     test_labels_Q: Tensor,
     *,
     num_classes: int,
-    ks: Sequence[int] = DEFAULT_KS,
-    temperature: float = DEFAULT_TEMPERATURE,
+    ks: Sequence[int] = KNN_KS,
+    temperature: float = KNN_TEMPERATURE,
     device: torch.device | str = "cpu",
 ) -> dict[int, float]:
     """k → share of the test features whose class gets the most votes."""
@@ -90,15 +93,6 @@ def knn_accuracy(
         device=device,
     )
     return {k: float(right_Q.double().mean()) for k, right_Q in right.items()}
-
-
-def check_votes(ks: Sequence[int], temperature: float) -> None:
-    """Refuse settings of the votes that are wrong for any features."""
-    if not ks:
-        raise InputError("k-NN needs at least one k; write --ks 20, say")
-    for k in ks:
-        check_at_least("k", k, 1)
-    check_positive("the temperature", temperature)
 
 
 def check_classes_seen(train_labels_N: Tensor, test_labels_Q: Tensor, part: str = "test") -> None:

@@ -8,65 +8,23 @@ Shape suffixes: N samples, B samples of a batch, C channels, K heads, c classes,
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import product
 from math import cos, pi
-from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from nearsight.augment import HorizontalFlip, Pipeline, ResizedCrop
-from nearsight.configuration import check_choices
 from nearsight.data import ImageSet, epoch_batches, stratified_split
-from nearsight.errors import InputError, check_at_least, check_below_one, check_fraction, check_numbers
+from nearsight.errors import InputError
 from nearsight.probe.features import FeatureReader
 from nearsight.probe.frozen import Preparation
 from nearsight.probe.knn import check_classes_seen
+from nearsight.probe.settings import LinearConfig
 from nearsight.randomness import Draws
 
 _EPS = 1e-8
 _EVALUATED_AT_ONCE = 8192
-
-
-@dataclass(frozen=True, kw_only=True)
-class LinearConfig:
-    """How the heads are trained. The defaults are those of DINO's linear evaluation, with its rate in a grid."""
-
-    optimizer: Literal["sgd", "adamw"] = "sgd"
-    learning_rates: tuple[float, ...] = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
-    """For 256 images per batch; scaled in proportion to the batch."""
-    weight_decays: tuple[float, ...] = (0.0,)
-    """Each with each learning rate."""
-    momentum: float = 0.9
-    """Of SGD."""
-    betas: tuple[float, float] = (0.9, 0.999)
-    """Of AdamW."""
-    batch_size: int = 1024
-    num_epochs: int = 100
-    """Over which the learning rate falls as a cosine to 0, epoch by epoch."""
-    validation_fraction: float = 0.1
-    """Of the training samples, held out to choose the head."""
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        check_choices(self)
-        if not self.learning_rates or not self.weight_decays:
-            raise InputError("a linear probe needs at least one learning rate and one weight decay")
-        for name in ("learning_rates", "weight_decays"):
-            for value in getattr(self, name):
-                check_at_least(name, value, 0.0)
-        check_at_least("batch_size", self.batch_size, 1)
-        check_at_least("num_epochs", self.num_epochs, 1)
-        check_fraction("validation_fraction", self.validation_fraction)
-        for name, value in (("momentum", self.momentum), *(("betas", beta) for beta in self.betas)):
-            check_below_one(name, value)
-        check_numbers(self)
-
-    @property
-    def grid(self) -> list[tuple[float, float]]:
-        """(learning rate, weight decay) of each head."""
-        return list(product(self.learning_rates, self.weight_decays))
 
 
 @dataclass(frozen=True, kw_only=True)

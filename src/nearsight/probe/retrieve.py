@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
-from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -27,13 +26,8 @@ from nearsight.probe.features import FeatureReader, Watch, unwatched
 from nearsight.probe.frozen import Preparation
 from nearsight.probe.scores import image_counts
 from nearsight.probe.search import ExactIndex, FaissIndex, Index, check_enough, unit
+from nearsight.probe.settings import MEMORY_SIZE, RETRIEVE_K, RETRIEVE_TEMPERATURE, IndexKind
 from nearsight.randomness import permutation
-
-DEFAULT_SIZE = 1_000_000
-"""Of the memory, in patches."""
-DEFAULT_K = 30
-DEFAULT_TEMPERATURE = 0.02
-IndexKind = Literal["exact", "faiss"]
 
 
 def pooled_labels(mask_HW: Tensor, grid_size: tuple[int, int], num_classes: int, ignore_index: int) -> Tensor:
@@ -124,7 +118,7 @@ def build_memory(
     dataset: SegmentationSet,
     preparation: Preparation,
     *,
-    size: int = DEFAULT_SIZE,
+    size: int = MEMORY_SIZE,
     seed: int = 0,
     batch_size: int = 16,
     device: torch.device | str = "cpu",
@@ -184,8 +178,8 @@ class Retriever:
         self,
         memory: PatchMemory,
         *,
-        k: int = DEFAULT_K,
-        temperature: float = DEFAULT_TEMPERATURE,
+        k: int = RETRIEVE_K,
+        temperature: float = RETRIEVE_TEMPERATURE,
         index: IndexKind = "exact",
     ) -> None:
         check_enough(len(memory), k, "patches in the memory")

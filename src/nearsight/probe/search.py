@@ -9,17 +9,18 @@ Shape suffixes: Q queries, M vectors of the memory, C channels, k neighbours, q 
 g columns of a group, n groups, h groups of any rows, w groups of a row.
 """
 
+from __future__ import annotations
+
 import importlib
 from collections.abc import Iterator
-from typing import Any, Protocol
-
-import numpy as np
-import torch
-import torch.nn.functional as F
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, Protocol
 
 from nearsight.augment.pipeline import one_thread
 from nearsight.errors import InputError, check_at_least
+from nearsight.lazy import F, np, torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 GROUP = 64
 PIECE_BYTES = {"cpu": 64 * 2**20, "cuda": 2**30}

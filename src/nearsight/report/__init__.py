@@ -1,10 +1,8 @@
-"""From measured heads to what people look at: figures, plain words, and one self-contained page.
+"""From measured heads to what people look at: figures, plain words, and one self-contained page."""
 
-What is asked for is loaded then, so that who needs the words does not wait for what draws.
-"""
+from typing import TYPE_CHECKING
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from nearsight.lazy import open_room
 
 if TYPE_CHECKING:
     from nearsight.report.differences import Difference, Quantity
@@ -16,19 +14,6 @@ if TYPE_CHECKING:
     from nearsight.report.inputs import ModelHeads, read_heads, read_history
     from nearsight.report.page.models import write_page
     from nearsight.report.reading import Reading, compare, compare_with_first, describe, layer_table
-
-_HOMES = {
-    "differences": ("Difference", "Quantity"),
-    "figures.heat": ("head_heatmaps", "heatmaps", "similarity_heatmap"),
-    "figures.models": ("locality_spreads", "mad_entropy_plane", "mad_profiles", "training_curves"),
-    "figures.patches": ("offset_pictures", "position_maps"),
-    "figures.pictures": ("rollout_overlays",),
-    "figures.style": ("save_figure",),
-    "inputs": ("ModelHeads", "read_heads", "read_history"),
-    "page.models": ("write_page",),
-    "reading": ("Reading", "compare", "compare_with_first", "describe", "layer_table"),
-}
-"""Module → what it has for the face of this package."""
 
 __all__ = [
     "Difference",
@@ -55,9 +40,4 @@ __all__ = [
     "write_page",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    for module, names in _HOMES.items():
-        if name in names:
-            return getattr(import_module(f"nearsight.report.{module}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+open_room(__name__)

@@ -1,14 +1,19 @@
 """Factors × seeds → cells → runs → tables: what is varied, what is missing, who does it, what it gave."""
 
-from nearsight.study.design import Cell, Study, add_one, leave_one_out
-from nearsight.study.factors import OFF
-from nearsight.study.folder import CellState, StudyFolder
-from nearsight.study.results import StudyResults
-from nearsight.study.running import run_study
-from nearsight.study.simulation import Simulation, SimulationCell
-from nearsight.study.simulation_folder import SimulationFolder, SimulationResults, is_simulation
-from nearsight.study.simulation_running import SimulationListener, run_simulation
-from nearsight.study.worker import StudyListener
+from typing import TYPE_CHECKING
+
+from nearsight.lazy import open_room
+
+if TYPE_CHECKING:
+    from nearsight.study.design import Cell, Study, add_one, leave_one_out
+    from nearsight.study.factors import OFF
+    from nearsight.study.folder import CellState, StudyFolder
+    from nearsight.study.results import StudyResults
+    from nearsight.study.running import run_study
+    from nearsight.study.simulation import Simulation, SimulationCell
+    from nearsight.study.simulation_folder import SimulationFolder, SimulationResults, is_simulation
+    from nearsight.study.simulation_running import SimulationListener, run_simulation
+    from nearsight.study.worker import StudyListener
 
 __all__ = [
     "OFF",
@@ -29,3 +34,5 @@ __all__ = [
     "run_simulation",
     "run_study",
 ]
+
+open_room(__name__)

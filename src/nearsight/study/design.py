@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
 from numbers import Integral
-from typing import Any, Literal
+from typing import Any
 
 from nearsight.configuration import encode
 from nearsight.errors import InputError, check_at_least, unknown_name
@@ -14,11 +14,11 @@ from nearsight.models import ModelConfig
 from nearsight.randomness import different_seeds
 from nearsight.study.factors import ENDS, Factor, Levels, condition_name
 from nearsight.study.fractions import FRACTION, Fraction
+from nearsight.study.recipes import Scale
 from nearsight.study.results import SCHEMA, run_columns
 from nearsight.study.run_tables import check_label
 from nearsight.train import ASSUMED, DataConfig, RunConfig, RunName
 
-Scale = Literal["full", "small"]
 Factors = Mapping[str, Sequence[str]]
 """Factor → the labels of its levels; the first is the base, the last is all the way on."""
 MOST_SEEDS = 2

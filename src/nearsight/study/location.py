@@ -53,10 +53,6 @@ class DamagedError(InputError):
     """What is published is not what was published."""
 
 
-def is_url(place: str) -> bool:
-    return "://" in place
-
-
 def scratch_folder(url: str) -> Path:
     """Where this machine works on the study that is published there."""
     return user_cache_folder() / "studies" / canonical_hash(url)

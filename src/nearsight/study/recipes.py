@@ -1,11 +1,19 @@
 """Recipes of studies and simulations by name: small functions that return what to run."""
 
+from __future__ import annotations
+
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
 
-from nearsight.study import Simulation, Study
+if TYPE_CHECKING:
+    from nearsight.study import Simulation, Study
+
+Scale = Literal["full", "small"]
+"""At which a study is run: as it is, or to test the path on any machine."""
+StackBy = Literal["seed", "all"]
+"""What trains together: the conditions of a seed, or everything."""
 
 
 class StudyRecipe(Protocol):
@@ -31,7 +39,7 @@ class SimulationRecipe(Protocol):
 SIMULATIONS: dict[str, SimulationRecipe] = {}
 """Studies without image models, for `nearsight study`, too."""
 
-Named = TypeVar("Named", Study, Simulation)
+Named = TypeVar("Named", "Study", "Simulation")
 
 
 def recipe(name: str) -> Callable[[StudyRecipe], StudyRecipe]:

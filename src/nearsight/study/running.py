@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -15,12 +15,11 @@ from nearsight.study.executors import Executor, LocalExecutor, Work
 from nearsight.study.folder import StudyFolder
 from nearsight.study.location import DamagedError, PublishedStudy, StudyPublisher, scratch_folder
 from nearsight.study.plan import Entry, Plan, PlannedClaims, write_plan
+from nearsight.study.recipes import StackBy
 from nearsight.study.results import read_description
 from nearsight.study.reusing import ReusableRun, WholeRun, put_run, reusable_runs, reuse_runs
 from nearsight.study.worker import StudyListener
 from nearsight.train import RunConfig, RunName, Stop, TrainingError, check_images_of_finished
-
-StackBy = Literal["seed", "all"]
 
 
 def run_study(

@@ -13,7 +13,8 @@ import torch
 from nearsight.configuration import encode, identifying
 from nearsight.errors import InputError
 from nearsight.files import canonical_hash
-from nearsight.study.design import MOST_SEEDS, Scale, flat, listed, shared_settings
+from nearsight.study.design import MOST_SEEDS, flat, listed, shared_settings
+from nearsight.study.recipes import Scale
 from nearsight.study.run_tables import check_label
 
 SCHEMA = 1

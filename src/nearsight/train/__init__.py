@@ -1,29 +1,34 @@
 """Training: what (protocol, config), how (engine: one model or a stack of them), and what remains (run folder)."""
 
-from nearsight.train.config import (
-    ASSUMED,
-    PROTOCOLS,
-    SCHEMA,
-    DataConfig,
-    Protocol,
-    RunConfig,
-    RunName,
-    baseline,
-    locat,
-    modern,
-)
-from nearsight.train.folder import HEADS_COLUMNS, LAYERS_COLUMNS, HistoryRow, RunFolder, write_heads
-from nearsight.train.heads import measure_on_test, measure_stack
-from nearsight.train.planning import plan_stacks
-from nearsight.train.runner import (
-    Listener,
-    check_images_of_finished,
-    load_data,
-    train_run,
-    train_runs,
-    train_stack,
-)
-from nearsight.train.stopping import LostProcessError, Stop, StoppedError, TrainingError
+from typing import TYPE_CHECKING
+
+from nearsight.lazy import open_room
+
+if TYPE_CHECKING:
+    from nearsight.train.config import (
+        ASSUMED,
+        PROTOCOLS,
+        SCHEMA,
+        DataConfig,
+        Protocol,
+        RunConfig,
+        RunName,
+        baseline,
+        locat,
+        modern,
+    )
+    from nearsight.train.folder import HEADS_COLUMNS, LAYERS_COLUMNS, HistoryRow, RunFolder, write_heads
+    from nearsight.train.heads import measure_on_test, measure_stack
+    from nearsight.train.planning import plan_stacks
+    from nearsight.train.runner import (
+        Listener,
+        check_images_of_finished,
+        load_data,
+        train_run,
+        train_runs,
+        train_stack,
+    )
+    from nearsight.train.stopping import LostProcessError, Stop, StoppedError, TrainingError
 
 __all__ = [
     "ASSUMED",
@@ -55,3 +60,5 @@ __all__ = [
     "train_stack",
     "write_heads",
 ]
+
+open_room(__name__)

@@ -10,25 +10,27 @@ augments the partners of its own, which doubles what it augments, and forgets th
 Shape suffixes: K cells, B samples of a batch, S steps, R samples that a process augments, C classes.
 """
 
+from __future__ import annotations
+
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, TypeVar, cast
-
-import torch
-import torch.distributed
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from nearsight.augment import Augmentation, Pipeline
 from nearsight.augment.base import Batch, Cells, Stage
 from nearsight.augment.mixing import permutation_of
 from nearsight.augment.streams import Drawn
 from nearsight.errors import InputError, check_positive
+from nearsight.lazy import torch
 from nearsight.randomness import Draws, uniform
 from nearsight.train.stopping import LostProcessError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 T = TypeVar("T")
 
@@ -44,7 +46,7 @@ class Processes:
     num: int = 1
 
     @classmethod
-    def joined(cls) -> "Processes":
+    def joined(cls) -> Processes:
         """Those of torch's process group, if there is one."""
         if not torch.distributed.is_initialized():
             return cls()

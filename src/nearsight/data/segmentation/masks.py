@@ -5,21 +5,23 @@ Errors about an image and a mask that do not fit name the files.
 Shape suffixes: C channels, H rows, W columns.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Self
-
-import numpy as np
-import torch
-from numpy.typing import NDArray
-from torch import Tensor
+from typing import TYPE_CHECKING, Self
 
 from nearsight.data.decoding import UnreadableError, is_image_name, opened_image, opened_rgb
 from nearsight.data.locations import data_folder, incomplete, read_published
 from nearsight.errors import InputError, unknown_name
 from nearsight.files import canonical_hash, reading
+from nearsight.lazy import np, torch
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from torch import Tensor
 
 IGNORED = 255
 """In masks as they are handed out, of every data set: pixels that have no class."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from nearsight.configuration import check_choices
 from nearsight.errors import InputError, check_at_least, check_numbers, check_positive, check_probability
-from nearsight.probe.features import Place
+from nearsight.probe.settings import Place
 
 REFERENCE_SIZE = 224
 """Side of the images that S2's models were trained on, in pixels."""

@@ -24,12 +24,13 @@ from nearsight.data import measuring_subset
 from nearsight.data.segmentation import SegmentationSet
 from nearsight.errors import InputError, check_at_least
 from nearsight.models.sourced import one_line
-from nearsight.probe.features import FeatureSpec, reading
+from nearsight.probe.features import reading
 from nearsight.probe.frozen import FAILURES, FrozenModel, check_side, size_step, take_other_sizes
 from nearsight.probe.segmentation.config import SegmentConfig
 from nearsight.probe.segmentation.crops import TrainingCrops
 from nearsight.probe.segmentation.head import Features, HeadTraining, LossRow, Prediction, Tester
 from nearsight.probe.segmentation.result import SegmentFolder, SegmentResult, probe_record
+from nearsight.probe.settings import FeatureSpec
 from nearsight.tensorfile import save_tensors
 from nearsight.train import Stop, StoppedError
 from nearsight.train.integrity import provenance

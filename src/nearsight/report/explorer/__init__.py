@@ -11,14 +11,21 @@ into an element and returns `{ready, select, shown, miniature}`; `explorer_modul
     Widget(data=dict(explore([KeptMaps(heads=…, layers=attention_maps(model, images), pictures_BHWC=…)]).data))
 """
 
-from nearsight.report.explorer.explorer import (
-    Exhibit,
-    Explorer,
-    KeptMaps,
-    explore,
-    explorer_module,
-    explorer_script,
-    explorer_style,
-)
+from typing import TYPE_CHECKING
+
+from nearsight.lazy import open_room
+
+if TYPE_CHECKING:
+    from nearsight.report.explorer.explorer import (
+        Exhibit,
+        Explorer,
+        KeptMaps,
+        explore,
+        explorer_module,
+        explorer_script,
+        explorer_style,
+    )
 
 __all__ = ["Exhibit", "Explorer", "KeptMaps", "explore", "explorer_module", "explorer_script", "explorer_style"]
+
+open_room(__name__)

@@ -1,19 +1,24 @@
 """What a study's runs say, as pure functions on data frames with a row per run (or per head of a run)."""
 
-from nearsight.study.statistics.effects import Effects, LeastSquares, factorial_effects, least_squares
-from nearsight.study.statistics.intervals import (
-    Estimate,
-    by_condition,
-    correlations,
-    dissociations,
-    energy_distance,
-    layer_responses,
-    mean_interval,
-    paired_difference,
-    sorted_heads,
-)
-from nearsight.study.statistics.permutation import Separation, separation
-from nearsight.study.statistics.significance import holm, p_of_sign, p_within, share_interval
+from typing import TYPE_CHECKING
+
+from nearsight.lazy import open_room
+
+if TYPE_CHECKING:
+    from nearsight.study.statistics.effects import Effects, LeastSquares, factorial_effects, least_squares
+    from nearsight.study.statistics.intervals import (
+        Estimate,
+        by_condition,
+        correlations,
+        dissociations,
+        energy_distance,
+        layer_responses,
+        mean_interval,
+        paired_difference,
+        sorted_heads,
+    )
+    from nearsight.study.statistics.permutation import Separation, separation
+    from nearsight.study.statistics.significance import holm, p_of_sign, p_within, share_interval
 
 __all__ = [
     "Effects",
@@ -36,3 +41,5 @@ __all__ = [
     "share_interval",
     "sorted_heads",
 ]
+
+open_room(__name__)

@@ -1,0 +1,89 @@
+"""What can be set of the probes, and their usual settings. Segmentation, of which there is more, has a file of its own.
+
+Nothing is computed here, so that a command can show its options at once.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Literal
+
+from nearsight.configuration import check_choices
+from nearsight.errors import InputError, check_at_least, check_below_one, check_fraction, check_numbers, check_positive
+
+KNN_KS = (10, 20, 100, 200)
+KNN_TEMPERATURE = 0.07
+RETRIEVE_K = 30
+RETRIEVE_TEMPERATURE = 0.02
+MEMORY_SIZE = 1_000_000
+"""Of retrieval, in patches."""
+IndexKind = Literal["exact", "faiss"]
+Place = Literal["block", "norm", "prr"]
+"""As a block returns its tokens, after the model's final norm, or after patch representation refinement."""
+Tokens = Literal["cls", "mean", "cls+mean", "patches"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeatureSpec:
+    """Which features of a model. By default S2's dense ones: the last block's patches, before norm and PRR."""
+
+    block: int = -1
+    """Counted from 0, or from the end if negative; the stage of a hierarchical timm model."""
+    place: Place | None = "block"
+    """As the block returns them, after the final norm, or refined (PRR); None for the last of these that there is."""
+    tokens: Tokens | None = "patches"
+    """CLS, the mean of the patches, these two one after the other, or the map of patches; None: CLS, or the mean."""
+
+    def __post_init__(self) -> None:
+        check_choices(self)
+        if self.place == "prr" and self.block != -1:
+            raise InputError(f"PRR refines what the last block returns (−1), so that block {self.block} has none")
+
+
+def check_votes(ks: Sequence[int], temperature: float) -> None:
+    """Refuse settings of the votes that are wrong for any features."""
+    if not ks:
+        raise InputError("k-NN needs at least one k; write --ks 20, say")
+    for k in ks:
+        check_at_least("k", k, 1)
+    check_positive("the temperature", temperature)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinearConfig:
+    """How the heads are trained. The defaults are those of DINO's linear evaluation, with its rate in a grid."""
+
+    optimizer: Literal["sgd", "adamw"] = "sgd"
+    learning_rates: tuple[float, ...] = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
+    """For 256 images per batch; scaled in proportion to the batch."""
+    weight_decays: tuple[float, ...] = (0.0,)
+    """Each with each learning rate."""
+    momentum: float = 0.9
+    """Of SGD."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    """Of AdamW."""
+    batch_size: int = 1024
+    num_epochs: int = 100
+    """Over which the learning rate falls as a cosine to 0, epoch by epoch."""
+    validation_fraction: float = 0.1
+    """Of the training samples, held out to choose the head."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_choices(self)
+        if not self.learning_rates or not self.weight_decays:
+            raise InputError("a linear probe needs at least one learning rate and one weight decay")
+        for name in ("learning_rates", "weight_decays"):
+            for value in getattr(self, name):
+                check_at_least(name, value, 0.0)
+        check_at_least("batch_size", self.batch_size, 1)
+        check_at_least("num_epochs", self.num_epochs, 1)
+        check_fraction("validation_fraction", self.validation_fraction)
+        for name, value in (("momentum", self.momentum), *(("betas", beta) for beta in self.betas)):
+            check_below_one(name, value)
+        check_numbers(self)
+
+    @property
+    def grid(self) -> list[tuple[float, float]]:
+        """(learning rate, weight decay) of each head."""
+        return list(product(self.learning_rates, self.weight_decays))
