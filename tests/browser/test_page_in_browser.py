@@ -51,7 +51,7 @@ def expected_rows(models) -> list[list[str]]:
     found = [
         (
             row.mad,
-            [model.label, str(row.layer + 1), str(row.head + 1)]
+            [model.label, str(row.layer), str(row.head)]
             + [f"{value:.4f}" for value in (row.mad, row.mad_std, row.entropy, row.entropy_std)],
         )
         for model in models
@@ -92,7 +92,7 @@ def test_hovering_a_head_says_what_the_folder_says(visit, html, pair):
     card.wait_for()
     told = card.inner_text()
     assert "cut" in told
-    assert f"layer {row['layer'] + 1}, head {row['head'] + 1}" in told
+    assert f"layer {row['layer']}, head {row['head']}" in told
     assert f"{row['mad']:.4f} ± {row['mad_std']:.4f}" in told
     assert f"{row['entropy']:.4f} ± {row['entropy_std']:.4f}" in told
     visited.page.keyboard.press("Escape")
@@ -173,7 +173,7 @@ def test_tables_sort_and_copy(visit, html, pair):
     assert head[:2] == ["layer", "plain: min MAD"]
     assert rows == rows_of(table)
     expected = pair[0].measured().groupby("layer")["mad"].min()
-    assert {row[0]: row[1] for row in rows} == {str(layer + 1): f"{mad:.3f}" for layer, mad in expected.items()}
+    assert {row[0]: row[1] for row in rows} == {str(layer): f"{mad:.3f}" for layer, mad in expected.items()}
     visited.page.locator("#plane .copy").click()
     visited.page.locator("#plane .copy", has_text="Copied").wait_for()
     assert list(csv.reader(io.StringIO(visited.page.evaluate("window.copied[1]"))))[1:] == expected_rows(pair)
@@ -190,7 +190,7 @@ def test_the_slider_shows_the_heads_of_each_epoch(visit, make_heads):
         for row, model in zip(rows_of(section.locator("table.course")), models, strict=True):
             heads = model.heads[model.heads["epoch"] == epoch].sort_values("mad").iloc[0]
             accuracy = model.history.set_index("epoch").loc[epoch, "val_acc"]
-            place = f"layer {heads['layer'] + 1}, head {heads['head'] + 1}"
+            place = f"layer {heads['layer']}, head {heads['head']}"
             assert row == [model.label, "–", f"{100 * round(accuracy, 4):.2f} %", f"{heads['mad']:.4f}", place]
 
 
@@ -201,18 +201,24 @@ def test_light_dark_and_without_scripts(visit, html):
     dark.page.get_by_role("button", name="Show the page light").click()
     assert dark.page.evaluate(background) == "rgb(255, 255, 255)" != first
     plain = visit(html, java_script_enabled=False)
-    assert plain.page.locator("#finding svg").is_visible()
+    assert plain.page.locator("#finding .wide svg").is_visible()
     assert plain.page.locator("#plane .still svg").is_visible()
     assert plain.page.locator("#models table").is_visible()
     assert plain.page.locator(".chart:visible").count() == 0
 
 
 def test_a_phone_scrolls_only_down_and_paper_gets_the_still_figures(visit, html):
-    phone = visit(html, viewport={"width": 390, "height": 800})
+    phone = visit(html, viewport={"width": 360, "height": 800})
+    (finding,) = phone.page.locator("#finding svg:visible").all()
+    box = finding.bounding_box()
+    assert box["x"] >= 0
+    assert box["x"] + box["width"] <= 360  # whole, and not cut off at the edge
     for name in ("profiles", "plane", "heatmaps", "training"):
         phone.section(name)
-    assert phone.page.evaluate("document.documentElement.scrollWidth") <= 390
+    assert phone.page.evaluate("document.documentElement.scrollWidth") <= 360
     phone.page.emulate_media(media="print")
+    assert phone.page.locator("#finding svg:visible").count() == 1
+    assert phone.page.locator("#configuration").is_hidden()
     assert phone.page.locator("#plane .still svg").is_visible()
     assert phone.page.locator("#plane .chart").is_hidden()
 
@@ -271,10 +277,10 @@ def test_a_head_of_the_plane_opens_in_the_explorer(visit):
     visited.section("plane").locator(".drawing").first.focus()
     for _ in range(4):
         visited.page.keyboard.press("ArrowRight")
-    assert "layer 2, head 2" in visited.page.locator(".card").inner_text()
+    assert "layer 1, head 1" in visited.page.locator(".card").inner_text()
     assert visited.page.locator(".card canvas").is_visible()
     visited.page.keyboard.press("Enter")
-    visited.page.locator("#explorer").get_by_text("Layer 2, head 2", exact=True).first.wait_for()
+    visited.page.locator("#explorer").get_by_text("Layer 1, head 1", exact=True).first.wait_for()
 
 
 def test_five_hundred_runs_open_at_once_in_five_megabytes(visit, make_results):
@@ -307,3 +313,23 @@ def test_five_hundred_runs_open_at_once_in_five_megabytes(visit, make_results):
     assert len(rows) == 200
     assert all(low - 6e-4 <= float(row[4]) <= high + 6e-4 for row in rows)
     visited.requests.pop()  # of the reload
+
+
+def test_every_chart_is_drawn_without_scrolling_to_it(visit, html):
+    page = visit(html).page
+    page.wait_for_function(
+        "[...document.querySelectorAll('.drawing')].every((box) => box.querySelector('svg, canvas'))"
+    )
+    assert page.evaluate("scrollY") == 0
+    boxes = page.locator(".drawing").all()
+    assert len(boxes) > 5
+    assert all(box.bounding_box()["height"] > 50 for box in boxes)
+
+
+def test_the_explorer_follows_the_finding(visit, make_heads):
+    class Explorer:
+        def html(self) -> str:
+            return "<p>explorer</p>"
+
+    page = visit(page_html(title="explored", models=[make_heads("a")], explorer=Explorer())).page
+    assert page.locator("main > section").first.get_attribute("id") == "explorer"

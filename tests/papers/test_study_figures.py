@@ -1,6 +1,7 @@
 """What the figures of a study show is what its runs gave: read back from the artists, not from the picture."""
 
 import dataclasses
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -9,7 +10,7 @@ from scipy import stats
 
 from nearsight.errors import InputError
 from nearsight.papers.protocol.numbers import PUBLISHED
-from nearsight.report.figures.looks import model_style
+from nearsight.report.figures.looks import looks
 from nearsight.report.most_local import minimum
 from nearsight.report.study_figures import key_conditions, maps, plane, profiles
 
@@ -111,7 +112,7 @@ def test_the_plane_has_every_head_of_every_seed_coloured_by_layer(study):
     for index, label in enumerate(("Modern", "Baseline")):
         points = artist(drawing, f"model{index}")
         expected = pd.concat(heads_by_seed(study, label))[["mad", "entropy", "layer"]].to_numpy()
-        shown = np.c_[np.asarray(points.get_offsets()), points.get_array() - 1]
+        shown = np.c_[np.asarray(points.get_offsets()), points.get_array()]
         assert len(shown) == 3 * 64
         np.testing.assert_allclose(shown[np.lexsort(shown.T)], expected[np.lexsort(expected.T)])
     assert "3 seeds" in drawing.caption
@@ -137,7 +138,7 @@ def test_heatmaps_of_one_seed_keep_the_heads_in_their_order(make_study):
     (heads,) = heads_by_seed(results, "Modern")
     expected = heads.pivot_table(index="layer", columns="head", values="mad").to_numpy()
     np.testing.assert_allclose(artist(drawing, "mad-model1").get_array(), expected)
-    assert {axes.get_xlabel() for axes in drawing.figure.axes} - {""} == {"head"}
+    assert {axes.get_xlabel() for axes in drawing.figure.axes} - {""} == {"head (from 0)"}
 
 
 def test_the_minimum_by_condition_is_sorted_marked_and_beside_the_papers(study):
@@ -149,7 +150,8 @@ def test_the_minimum_by_condition_is_sorted_marked_and_beside_the_papers(study):
     for row, label in enumerate(order):
         values = study.runs.loc[study.runs["condition"] == label, "min_mad"]
         mark, paper = artist(drawing, f"mean-{label}"), artist(drawing, f"paper-{label}")
-        style = model_style(0 if study.runs.set_index("condition").loc[label, "cutmix"].iloc[0] == "on" else 1)
+        marker = "o" if study.runs.set_index("condition").loc[label, "cutmix"].iloc[0] == "on" else "^"
+        style = replace(looks(order)[label], marker=marker)
         assert mark.get_xdata()[0] == pytest.approx(values.mean())
         assert (mark.get_marker(), mark.get_color()) == (style.marker, style.colour)
         assert paper.get_xdata()[0] == PUBLISHED["ablation-cifar100"].conditions[label].min_mad

@@ -14,9 +14,9 @@ from matplotlib.image import imread
 from nearsight.errors import InputError
 from nearsight.metrics import uniform_attention_distance
 from nearsight.report.figures.heat import heatmaps
-from nearsight.report.figures.looks import PALETTE, depth_of, model_style, shade
+from nearsight.report.figures.looks import PALETTE, depth_of, looks, model_style, shade
 from nearsight.report.figures.models import locality_spreads, mad_entropy_plane, mad_profiles, training_curves
-from nearsight.report.figures.style import MODEL_MARKERS, save_figure, svg_text
+from nearsight.report.figures.style import save_figure, svg_text
 from nearsight.report.inputs import ModelHeads
 from nearsight.report.reading import compare
 
@@ -116,20 +116,43 @@ def test_a_single_head_has_an_error_bar(pair, make_model):
     assert (low, high) == (pytest.approx(mean - std), pytest.approx(mean + std))
 
 
-def test_the_plane_has_one_point_per_existing_head_coloured_by_layer_from_one(pair):
+def test_many_heads_have_a_plane_for_each_model(make_model):
+    models = [make_model(label, num_layers=12, num_heads=12, seed=seed) for seed, label in enumerate("abcd")]
+    figure = mad_entropy_plane(models, grid_size=(8, 8))
+    panels = [artist(figure, f"model{index}").axes for index in range(4)]
+    assert len(set(panels)) == 4
+    assert [panel.get_title(loc="left") for panel in panels] == list("abcd")
+    assert len({(panel.get_xlim(), panel.get_ylim()) for panel in panels}) == 1
+    assert not figure.legends
+
+
+def test_a_finding_for_phones_has_its_panels_below_each_other(pair):
+    wide, narrow = (locality_spreads(pair, is_narrow=is_narrow) for is_narrow in (False, True))
+    assert narrow.get_figwidth() < 4 < wide.get_figwidth()
+    for figure in (wide, narrow):
+        np.testing.assert_allclose(
+            [artist(figure, f"head-mean-model{index}").get_xdata()[0] for index in range(2)],
+            [model.heads["mad"].min() for model in pair],
+        )
+    narrow.draw_without_rendering()
+    above, below = (panel.get_position() for panel in narrow.axes[:2])
+    assert above.y0 > below.y1
+
+
+def test_the_plane_has_one_point_per_existing_head_coloured_by_layer_from_zero(pair):
     models = [with_padding(pair[0]), pair[1]]
     figure = mad_entropy_plane(models, grid_size=(8, 8))
     for index, model in enumerate(models):
-        heads = model.heads.dropna(subset=["mad"])
+        heads = model.heads.dropna(subset=["mad"]).sort_values("layer", ascending=False, kind="stable")
         points = artist(figure, f"model{index}")
         assert isinstance(points, PathCollection)
         np.testing.assert_array_equal(np.asarray(points.get_offsets()), heads[["mad", "entropy"]])
-        np.testing.assert_array_equal(points.get_array(), heads["layer"] + 1)
+        np.testing.assert_array_equal(points.get_array(), heads["layer"])
     anchor = artist(figure, "uniform")
     assert (anchor.get_xdata()[0], anchor.get_ydata()[0]) == (pytest.approx(0.417848, abs=1e-6), 1.0)
     assert "uniform" not in drawn(mad_entropy_plane(pair))
     bar = figure.axes[-1]
-    assert [text.get_text() for text in bar.get_yticklabels()] == ["1", "2", "3", "4", "5", "6"]
+    assert [text.get_text() for text in bar.get_yticklabels()] == ["0", "1", "2", "3", "4", "5"]
 
 
 @pytest.mark.parametrize(
@@ -138,7 +161,7 @@ def test_the_plane_has_one_point_per_existing_head_coloured_by_layer_from_one(pa
 )
 def test_every_mark_of_the_plane_is_whole(distances, grid_size, make_model):
     """However narrow the range, and with every marker."""
-    models = [make_model(f"model {number}", num_layers=1, num_heads=2) for number in range(len(MODEL_MARKERS))]
+    models = [make_model(f"model {number}", num_layers=1, num_heads=2) for number in range(9)]
     models = [replace(model, heads=model.heads.assign(mad=distances)) for model in models]
     figure = mad_entropy_plane(models, grid_size=grid_size)
     figure.draw_without_rendering()
@@ -180,8 +203,8 @@ def test_heatmaps_hold_the_numbers_and_leave_missing_heads_transparent(pair, mak
     assert artist(figure, "mad-model0").get_clim() == (0.0, models[1].heads["mad"].max())
     assert artist(figure, "entropy-model0").get_clim() == (0.0, 1.0)
     panel = artist(figure, "entropy-model0").axes
-    assert [text.get_text() for text in panel.get_xticklabels()] == ["1", "2", "3", "4", "5", "6"]
-    assert [text.get_text() for text in panel.get_yticklabels()] == ["1", "2", "3", "4", "5", "6"]
+    assert [text.get_text() for text in panel.get_xticklabels()] == ["0", "1", "2", "3", "4", "5"]
+    assert [text.get_text() for text in panel.get_yticklabels()] == ["0", "1", "2", "3", "4", "5"]
 
 
 def test_heatmaps_without_room_have_no_numbers_and_zero_is_not_missing(make_model):
@@ -215,7 +238,7 @@ def test_training_curves_hold_the_history_in_the_order_of_epochs(pair, history_f
         line = artist(figure, f"{column}-model1")
         np.testing.assert_array_equal(line.get_xdata(), [1, 2, 3, 4, 5])
         np.testing.assert_array_equal(line.get_ydata(), history_frame(5)[column])
-        assert line.get_color() == model_style(1).colour
+        assert line.get_color() == looks([model.label for model in pair])[pair[1].label].colour
     assert not any(name.endswith("model0") for name in drawn(figure))
     with pytest.raises(InputError, match="no model has a training history"):
         training_curves(models[:1])

@@ -34,15 +34,15 @@ def test_the_heatmap_shows_the_matrix_on_a_fixed_scale():
     assert image.get_clim() == (0.0, 1.0)
     assert image.get_cmap().name == "viridis"
     axes = image.axes
-    assert (axes.get_ylabel(), axes.get_xlabel()) == ("layer of a_$b$", "layer of c")
-    assert [text.get_text() for text in axes.get_xticklabels()] == ["1", "2", "3", "4", "5"]
+    assert (axes.get_ylabel(), axes.get_xlabel()) == ("layer (from 0) of a_$b$", "layer (from 0) of c")
+    assert [text.get_text() for text in axes.get_xticklabels()] == ["0", "1", "2", "3", "4"]
     assert axes.get_ylim() == (-0.5, 2.5)  # the first layer at the bottom
 
 
 def test_one_model_is_named_once_and_many_layers_have_few_ticks():
     axes = artist(similarity_heatmap(similarity(48, 48), label="model"), "cka").axes
     assert axes.get_title(loc="left") == "model"
-    assert axes.get_xlabel() == "layer"
+    assert axes.get_xlabel() == "layer (from 0)"
     assert len(axes.get_yticks()) == 16
 
 
@@ -97,16 +97,18 @@ def table_of_steps():
 def test_every_head_is_a_picture_of_where_it_looks():
     table = table_of_steps()
     figure = offset_pictures(table, label="a_$b$", layers=[4, 7])
-    first, flat = artist(figure, "L5-1"), artist(figure, "L8-1")
+    first, flat = artist(figure, "L4-0"), artist(figure, "L7-0")
     np.testing.assert_array_equal(first.get_array(), table.offset_maps(0)[0, 19 - RADIUS : 20 + RADIUS])
     assert first.get_array().shape == (2 * RADIUS + 1, 5)
     assert first.get_clim() == (0.0, 0.9)
     np.testing.assert_array_equal(flat.get_array(), np.full((7, 7), 1 / 16))
     assert flat.get_clim() == (0.0, CONTRAST / 16)
-    assert not figure.findobj(lambda candidate: candidate.get_gid() == "L8-2")
+    darkest, brightest = (sum(first.get_cmap()(end)[:3]) for end in (0.0, 1.0))
+    assert darkest < brightest  # bright is more, as in every other map
+    assert not figure.findobj(lambda candidate: candidate.get_gid() == "L7-1")
     assert [panel.get_visible() for panel in figure.axes] == [True, True, True, False]
     assert first.axes.get_title(loc="left") == f"{0.1 * np.hypot(19, 2):.1f}"
-    assert (first.axes.get_ylabel(), flat.axes.get_ylabel()) == ("L5", "L8")
+    assert (first.axes.get_ylabel(), flat.axes.get_ylabel()) == ("L4", "L7")
     (frame,) = first.axes.patches  # around the middle of the picture
     assert (*frame.get_xy(), frame.get_width()) == (1.5, RADIUS - 0.5, 1)
     assert figure.get_suptitle().startswith("a_$b$: ")
