@@ -317,9 +317,7 @@ def test_five_hundred_runs_open_at_once_in_five_megabytes(visit, make_results):
 
 def test_every_chart_is_drawn_without_scrolling_to_it(visit, html):
     page = visit(html).page
-    page.wait_for_function(
-        "[...document.querySelectorAll('.drawing')].every((box) => box.querySelector('svg, canvas'))"
-    )
+    page.locator(".drawing:not(:has(svg, canvas))").first.wait_for(state="detached")
     assert page.evaluate("scrollY") == 0
     boxes = page.locator(".drawing").all()
     assert len(boxes) > 5
