@@ -49,14 +49,6 @@ def main(arguments: Sequence[str]) -> int:
         )
     check_at_least("--num-images", 1 if options.num_images is None else options.num_images, 1)
     heads = _numbers(options.heads)
-    # Here, because help and mistakes do without.
-    from nearsight.commands.measuring import prepare
-    from nearsight.commands.pictures import within_memory
-    from nearsight.lens import attention_maps
-    from nearsight.lens.maps import empty_maps
-    from nearsight.lens.mapsfile import size_of_maps
-    from nearsight.lens.running import remembering_surveys
-
     _check_out(options.out)
     # Here, because help and mistakes do without.
     from nearsight.commands.measuring import prepare
