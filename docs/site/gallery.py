@@ -1,8 +1,8 @@
 """The gallery: the pages of all committed studies and of the shipped models. `python docs/site/gallery.py` makes it.
 
 Each page is one file that opens without a network. They are made from the committed tables and weights, go to
-build/gallery with an index of pictures, and are not committed. Nothing is trained; the shipped models are measured on the
-shipped images.
+build/gallery with an index of pictures, and are not committed. Nothing is trained; the shipped models are measured on
+the shipped images.
 """
 
 import html
