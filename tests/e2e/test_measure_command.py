@@ -22,6 +22,7 @@ from nearsight.commands import measuring as command
 from nearsight.lens import HeadTable
 from nearsight.models import load_source
 from nearsight.report import compare, read_heads
+from nearsight.report.inputs import read_measured
 from nearsight.report.page.folders import read_folders
 
 OWN_MODELS = """
@@ -125,6 +126,24 @@ def test_models_of_different_shapes_side_by_side(folder: Path, capsys: pytest.Ca
     assert page.count("<svg") >= 4
     for label in (TWO, THREE, "compact_vit (random weights)"):
         assert label in page
+
+
+def test_random_weights_are_asked_about_first_and_uniform_attention_is_given(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["measure", TWO, *FEW, "--out", "out"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[2:4]] == ["0", "1"]  # layers, as in heads.csv
+    assert [line.split()[-1] for line in (lines[0], *lines[2:4])] == ["uniform", "0.418", "0.418"]
+    assert lines[5] == f"“{TWO}” is indistinguishable from uniform attention: are these weights random?"
+    assert lines[6].startswith("Did you mean --pretrained (in Python: pretrained=True)?")
+    assert "is indistinguishable from uniform attention: are these weights random?" in (
+        folder / "out" / "report.html"
+    ).read_text(encoding="utf-8")
+    found = result(TWO, *FEW, capsys=capsys)
+    assert found["uniform"] == {"0": pytest.approx(0.417848, abs=1e-6), "1": pytest.approx(0.417848, abs=1e-6)}
+    again = read_measured(folder / "out").heads  # from which a page is made later
+    assert again.uniform == {0: found["uniform"]["0"], 1: found["uniform"]["1"]}
 
 
 def test_random_models_of_different_grids_do_not_differ(capsys: pytest.CaptureFixture[str], quick: None) -> None:

@@ -52,6 +52,8 @@ LIGHT = [
     ["measure", "--help"],
     ["measure", "--no-such-option"],
     ["measure", "no-such-model"],
+    ["maps", "--help"],
+    ["maps", "no-such-model", "--out", "maps.safetensors"],
     ["report", "--help"],
     ["report", "--compare", "one"],
     ["demo", "--help"],

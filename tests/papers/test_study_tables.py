@@ -119,7 +119,7 @@ def test_effects_per_layer_are_those_of_the_layers_heads(study, tables):
             ]
             assert row["effect"].item() == pytest.approx(values["on"].mean() - values["off"].mean())
     shown = markdown_rows(tables["effects-by-layer"])
-    assert set(shown["layer"]) == {f"L{number}" for number in range(1, 9)}
+    assert set(shown["layer"]) == {f"L{number}" for number in range(8)}
 
 
 def test_separation_has_every_factor_and_three_ways_to_deal(study, tables):

@@ -1,5 +1,6 @@
 """What reports are made of: read, checked, and told apart."""
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -11,7 +12,7 @@ from nearsight.lens import HeadTable
 from nearsight.lens.perimage import PerImage
 from nearsight.metrics import Moments
 from nearsight.report import ModelHeads, mad_profiles, read_heads, read_history
-from nearsight.report.inputs import HISTORY_COLUMNS, read_measured, shorten, with_images
+from nearsight.report.inputs import HISTORY_COLUMNS, read_measured, shorten, with_images, write_measured
 from nearsight.train import HEADS_COLUMNS
 
 
@@ -190,3 +191,17 @@ class TestNumbersOfSingleImages:
         for layers in ([0], [0, 1, 2]):
             with pytest.raises(InputError, match="single images of 'm' are of other heads"):
                 replace(model, per_image=table.per_image.choose(layers))
+
+
+def test_uniform_attention_comes_back_and_what_cannot_be_one_is_refused(tmp_path, make_model):
+    model = replace(make_model(), uniform={0: 0.25, 1: float("nan")}, grids={2: (8, 8)})
+    model.heads.to_csv(tmp_path / "heads.csv", index=False)
+    path = write_measured(tmp_path, model, None)
+    kept = read_measured(tmp_path).heads
+    assert [kept.uniform_distance(layer) for layer in (0, 1, 3)] == [0.25, None, None]
+    assert kept.uniform_distance(2) == pytest.approx(0.417848, abs=1e-6)  # of its grid
+    record = json.loads(path.read_text())
+    for damaged in ({"0": 1.5}, {"a": 0.2}, [0.2], {"0": "x"}):
+        path.write_text(json.dumps({**record, "uniform": damaged}))
+        with pytest.raises(InputError, match=r"measured.json is damaged: "):
+            read_measured(tmp_path)

@@ -272,11 +272,9 @@ class TestWhatTheNumbersOfOneModelMean:
         model = tiny_model("ViT", [[0.418, 0.42], [mad, 0.41]], [[0.01] * 2] * 2)
         model.heads["entropy"] = [1.0, 1.0, entropy, 1.0]
         model = replace(model, grids={0: (8, 8), 1: (8, 8)})
-        question = (
-            "Every head of “ViT” is indistinguishable from uniform attention: are these weights random? Did you mean "
-            "--pretrained (in Python: pretrained=True)?"
-        )
+        question = "“ViT” is indistinguishable from uniform attention: are these weights random?"
         assert (describe(model)[0] == question) == is_said
+        assert describe(model)[1].startswith("Did you mean --pretrained (in Python: pretrained=True)?") == is_said
         assert (question in compare(LOCAL, model).sentences) == is_said
         assert question not in describe(replace(model, grids={0: (8, 8)}))  # of one layer it is not known
 

@@ -3,9 +3,9 @@
 The table is of the room `lens`, which comes before this one, and asks for this file when such a method is called.
 """
 
+import io
 import json
 import math
-import sys
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -165,6 +165,13 @@ def plot(table: HeadTable, what: str | Sequence[str] | None, ax: "Axes | None") 
 
     from nearsight.report.figures.style import house_style
 
+    class FigureOfTable(Figure):
+        """Shown by notebooks, whether pyplot was ever imported or not, and once: it is none of pyplot's own."""
+
+        def _repr_png_(self) -> bytes:
+            self.savefig(file := io.BytesIO(), format="png", dpi=144)
+            return file.getvalue()
+
     if what is None:
         what = ("mad", "entropy") if ax is None else ("mad",)
     names = (what,) if isinstance(what, str) else tuple(what)
@@ -177,14 +184,10 @@ def plot(table: HeadTable, what: str | Sequence[str] | None, ax: "Axes | None") 
     if ax is not None:
         _draw(table, names[0], arrays[names[0]], ax)
         return ax
-    if "IPython" in sys.modules:
-        from matplotlib import pyplot
-
-        pyplot.install_repl_displayhook()  # a notebook shows figures that are returned, the first one too
     num_layers, num_heads = table.mad.shape
     size = (max(2.6, min(0.34 * num_heads, 6.0)) + 1.5) * len(names), max(2.0, min(0.24 * num_layers, 7.0)) + 0.9
     with house_style():
-        figure = Figure(figsize=size, layout="constrained")
+        figure = FigureOfTable(figsize=size, layout="constrained")
         for name, panel in zip(names, figure.subplots(1, len(names), squeeze=False)[0], strict=True):
             _draw(table, name, arrays[name], panel)
         figure.suptitle(shorten(_label(table), _LABEL_LIMIT), parse_math=False)

@@ -271,8 +271,9 @@ def _about_uniform_heads(model: ModelHeads) -> tuple[str, ...]:
     if not is_uniform(model):
         return ()
     return (
-        f"Every head of {quoted(model.label)} is indistinguishable from uniform attention: are these weights random? "
-        "Did you mean --pretrained (in Python: pretrained=True)?",
+        f"{quoted(model.label)} is indistinguishable from uniform attention: are these weights random?",
+        f"Did you mean --pretrained (in Python: pretrained=True)? Every head's distance is within {ALIKE} of that of "
+        f"uniform attention, and its entropy within {ALIKE} of 1.",
     )
 
 
