@@ -56,6 +56,7 @@ coverage: $(READY)
 	$(BIN)/coverage report --fail-under=90
 
 test-slow: $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
 	$(BIN)/pytest -m slow
 
 test-gpu: $(READY)
