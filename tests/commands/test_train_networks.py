@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 
 from nearsight.cli import main
-from nearsight.commands import train
 from nearsight.errors import InputError
 from nearsight.models import ModelConfig
 from nearsight.train import RunConfig
@@ -20,7 +19,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[RunConfig]:
         configs.append(config)
         raise InputError("not now")
 
-    monkeypatch.setattr(train, "train_run", train_run)
+    monkeypatch.setattr("nearsight.train.train_run", train_run)
     return configs
 
 

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from nearsight import files as writing
 from nearsight.cli import main
-from nearsight.commands import measure as command
+from nearsight.commands.measuring import ShardMeasuring
 from nearsight.report import read_heads
 
 OWN_MODELS = """
@@ -124,7 +124,7 @@ def test_shards_stay_for_the_call_that_merges_them(folder: Path, monkeypatch: py
     assert found(out) == {*ONE_MODEL, "extra-heads.csv", *shards}
     run(THREE)
     assert found(out) == {*ONE_MODEL, *shards}
-    monkeypatch.setattr(command.ShardMeasuring, "_do", lambda *_: pytest.fail("all was done"))
+    monkeypatch.setattr(ShardMeasuring, "_do", lambda *_: pytest.fail("all was done"))
     run(*sharded)
     assert found(out) == {*ONE_MODEL, "extra-heads.csv", *shards}
 

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from nearsight.cli import main
-from nearsight.commands import measure as command
+from nearsight.commands.measuring import ShardMeasuring
 from nearsight.lens import HeadTable
 
 OWN_MODELS = """
@@ -93,7 +93,7 @@ def test_jobs_of_an_array_and_the_run_that_merges_them(
     for name in ("own_models_of_shards-two_layers", "compact_vit"):
         assert_equal(stored(f"out/{name}/heads.npz"), stored(f"whole/{name}/heads.npz"), tolerance=1e-6)
     before = stored("out/compact_vit/heads.npz")
-    monkeypatch.setattr(command.ShardMeasuring, "_do", lambda *_: pytest.fail("all was done"))
+    monkeypatch.setattr(ShardMeasuring, "_do", lambda *_: pytest.fail("all was done"))
     run(*asked, "--out", "out", "--shards", "4")
     assert_equal(before, stored("out/compact_vit/heads.npz"))
 

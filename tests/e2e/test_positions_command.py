@@ -47,7 +47,7 @@ def test_a_model_without_positions_is_told_so_and_nothing_is_written(
     def measured(*_: object) -> None:
         raise AssertionError("it is known before anything is measured")
 
-    monkeypatch.setattr("nearsight.commands.measure.measure_shown", measured)
+    monkeypatch.setattr("nearsight.commands.measuring.measure_shown", measured)
     models = ["compact_vit", "model_without_positions:model"]
     assert main(["measure", *models, *FEW, "--out", "out", "--what", "positions"]) == 2
     said = capsys.readouterr().err.splitlines()[-1]
