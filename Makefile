@@ -10,7 +10,7 @@ QUICK := not slow and not gpu and not browser and not faults
 .PHONY: help setup demo test lint golden coverage test-slow test-gpu test-browser test-faults test-foreign test-wheel audit coverage-table docs format clean
 
 help:
-	@echo "make demo        train a small ViT with and without CutMix and look at its attention (3 minutes)"
+	@echo "make demo        see, induce and understand locality: runs/demo/report.html (3 minutes)"
 	@echo "make test        lint, types and tests"
 	@echo "make golden      write every report again from the raw tables, and compare it with what is committed (1 minute)"
 	@echo "make coverage    the tests once more, and how much of the code they reach"

@@ -53,3 +53,18 @@ def test_whatever_is_changed_missing_or_new_is_named(tmp_path: Path, monkeypatch
     ]
     monkeypatch.setattr("sys.argv", ["golden.py", "no-such-study"])
     assert golden.main() == 1, "nothing was compared"
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        ("a,0.016437499999999987,1e-16\n", True),  # what another processor's sums give
+        ("a,0.0164375001,1e-16\n", False),
+        ("b,0.01643749999999999,1e-16\n", False),
+        ("a,0.01643749999999999,\n", False),
+        ("a,0.01643749999999999\n", False),
+        ("a,0.01643749999999999,1e-16\na,1,1\n", False),
+    ],
+)
+def test_tables_have_the_same_words_and_their_numbers_to_nine_digits(written: str, expected: bool) -> None:
+    assert golden.has_same_cells("a,0.01643749999999999,-2e-17\n", written) is expected
