@@ -57,8 +57,7 @@ def test_every_room_has_what_it_offers(room: str) -> None:
         'import nearsight.models.compact, timm; timm.create_model("locat_vit_tiny_patch16_224")',
         'import nearsight.locat.attention, timm; timm.create_model("compact_vit")',
         'import nearsight; nearsight.create_model("jumbo_vit_tiny_patch16_224")',
-        'import importlib.util, nearsight; importlib.util.find_spec("timm"); import timm\n'
-        'timm.create_model("compact_vit")',
+        'import nearsight\nfrom importlib.util import find_spec; find_spec("timm")',
     ],
 )
 def test_timm_knows_our_models_in_any_order(program: str) -> None:

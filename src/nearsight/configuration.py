@@ -7,6 +7,7 @@ import functools
 import inspect
 import itertools
 import math
+import sys
 import textwrap
 import types
 import typing
@@ -37,12 +38,21 @@ def field_docs(kind: type) -> dict[str, str]:
     for owner in reversed(kind.__mro__):
         if not dataclasses.is_dataclass(owner):
             continue
-        (definition,) = ast.parse(textwrap.dedent(inspect.getsource(owner))).body
+        definition = _classes_in(owner.__module__).get(owner.__name__)
+        if definition is None:  # below something else
+            (definition,) = ast.parse(textwrap.dedent(inspect.getsource(owner))).body
         assert isinstance(definition, ast.ClassDef)
         for above, below in itertools.pairwise(definition.body):
             if isinstance(above, ast.AnnAssign) and isinstance(above.target, ast.Name) and isinstance(below, ast.Expr):
                 docs[above.target.id] = " ".join(str(ast.literal_eval(below.value)).split())
     return docs
+
+
+@functools.cache
+def _classes_in(module: str) -> dict[str, ast.ClassDef]:
+    """Name → class of a module's source. Python's own search reads the whole file again for each class."""
+    source = ast.parse(inspect.getsource(sys.modules[module]))
+    return {statement.name: statement for statement in source.body if isinstance(statement, ast.ClassDef)}
 
 
 def encode(value: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import inspect
 import json
 import sys
 from collections.abc import Sequence
@@ -190,7 +191,12 @@ def _options(start: RunConfig, protocol: str) -> type[Any]:
     protocol_fields = _fields_of(start.protocol, without=("augment",))
     for name, kind in AUGMENTATIONS.items():
         held = start.protocol.augmentation(name) or dataclasses.replace(kind(), p=0.0)
-        protocol_fields.append((name, kind, dataclasses.field(default=held)))
+        # With all help: tyro would look for it in the source of each class, which takes as long as all the rest.
+        described = dataclasses.make_dataclass(
+            kind.__name__, _fields_of(held), bases=(kind,), frozen=True, kw_only=True
+        )
+        about = {"help": inspect.getdoc(kind) or ""}
+        protocol_fields.append((name, described, dataclasses.field(default=described(), metadata=about)))
     protocol_options = dataclasses.make_dataclass("ProtocolOptions", protocol_fields, frozen=True, kw_only=True)
     names: Any = Literal[tuple(PROTOCOLS)]
     chosen: Any = Annotated[
@@ -242,8 +248,8 @@ def _config(options: Any) -> RunConfig:
 def _protocol(options: Any) -> Protocol:
     scalars = {field.name for field in dataclasses.fields(Protocol)} - {"augment"}
     protocol = Protocol(**{name: getattr(options, name) for name in scalars}, augment=())
-    for name in AUGMENTATIONS:
-        augmentation = getattr(options, name)
+    for name, kind in AUGMENTATIONS.items():
+        augmentation = kind(**vars(getattr(options, name)))
         if augmentation.p > 0:
             protocol = protocol.with_(augmentation)
         else:
