@@ -38,7 +38,7 @@ def field_docs(kind: type) -> dict[str, str]:
     for owner in reversed(kind.__mro__):
         if not dataclasses.is_dataclass(owner):
             continue
-        definition = _classes_in(owner.__module__).get(owner.__name__)
+        definition: ast.stmt | None = _classes_in(owner.__module__).get(owner.__name__)
         if definition is None:  # below something else
             (definition,) = ast.parse(textwrap.dedent(inspect.getsource(owner))).body
         assert isinstance(definition, ast.ClassDef)
