@@ -40,8 +40,10 @@ BRIDGE = RESULTS / "spatial-structure" / "bridge"
 _VERSION = re.compile(r"Matplotlib v([\w.]+)")
 _NUMBER = re.compile(r"-?\d+\.?\d*(?:e-?\d+)?")
 _DIGITS = 1e-9
-"""By which a number of a table may differ, relatively. (A difference of numbers that are equal may be anything this
-side of its square.) Instructions differ between processors, and with them the order of sums."""
+"""By which a number of a table may differ, relatively: instructions differ between processors, and with them the order
+of sums."""
+_ZERO = 1e-12
+"""And absolutely: the difference of two numbers that are equal may come out as anything this small."""
 _POINTS = 0.5
 """By which a mark may move from one version of matplotlib to the next."""
 
@@ -121,7 +123,7 @@ def _is_same_cell(ours: str, theirs: str) -> bool:
     if ours == theirs:
         return True
     try:
-        return math.isclose(float(ours), float(theirs), rel_tol=_DIGITS, abs_tol=_DIGITS**2)
+        return math.isclose(float(ours), float(theirs), rel_tol=_DIGITS, abs_tol=_ZERO)
     except ValueError:  # words
         return False
 

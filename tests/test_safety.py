@@ -126,10 +126,12 @@ def test_the_user_names_modules_in_one_place() -> None:
     importing = [(file, call.args[0]) for file, name, call in CALLS if name.split(".")[-1] == "import_module"]
     requiring = [(file, call.args[0]) for file, name, call in CALLS if name == "require"]  # data/parquet.py imports it
     by_variable = {file for file, name in (*importing, *requiring) if not is_ours(name)}
-    assert by_variable == {"data/parquet.py", "models/sources.py"}
+    # lazy.py loads what our own files import, later: their text names it, and no user can.
+    assert by_variable == {"data/parquet.py", "lazy.py", "models/sources.py"}
 
 
 WRITES_ITSELF = {
+    "cli.py": "the traceback of an unexpected error, in a new file of a random name",
     "files.py": "the one place where files are replaced",
     "probe/cache.py": "an array that grows chunk by chunk, with a sum for each, and its lock",
     "study/lock.py": "a lock, which must fail where it exists",

@@ -38,7 +38,7 @@ open_room(__name__)
 
 def _register_models() -> None:
     for module in ("models.backbones", "models.compact", "models.positional", "locat.registered"):
-        import_module(f"{__name__}.{module}")
+        import_module(f"nearsight.{module}")
 
 
 after_import("timm", _register_models)

@@ -258,7 +258,7 @@ def write_measured_model(folder: Path) -> None:
     write_heads(folder / "heads.csv", heads, 0)
     model = ModelHeads(label="a", heads=heads, grids={0: (4, 4), 1: (4, 4)}, config={"seed": 0}, provenance={"a": [1]})
     write_measured(folder, model, "nearsight measure a")
-    explorer = {"format": 1, "colours": "", "pictures": [], "notes": [], "models": [{"label": "a", "layers": [1, 2.5]}]}
+    explorer = {"format": 2, "colours": "", "pictures": [], "notes": [], "models": [{"label": "a", "layers": [1, 2.5]}]}
     Explorer(explorer).write(folder / "explorer.json")
 
 

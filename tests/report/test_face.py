@@ -210,7 +210,9 @@ def test_what_is_not_installed_is_named(
     table: HeadTable, method: str, name: str, extra: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(InputError, match=rf"^{name} is not installed; pip install 'nearsight\[{extra}\]'$"):
+    with pytest.raises(
+        InputError, match=rf"^{name} is needed .*; install it with: pip install 'nearsight\[{extra}\]'$"
+    ):
         getattr(table, method)()
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nearsight.commands.options import Common, Request, parse, stoppable
+from nearsight.errors import check_at_least
 
 if TYPE_CHECKING:
     import torch
@@ -71,6 +72,9 @@ class DemoOptions(Common):
     """Training images, a fifth of which is held out for validation."""
     steps: int = 300
     """Steps of gradient descent in the last part."""
+
+    def __post_init__(self) -> None:
+        check_at_least("--num-train", self.num_train, 100)  # without those for validation, more than a batch
 
 
 def main(arguments: Sequence[str]) -> int:

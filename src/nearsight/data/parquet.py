@@ -29,13 +29,13 @@ _NUMBERED = re.compile(r"(?P<name>.+?-)(?P<number>\d+)-of-(?P<num>\d+)")
 """`train-00000-of-00002` and, from older times, a digest after it."""
 
 
-def require(module: str, purpose: str) -> Any:
+def require(module: str, purpose: str, *, extra: str = "data") -> Any:
     """Import an optional library, or say how to get it."""
     try:
         imported: ModuleType = importlib.import_module(module)
     except ImportError as error:
         library = module.split(".")[0]
-        raise InputError(f"{library} is needed {purpose}; install it with: pip install 'nearsight[data]'") from error
+        raise InputError(f"{library} is needed {purpose}; install it with: pip install 'nearsight[{extra}]'") from error
     return imported
 
 

@@ -39,7 +39,7 @@ files, so that who asks what there is need not load them."""
 _FILES: set[str] = set()
 """Of those, by module."""
 for _name, _module, _definition in marked(Path(__file__).parent, "measurement"):
-    _FILES.add(f"{__package__}.{_module}")
+    _FILES.add(_module)
     WHAT[_name] = next(
         ast.literal_eval(line.value)
         for line in _definition.body
@@ -54,7 +54,9 @@ def measurement(name: str) -> Callable[[M], M]:
     """Register a measurement: it is then one that `measure(what=[name])` and `nearsight measure --what name` take."""
 
     def register(kind: M) -> M:
-        is_new = name not in WHAT or (name not in MEASUREMENTS and kind.__module__ in _FILES)
+        is_new = name not in WHAT or (
+            name not in MEASUREMENTS and kind.__module__.removeprefix(f"{__package__}.") in _FILES
+        )
         assert is_new, f"there is a measurement {name!r} already"
         MEASUREMENTS[name], WHAT[name] = kind, kind.about
         return kind
@@ -65,7 +67,7 @@ def measurement(name: str) -> Callable[[M], M]:
 def load_all() -> None:
     """Load the measurements of this room: whoever takes any calls it first."""
     for module in sorted(_FILES):
-        import_module(module)
+        import_module(f"nearsight.lens.{module}")
 
 
 class Measurement(ABC):

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from nearsight.data.parquet import require
 from nearsight.errors import InputError, unknown_name
 from nearsight.files import check_output_folder
 from nearsight.lens import HeadTable
@@ -169,7 +170,8 @@ def plot(table: HeadTable, what: str | Sequence[str] | None, ax: "Axes | None") 
         """Shown by notebooks, whether pyplot was ever imported or not, and once: it is none of pyplot's own."""
 
         def _repr_png_(self) -> bytes:
-            self.savefig(file := io.BytesIO(), format="png", dpi=144)
+            file = io.BytesIO()
+            self.savefig(file, format="png", dpi=144)
             return file.getvalue()
 
     if what is None:
@@ -252,7 +254,10 @@ def widget(table: HeadTable) -> Any:
     """See `HeadTable.explore`."""
     if table.maps is None:
         raise InputError("there are no maps to explore; measure with keep='maps' (a saved table does not hold them)")
-    anywidget, traitlets = _needed("anywidget", "notebook"), _needed("traitlets", "notebook")
+    anywidget, traitlets = (
+        require("anywidget", "for the explorer in a notebook", extra="notebook"),
+        require("traitlets", "for the explorer in a notebook", extra="notebook"),
+    )
     from nearsight.report.explorer import explorer_module, explorer_style
 
     kind = type(
@@ -268,18 +273,9 @@ def widget(table: HeadTable) -> Any:
     return kind(data=dict(_explorer(table, as_model(table)).data))
 
 
-def _needed(name: str, extra: str) -> Any:
-    from importlib import import_module
-
-    try:
-        return import_module(name)
-    except ImportError as error:
-        raise InputError(f"{name} is not installed; pip install 'nearsight[{extra}]'") from error
-
-
 def dataset(table: HeadTable) -> Any:
     """See `HeadTable.to_xarray`."""
-    xarray = _needed("xarray", "xarray")
+    xarray = require("xarray", "for to_xarray", extra="xarray")
     num_layers, num_heads = table.mad.shape
     by_head: Mapping[str, NDArray[np.float64]] = {
         **_by_head(table),
