@@ -66,11 +66,11 @@ class DemoOptions(Common):
     """Folder for the tables, the runs, the figures and the page."""
     seed: int = 0
     """Seed of the two models that are trained."""
-    epochs: int = 8
+    epochs: int = 6
     """Training epochs of each."""
-    num_train: int = 5000
+    num_train: int = 4500
     """Training images, a fifth of which is held out for validation."""
-    steps: int = 300
+    steps: int = 200
     """Steps of gradient descent in the last part."""
 
     def __post_init__(self) -> None:

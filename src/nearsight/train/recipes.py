@@ -202,7 +202,7 @@ def _options(prefix: str, start: Any, wanted: Any) -> list[str]:
     return options
 
 
-def demo_run(*, seed: int = 0, epochs: int = 8, num_train: int = 5000) -> RunConfig:
+def demo_run(*, seed: int = 0, epochs: int = 6, num_train: int = 4500) -> RunConfig:
     """The plain ViT that `nearsight demo` trains beside one with LocAt, on the embedded set."""
     protocol = dataclasses.replace(
         baseline(), max_epochs=epochs, warmup_epochs=min(2, epochs), patience=epochs, batch_size=64, lr=2e-3
@@ -212,7 +212,7 @@ def demo_run(*, seed: int = 0, epochs: int = 8, num_train: int = 5000) -> RunCon
         data=DataConfig(name="shapes", num_train=num_train, num_test=1000),
         protocol=protocol,
         seed=seed,
-        num_measured=1000,
+        num_measured=500,
         measure_every=1,
-        num_measured_during=256,
+        num_measured_during=128,
     )
