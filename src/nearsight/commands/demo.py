@@ -66,7 +66,7 @@ class DemoOptions(Common):
     """Folder for the tables, the runs, the figures and the page."""
     seed: int = 0
     """Seed of the two models that are trained."""
-    epochs: int = 6
+    epochs: int = 7
     """Training epochs of each."""
     num_train: int = 4500
     """Training images, a fifth of which is held out for validation."""
