@@ -176,7 +176,7 @@ def _seen_in_words(models: Sequence[ModelHeads]) -> str:
 def _induce(study: Study, options: DemoOptions, device: torch.device, stop: Stop) -> list[ModelHeads]:
     """Both models trained. Their weights differ in shape, so they cannot be one stack: on a CPU each has a process."""
     from nearsight.commands.study_progress import StudyProgress
-    from nearsight.report.inputs import model_heads
+    from nearsight.report.page.folders import heads_on_grid
     from nearsight.study import run_study
     from nearsight.study.executors import LocalExecutor, ProcessesExecutor
 
@@ -190,7 +190,7 @@ def _induce(study: Study, options: DemoOptions, device: torch.device, stop: Stop
             listener=progress,
             stop=stop,
         )
-    return [model_heads(folder.run_folder(cell.run), cell.condition) for cell in study.cells]
+    return [heads_on_grid(folder.run_folder(cell.run), cell.condition) for cell in study.cells]
 
 
 def _induced_section(trained: Sequence[ModelHeads]) -> Section:
@@ -199,8 +199,8 @@ def _induced_section(trained: Sequence[ModelHeads]) -> Section:
 
     words = _induced_in_words(trained)
     caption = (
-        "The most local head and the validation accuracy after every epoch, plain and with LocAt. Dotted: uniform "
-        "attention. One run each."
+        "The mean attention distance (MAD) of the most local head, in diagonals of the image, and the validation "
+        "accuracy, after every epoch, plain and with LocAt. Dotted: uniform attention. One run each."
     )
     drawn = figure_html("induce", locality_courses(trained), " ".join(words), caption)
     return Section(name="induce", heading="Induce: trained here, plain and with LocAt", body=_paragraphs(words) + drawn)

@@ -41,7 +41,7 @@ class Offsets(Measurement):
     pictures of a layer.
     """
 
-    about = "per head: how much attention is paid at each step from the patch, up, down and sideways (a picture)"
+    about = "per head: how much attention is paid at each step from the patch, up, down and sideways"
     table = None
     picture = "steps"
     needs_tiles = True

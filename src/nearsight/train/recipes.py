@@ -205,7 +205,7 @@ def _options(prefix: str, start: Any, wanted: Any) -> list[str]:
 def demo_run(*, seed: int = 0, epochs: int = 7, num_train: int = 4500) -> RunConfig:
     """The plain ViT that `nearsight demo` trains beside one with LocAt, on the embedded set."""
     protocol = dataclasses.replace(
-        baseline(), max_epochs=epochs, warmup_epochs=min(2, epochs), patience=epochs, batch_size=64, lr=2e-3
+        baseline(), max_epochs=epochs, warmup_epochs=min(2, epochs), patience=epochs, batch_size=64, lr=4e-3
     )
     return RunConfig(
         model=ModelConfig(depth=3, width=64, num_heads=4, mlp_width=128),

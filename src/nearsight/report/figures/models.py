@@ -316,7 +316,7 @@ def locality_courses(models: Sequence[ModelHeads]) -> Figure:
     training."""
     check_labels(models)
     accuracy = {_COURSES["val_acc"]: partial(_of_history, "val_acc")}
-    figure, panels = _courses(models, {DISTANCE_LABEL_ONE_LINE + "\nof the most local head": _most_local, **accuracy})
+    figure, panels = _courses(models, {"MAD of the most local head": _most_local, **accuracy})
     grids = {grid for model in models for grid in (model.grids or {}).values()}
     if len(grids) == 1:
         draw_uniform_line(panels[0], uniform_attention_distance(grids.pop()), horizontal=True, gid="uniform")

@@ -137,10 +137,14 @@ def _model(folder: Path) -> tuple[ModelHeads, str | None]:
     run.check_there("heads.csv", "history.csv")
     if run.is_complete and not run.heads.exists():  # of pretraining
         raise InputError(f"the heads of {folder} have not been measured; nearsight measure {folder} does, with a page")
-    model = model_heads(run, folder.resolve().name)
+    return heads_on_grid(run, folder.resolve().name), _command_of(run)
+
+
+def heads_on_grid(run: RunFolder, label: str) -> ModelHeads:
+    """A run's heads with the grid of its model's patches, where its weights are there to say it."""
+    model = model_heads(run, label)
     grid = patch_grid(load_model(run.model)) if run.model.exists() else None
-    grids = None if grid is None else dict.fromkeys(model.layers(), grid)
-    return replace(model, grids=grids), _command_of(run)
+    return replace(model, grids=None if grid is None else dict.fromkeys(model.layers(), grid))
 
 
 def _command_of(run: RunFolder) -> str | None:
