@@ -62,7 +62,7 @@ _RULE = (
 )
 
 
-def _judge_often(runs: pd.DataFrame, having: "pd.Series[bool]", whose: tuple[str, str], more: str = "") -> Finding:
+def judge_often(runs: pd.DataFrame, having: "pd.Series[bool]", whose: tuple[str, str], more: str = "") -> Finding:
     """Whether runs `having` something come to have own-patch heads more often than the others; `whose`: in words."""
     sides = (runs[having], runs[~having])
     found = [(int((side[HEADS] > 0).sum()), float(side["epochs"].sum())) for side in sides]
@@ -81,7 +81,7 @@ def _more_often(results: StudyResults) -> Finding:
     having = runs.assign(has_one=(runs[HEADS] > 0).astype(float))
     dealt = separation(having, CUTMIX, levels, "has_one", blocks=pair_columns(results, CUTMIX))
     more = f"; p = {probability(dealt.p)} of the shares alone, by {'exact ' if dealt.exact else ''}permutation in pairs"
-    return _judge_often(runs, runs[CUTMIX] == levels[-1], ("with CutMix", "without"), more)
+    return judge_often(runs, runs[CUTMIX] == levels[-1], ("with CutMix", "without"), more)
 
 
 def _with_both(colour: str) -> Claim:
@@ -91,7 +91,7 @@ def _with_both(colour: str) -> Claim:
     def question(results: StudyResults) -> Finding:
         runs = with_own_patch(results)
         having = runs["condition"].isin((s1.MODERN, s1.WITHOUT_SMOOTHING))
-        return _judge_often(runs, having, ("with both", "of the others"))
+        return judge_often(runs, having, ("with both", "of the others"))
 
     return question
 
