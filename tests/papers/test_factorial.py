@@ -105,7 +105,7 @@ def test_effects_are_means_of_differences_within_seeds(with_interaction: StudyRe
     main, interaction = [], []
     for _, seed in runs.groupby("seed"):
         mean = seed.groupby(["cutmix", "autoaugment"])["min_mad"].mean()
-        main.append((mean["on"].mean() - mean["off"].mean()))
+        main.append(mean["on"].mean() - mean["off"].mean())
         interaction.append((mean["on", "on"] - mean["off", "on"]) - (mean["on", "off"] - mean["off", "off"]))
     for id, expected in (("cutmix", main), ("colour-and-cutmix", interaction)):
         np.testing.assert_allclose(of_seeds(with_interaction, effects[id], "min_mad"), expected, atol=1e-12)
@@ -129,7 +129,8 @@ def test_nothing_is_judged_before_all_seeds_are_there(with_interaction: StudyRes
     part = dataclasses.replace(with_interaction, runs=runs[runs["seed"] < 2])
     assert set(answers(part).values()) == {"not tested"}
     first = judgements(part)[0].finding.ours
-    assert first.startswith("−0.15") and first.endswith("; with 2 of 5 seeds, judged when all are complete")
+    assert first.startswith("−0.15")
+    assert first.endswith("; with 2 of 5 seeds, judged when all are complete")
     # A seed that lacks a condition is not there.
     lacking = dataclasses.replace(with_interaction, runs=runs[(runs["seed"] < 4) | (runs["condition"] != "Modern")])
     assert "with 4 of 5 seeds" in judgements(lacking)[0].finding.ours
