@@ -21,7 +21,7 @@ from nearsight.lens.running import Running, batches, never_compiled, not_finite,
 from nearsight.lens.stream import in_full_precision
 from nearsight.lens.survey import Survey
 from nearsight.lens.table import Array, HeadTable
-from nearsight.lens.tokens import TokenMap, block_of, map_tokens, watching_outputs
+from nearsight.lens.tokens import TokenMap, block_of, block_tokens, map_tokens, watching_outputs
 from nearsight.metrics import locality_score, patch_cls_similarity
 from nearsight.metrics.attention import to_float64
 from nearsight.metrics.features import (
@@ -60,8 +60,8 @@ class Features(Measurement):
 
     def __init__(self, model: nn.Module, found: Survey, batch: Batch) -> None:
         self._model = model
-        self._blocks = [block_of(layer) for layer in found.layers]
-        self._maps = map_tokens(model, batch, list(dict.fromkeys(filter(None, self._blocks))))
+        tokens = block_tokens(model, found, batch)
+        self._blocks, self._maps = tokens.of_layers, tokens.outputs
         self._seen: dict[str, tuple[float, float]] = {}
 
     def watching(self) -> AbstractContextManager[None]:
@@ -108,8 +108,8 @@ class LocalDistant(Measurement):
 
     def __init__(self, model: nn.Module, found: Survey, batch: Batch) -> None:
         self._model = model
-        self._blocks = [block_of(layer) for layer in found.layers]
-        self._maps = map_tokens(model, batch, list(dict.fromkeys(filter(None, self._blocks))))
+        tokens = block_tokens(model, found, batch)
+        self._blocks, self._maps = tokens.of_layers, tokens.outputs
         self._seen: dict[str, Tensor] = {}
         self._unknown = torch.full((2,), np.nan, dtype=torch.float64)
 

@@ -14,7 +14,7 @@ from nearsight.lens.inputs import Batch
 from nearsight.lens.measurement import Measurement, measurement
 from nearsight.lens.survey import Survey
 from nearsight.lens.table import HeadTable
-from nearsight.lens.tokens import TokenMap, block_of, map_tokens, watching_outputs
+from nearsight.lens.tokens import TokenMap, block_tokens, watching_outputs
 from nearsight.metrics import outlier_tokens
 from nearsight.metrics.attention import to_float64
 
@@ -58,8 +58,8 @@ class Norms(Measurement):
 
     def __init__(self, model: nn.Module, found: Survey, batch: Batch) -> None:
         self._model = model
-        self._blocks = [block_of(layer) for layer in found.layers]
-        self._maps = map_tokens(model, batch, list(dict.fromkeys(filter(None, self._blocks))))
+        tokens = block_tokens(model, found, batch)
+        self._blocks, self._maps = tokens.of_layers, tokens.outputs
         self._alike = _alike(self._maps)
         self._seen: dict[str, Tensor] = {}
         sides = [tokens.grid_size for tokens in self._maps.values()] or [(1, 1)]

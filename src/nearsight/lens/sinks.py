@@ -22,10 +22,9 @@ from nearsight.lens.survey import Site, Survey
 from nearsight.lens.table import HeadTable
 from nearsight.lens.tokens import (
     TokenMap,
-    block_of,
+    block_tokens,
     class_keys,
     has_class_token,
-    map_tokens,
     other_keys,
     watching_inputs,
 )
@@ -85,21 +84,19 @@ class Sinks(Measurement):
         if np.isfinite(table.mad).any():
             change = float(np.nanmax(np.abs(without - table.mad)))
         return (
-            f"{int((share > _MANY).sum())} of {heads} heads give more than {_MANY:.0%} of their attention to sinks among "
-            f"the patches; one patch receives {most[layer, head]:.1%} at most on average (layer {layers[layer]}, head "
-            f"{head}). "
-            f"Without sinks the distance of a head changes by {change:.3f} at most."
+            f"{int((share > _MANY).sum())} of {heads} heads give more than {_MANY:.0%} of their attention to sinks "
+            f"among the patches; one patch receives {most[layer, head]:.1%} at most on average (layer "
+            f"{layers[layer]}, head {head}). Without sinks the distance of a head changes by {change:.3f} at most."
         )
 
     def __init__(self, model: nn.Module, found: Survey, batch: Batch) -> None:
         self._model, device = model, batch.images.device
-        blocks = {layer: block_of(layer) for layer in found.layers}
-        self._maps = map_tokens(model, batch, list(dict.fromkeys(filter(None, blocks.values()))), inputs=True)
+        tokens = block_tokens(model, found, batch)
+        self._blocks, self._maps = dict(zip(found.layers, tokens.of_layers, strict=True)), tokens.inputs
         self._keys: dict[str, _Keys] = {}
         for site in found.sites.values():
-            tokens = self._maps.get(blocks[site.layer] or "")
-            self._keys[site.name] = _Keys.of(model, site.geometry, tokens, device)
-        self._blocks = blocks
+            into_block = self._maps.get(self._blocks[site.layer] or "")
+            self._keys[site.name] = _Keys.of(model, site.geometry, into_block, device)
         self._layers = list(found.layers)
         self._outliers: dict[str, Tensor] = {}
         self._sums: dict[str, tuple[Tensor, int]] = {}

@@ -20,6 +20,7 @@ from torch import Tensor
 from nearsight.errors import InputError
 from nearsight.lens import kernels
 from nearsight.lens.attention import Attention, ExplicitAttention, FusedAttention
+from nearsight.lens.columns import fused_attention_columns
 from nearsight.lens.geometry import Geometry
 from nearsight.lens.operations import HIDING
 from nearsight.lens.places import without_repetitions
@@ -163,6 +164,15 @@ def received_attention(
 
     `queries_XWN` is 1 for a set's queries and 0 for others. A query that attends to nothing gives nothing.
     """
+    if has_kernel(attention, dtype):
+        source = _Fused(attention, site, dtype, whole=True)
+        return fused_attention_columns(
+            source.query_BWHNd,
+            source.key_BWHMd,
+            scale=source.scale,
+            sets_XWN=queries_XWN.to(torch.float32),
+            bias=source.mask_BWHNM,
+        )
     total: Tensor | float = 0.0
     start = 0
     for tile in tiles(attention, site, dtype=dtype, whole=True):
@@ -309,11 +319,13 @@ class _Fused(_Source):
 
     def hide(self, keys_BWHM: Tensor) -> None:
         """Leave these out, by a mask."""
-        hidden, mask = keys_BWHM.unsqueeze(-2).expand(*self.query_BWHNd.shape[:-1], -1), self.mask_BWHNM
+        shown_BWH1M, mask = ~keys_BWHM.unsqueeze(-2), self.mask_BWHNM
         if mask is None:
-            self.mask_BWHNM = ~hidden
+            self.mask_BWHNM = shown_BWH1M.expand(*self.query_BWHNd.shape[:-1], -1)  # one row in memory
+        elif mask.dtype == torch.bool:
+            self.mask_BWHNM = mask & shown_BWH1M
         else:
-            self.mask_BWHNM = mask & ~hidden if mask.dtype == torch.bool else mask.masked_fill(hidden, -math.inf)
+            self.mask_BWHNM = mask.masked_fill(~shown_BWH1M, -math.inf)
 
     def shown_to(self, queries: slice) -> Tensor | None:
         before = self._before(queries) if self.is_causal else None

@@ -7,9 +7,10 @@ import re
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +21,9 @@ from nearsight.lens.geometry import Geometry
 from nearsight.lens.inputs import Batch, as_batch
 from nearsight.lens.places import PADDING, Places, constant_along
 from nearsight.lens.trace import PlaceTrace, without_values_first
+
+if TYPE_CHECKING:
+    from nearsight.lens.survey import Survey
 
 _CLASS_TOKEN = re.compile(r"(^|.*[._])(cls|class)(_[^.]*)?")
 
@@ -93,7 +97,7 @@ def block_of(layer_name: str) -> str | None:
 
 
 OnTensors = Callable[[str, list[Tensor]], None]
-_Watching = Callable[[nn.Module, Sequence[str], OnTensors], AbstractContextManager[None]]
+"""What is called with the name of a module and tensors of it."""
 
 
 @contextmanager
@@ -132,40 +136,71 @@ def _looking(model: nn.Module, names: Sequence[str], on_tensors: OnTensors) -> C
     return look
 
 
-def map_tokens(
-    model: nn.Module, image: Tensor | Batch, names: Sequence[str], *, inputs: bool = False
-) -> dict[str, TokenMap]:
+@dataclass(frozen=True)
+class BlockTokens:
+    """Where the tokens are in what goes into the blocks of a model, and in what comes out of them."""
+
+    of_layers: tuple[str | None, ...]
+    """The name of the block that each layer is in."""
+    inputs: dict[str, TokenMap]
+    """By block, of its positional arguments; without those that do not hold a grid of patches, or run twice."""
+    outputs: dict[str, TokenMap]
+
+
+def block_tokens(model: nn.Module, found: "Survey", batch: Batch) -> BlockTokens:
+    """Of the blocks that the surveyed attentions are in, by one forward for all measurements."""
+    blocks = tuple(block_of(layer) for layer in found.layers)
+    if ("blocks", blocks) not in found.cache:
+        names = list(dict.fromkeys(filter(None, blocks)))
+        found.cache["blocks", blocks] = BlockTokens(blocks, *_map_both(model, batch, names))
+    known: BlockTokens = found.cache["blocks", blocks]
+    return known
+
+
+def map_tokens(model: nn.Module, image: Tensor | Batch, names: Sequence[str]) -> dict[str, TokenMap]:
     """Where the tokens are in the outputs of these modules, by a forward of two images like this one [C, H, W].
 
-    Left out are modules whose outputs do not hold a grid of patches, or that run more than once. `inputs`: in their
-    positional arguments instead.
+    Left out are modules whose outputs do not hold a grid of patches, or that run more than once.
     """
+    return _map_both(model, image, names)[1]
+
+
+def _map_both(
+    model: nn.Module, image: Tensor | Batch, names: Sequence[str]
+) -> tuple[dict[str, TokenMap], dict[str, TokenMap]]:
+    """In the inputs of modules, and in their outputs."""
     batch = as_batch(image)
     if batch.is_one:
-        return {}
-    pair, watching = batch.pair(), watching_inputs if inputs else watching_outputs
-    return without_values_first(lambda with_values: _mapped_tokens(model, pair, names, watching, with_values))
+        return {}, {}
+    pair = batch.pair()
+    return without_values_first(lambda with_values: _mapped_tokens(model, pair, names, with_values))
 
 
 def _mapped_tokens(
-    model: nn.Module, pair: Batch, names: Sequence[str], watching: _Watching, with_values: bool
-) -> dict[str, TokenMap]:
+    model: nn.Module, pair: Batch, names: Sequence[str], with_values: bool
+) -> tuple[dict[str, TokenMap], dict[str, TokenMap]]:
     trace = PlaceTrace(pair, with_values=with_values)
     has_cls = has_class_token(model)
-    found: dict[str, TokenMap] = {}
+    inputs, outputs = dict[str, TokenMap](), dict[str, TokenMap]()
     times: Counter[str] = Counter()
 
-    def look(name: str, outputs: list[Tensor]) -> None:
-        times[name] += 1
-        for number, output in enumerate(outputs):
-            traced = trace.of(output)
+    def look(found: dict[str, TokenMap], name: str, tensors: list[Tensor]) -> None:
+        for number, tensor in enumerate(tensors):
+            traced = trace.of(tensor)
             if name not in found and traced is not None:
                 mapped = _mapped(trace.places, traced.own, number, has_cls)
                 found.update({} if mapped is None else {name: mapped})
 
-    with torch.no_grad(), trace, watching(model, names, look):
+    def look_at_inputs(name: str, tensors: list[Tensor]) -> None:
+        times[name] += 1
+        look(inputs, name, tensors)
+
+    watching = watching_inputs(model, names, look_at_inputs), watching_outputs(model, names, partial(look, outputs))
+    with torch.no_grad(), trace, watching[0], watching[1]:
         pair.run(model)
-    return {name: found[name] for name in names if name in found and times[name] == 1}
+    once = [name for name in names if times[name] == 1]
+    inputs, outputs = ({name: found[name] for name in once if name in found} for found in (inputs, outputs))
+    return inputs, outputs
 
 
 def _mapped(places: Places, numbers: Tensor, tensor: int, has_cls: bool) -> TokenMap | None:
