@@ -2,8 +2,8 @@
 
 Sums along the columns of a map need the divisor of each row first. So one kernel makes the logits tile by tile and
 keeps the logarithm of each query's sum; a second one, whose programs have some keys each, makes them again and adds up
-the weights of all queries. Neither needs distances or entropies, so each does less per pair of tokens than the kernel of
-`nearsight.lens.kernels`.
+the weights of all queries. Neither needs distances or entropies, so each does less per pair of tokens than the kernel
+of `nearsight.lens.kernels`.
 
 Shape suffixes: B images, W windows, H heads, N queries, M keys, d head size, X sets of queries.
 """
