@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from nearsight.errors import InputError
-from nearsight.metrics import linear_cka, locality_score, patch_cls_similarity
+from nearsight.metrics import linear_cka, local_distant_similarity, locality_score, patch_cls_similarity
+from nearsight.metrics.features import similarity_by_distance
 
 
 def tokens(*shape: int, seed: int = 0) -> Tensor:
@@ -35,6 +36,38 @@ def test_locality_score_equals_the_loop(grid_size: tuple[int, int]) -> None:
             scores.append(sum(similar) / len(similar))
         expected = sum(scores) / len(scores)
         assert float(locality_score(patches, grid_size)[image]) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize(("grid_size", "far"), [((3, 5), 3), ((4, 4), 6), ((1, 9), 6), ((7, 8), 6), ((2, 2), 1)])
+def test_local_distant_similarity_equals_the_loop(grid_size: tuple[int, int], far: int) -> None:
+    rows, cols = grid_size
+    patches = tokens(2, rows * cols, 6)
+    for image in range(2):
+        near, distant = [], []
+        for (r, c), (row, col) in itertools.combinations(itertools.product(range(rows), range(cols)), 2):
+            similarity = cosine(patches[image, r * cols + c], patches[image, row * cols + col])
+            steps = abs(r - row) + abs(c - col)
+            near += [similarity] if steps == 1 else []
+            distant += [similarity] if steps >= far else []
+        expected = sum(near) / len(near) - sum(distant) / len(distant)
+        assert float(local_distant_similarity(patches, grid_size, far=far)[image]) == pytest.approx(expected, abs=1e-13)
+        in_tiles = similarity_by_distance(patches, grid_size, far=far, tile_bytes=700)
+        assert float(in_tiles.difference[image]) == pytest.approx(expected, abs=1e-13)
+
+
+def test_local_distant_similarity_is_0_for_collapsed_tokens() -> None:
+    ones = torch.ones(1, 64, 3)
+    assert locality_score(ones, (8, 8)).tolist() == pytest.approx([1])
+    assert local_distant_similarity(ones, (8, 8)).tolist() == pytest.approx([0])
+    assert math.isnan(float(local_distant_similarity(torch.ones(1, 9, 3), (3, 3))))  # none are 6 steps apart
+    halves = torch.tensor([[1.0, 0.0]] * 8 + [[0.0, 1.0]] * 8)[None]
+    assert local_distant_similarity(halves, (1, 16), far=8).tolist() == pytest.approx([14 / 15])
+    patches = tokens(2, 64, 16)
+    single = similarity_by_distance(patches.to(torch.bfloat16), (8, 8)).difference
+    assert single.dtype == torch.float32
+    torch.testing.assert_close(single.double(), local_distant_similarity(patches, (8, 8)), rtol=0, atol=1e-3)
+    with pytest.raises(InputError, match="far"):
+        local_distant_similarity(patches, (8, 8), far=0)
 
 
 def test_locality_score_knows_collapse_opposition_and_solitude() -> None:

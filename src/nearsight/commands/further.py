@@ -18,7 +18,7 @@ from nearsight.commands.pictures import as_seen
 from nearsight.files import output_folder, replacing
 from nearsight.lens import WHAT, HeadTable, Measurement, attention_rollout, layer_similarity, position_gram
 from nearsight.lens.measurement import MEASUREMENTS
-from nearsight.report.figures.heat import head_heatmaps, similarity_heatmap
+from nearsight.report.figures.heat import head_heatmaps, layer_lines, similarity_heatmap
 from nearsight.report.figures.patches import offset_pictures, position_maps
 from nearsight.report.figures.pictures import rollout_overlays
 from nearsight.report.figures.style import figure_files, save_figure
@@ -114,6 +114,8 @@ def draw_measurement(kind: type[Measurement], table: HeadTable, *, label: str, l
         return None
     if picture == "heat":
         return head_heatmaps(table, kind.columns, label=label, layers=layers)
+    if picture == "layers":
+        return layer_lines(table, kind.columns, label=label, layers=layers)
     if picture == "steps":
         return offset_pictures(table, label=label, layers=layers)
     assert callable(picture), f"{kind.__name__} has a picture of an unknown kind, {picture!r}"

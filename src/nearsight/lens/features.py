@@ -18,12 +18,20 @@ from nearsight.errors import InputError, check_at_least
 from nearsight.lens.inputs import Batch
 from nearsight.lens.measurement import Measurement, measurement
 from nearsight.lens.running import Running, batches, never_compiled, not_finite, running, surveyed, without_gradients
+from nearsight.lens.stream import in_full_precision
 from nearsight.lens.survey import Survey
 from nearsight.lens.table import Array, HeadTable
-from nearsight.lens.tokens import TokenMap, block_of, map_tokens, watching_outputs
+from nearsight.lens.tokens import TokenMap, block_of, block_tokens, map_tokens, watching_outputs
 from nearsight.metrics import locality_score, patch_cls_similarity
 from nearsight.metrics.attention import to_float64
-from nearsight.metrics.features import centred, linear_gram, own_unbiased_hsic, unbiased_hsic
+from nearsight.metrics.features import (
+    FAR,
+    centred,
+    linear_gram,
+    own_unbiased_hsic,
+    similarity_by_distance,
+    unbiased_hsic,
+)
 
 _FEWEST = 4
 """Images of a batch: with fewer the unbiased estimator does not exist."""
@@ -40,6 +48,8 @@ class Features(Measurement):
 
     about = "per layer: locality score and patch-CLS similarity of its tokens"
     table = "layer"
+    picture = "layers"
+    columns = ("locality_score", "patch_cls_similarity")
 
     @classmethod
     def summary(cls, table: HeadTable, layers: Sequence[int]) -> str:
@@ -50,8 +60,8 @@ class Features(Measurement):
 
     def __init__(self, model: nn.Module, found: Survey, batch: Batch) -> None:
         self._model = model
-        self._blocks = [block_of(layer) for layer in found.layers]
-        self._maps = map_tokens(model, batch, list(dict.fromkeys(filter(None, self._blocks))))
+        tokens = block_tokens(model, found, batch)
+        self._blocks, self._maps = tokens.of_layers, tokens.outputs
         self._seen: dict[str, tuple[float, float]] = {}
 
     def watching(self) -> AbstractContextManager[None]:
@@ -70,6 +80,54 @@ class Features(Measurement):
         seen, self._seen = self._seen, {}
         rows = np.array([seen.get(block or "", (np.nan, np.nan)) for block in self._blocks])
         return {"locality_score": rows[:, 0], "patch_cls_similarity": rows[:, 1]}
+
+
+@measurement("lds")
+class LocalDistant(Measurement):
+    """`lds` [layers]: local versus distant similarity of the patch tokens that come out of each attention's block, the
+    difference of `similarity_near` and `similarity_far` (`nearsight.metrics.local_distant_similarity`).
+
+    Means over the images; NaN as for "features", and where no patches are 6 steps apart.
+    """
+
+    about = "per layer: local versus distant similarity of its patch tokens (near less far cosine similarity)"
+    table = "layer"
+    picture = "layers"
+    columns = ("lds", "similarity_near", "similarity_far")
+
+    @classmethod
+    def summary(cls, table: HeadTable, layers: Sequence[int]) -> str:
+        lds, far = table.extra["lds"], table.extra["similarity_far"]
+        if np.isnan(lds).all():
+            return f"Local versus distant similarity is not known: no patches are {FAR} steps apart, or no grid is."
+        most = int(np.nanargmax(lds))
+        return (
+            f"Near patches are more similar than far ones by {lds[most]:.3f} at most, after layer {layers[most]}; "
+            f"after layer {layers[-1]} by {lds[-1]:.3f}, far ones having a similarity of {far[-1]:.3f}."
+        )
+
+    def __init__(self, model: nn.Module, found: Survey, batch: Batch) -> None:
+        self._model = model
+        tokens = block_tokens(model, found, batch)
+        self._blocks, self._maps = tokens.of_layers, tokens.outputs
+        self._seen: dict[str, Tensor] = {}
+        self._unknown = torch.full((2,), np.nan, dtype=torch.float64)
+
+    def watching(self) -> AbstractContextManager[None]:
+        return watching_outputs(self._model, list(self._maps), self._look)
+
+    def _look(self, name: str, outputs: list[Tensor]) -> None:
+        tokens = self._maps[name]
+        with in_full_precision(outputs[tokens.tensor].device):
+            found = similarity_by_distance(tokens.patch_tokens(outputs), tokens.grid_size)
+        self._seen[name] = to_float64(torch.stack(found)).mean(1)
+
+    def results(self) -> dict[str, Tensor]:
+        seen, self._seen = self._seen, {}
+        device = next((found.device for found in seen.values()), None)
+        rows = torch.stack([seen.get(block or "", self._unknown.to(device)) for block in self._blocks])
+        near, far = rows.unbind(1)
+        return {"lds": near - far, "similarity_near": near, "similarity_far": far}
 
 
 class LayerSimilarity(NamedTuple):

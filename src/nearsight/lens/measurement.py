@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
 from pathlib import Path
@@ -18,8 +18,10 @@ from nearsight.lazy import marked, np
 from nearsight.metrics.attention import to_float64
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor, nn
 
+    from nearsight.lens.attention import Attention
     from nearsight.lens.inputs import Batch
     from nearsight.lens.stream import Tile
     from nearsight.lens.survey import Site, Survey
@@ -82,12 +84,14 @@ class Measurement(ABC):
     table: ClassVar[Literal["head", "layer"] | None] = "head"
     """Whether its results are columns of extra-heads.csv or extra-layers.csv; None: they are in heads.npz alone."""
     picture: ClassVar[str | Callable[..., Any] | None] = None
-    """How it is drawn: "heat", the `columns` by layer and head; "steps", `HeadTable.offset_maps`; or a function of
-    (table, label=…, layers=…) that returns a figure."""
+    """How it is drawn: "heat", the `columns` by layer and head; "layers", the `columns` by layer; "steps",
+    `HeadTable.offset_maps`; or a function of (table, label=…, layers=…) that returns a figure."""
     columns: ClassVar[tuple[str, ...]] = ()
-    """The results that "heat" shows."""
+    """The results that "heat" or "layers" show."""
     needs_tiles = False
     """Whether it is to be given the tiles of each attention, with all tokens."""
+    needs_attention = False
+    """Whether it is to be given each attention itself, to look at it more than once or with a kernel of its own."""
 
     @classmethod
     def summary(cls, table: HeadTable, layers: Sequence[int]) -> str:
@@ -105,9 +109,17 @@ class Measurement(ABC):
     def add(self, site: Site, tile: Tile) -> None:  # noqa: B027 (only those that need tiles are given any)
         """A tile of one attention; all tiles of all sites come once in a batch. A layer may be several sites."""
 
+    def look(  # noqa: B027 (only those that need it are asked)
+        self, site: Site, attention: Attention, reduced_2BH: Tensor, dtype: torch.dtype
+    ) -> None:
+        """One attention while the model holds it, its distance and entropy, and the type of sums within a query."""
+
     @abstractmethod
-    def results(self) -> dict[str, Array]:
-        """By name, the layers first; and ready for the next batch."""
+    def results(self) -> Mapping[str, Array | Tensor]:
+        """By name, the layers first; and ready for the next batch.
+
+        Tensors are brought to the host when the next batch is on its way: who returns them does not wait for a device.
+        """
 
 
 class QueryMeans:

@@ -76,7 +76,8 @@ def measure(
             model computes in its own precision either way.
         what: further measurements, which go to the table's `extra`: "shares" of attention on the patch itself, its
             neighbours, CLS and registers; "quantiles" of the distance; "offsets", attention by the step from the patch;
-            "features", what each layer's tokens are like; "gaussians", how wide and strong those of a LocAt model are.
+            "features", what each layer's tokens are like; "lds", how similar they are near and far; "norms", and which
+            stand out; "sinks", what tokens receive; "gaussians", how wide and strong those of a LocAt model are.
         call: how the model is called: the name of the argument that takes the images, or a function of the model and a
             batch; by default with the images as its first argument, or with a dictionary's entries by name.
         grid: (rows, columns) of the patches, where they cannot be found: for attention among exactly so many tokens.
@@ -192,7 +193,8 @@ class Look:
     ) -> None:
         self._found, self._dtype, self._device = found, dtype, batch.images.device
         self._digests = batch.digests
-        self._further = [measurement for measurement in further if measurement.needs_tiles]
+        self._of_tiles = [measurement for measurement in further if measurement.needs_tiles]
+        self._of_attention = [measurement for measurement in further if measurement.needs_attention]
         self._reduced: dict[Call, Tensor] = {}
         self._uniform: dict[Call, float] = {}
         self._rows: dict[str, RowSums] = {}
@@ -214,8 +216,10 @@ class Look:
         with in_full_precision(self._device):
             self._reduced[call] = reduce_attention(attention, site, dtype=self._dtype)
             self._uniform[call] = uniform_distance(attention, site)
-            for tile in tiles(attention, site, dtype=self._dtype, whole=True) if self._further else ():
-                for measurement in self._further:
+            for measurement in self._of_attention:
+                measurement.look(site, attention, self._reduced[call], self._dtype)
+            for tile in tiles(attention, site, dtype=self._dtype, whole=True) if self._of_tiles else ():
+                for measurement in self._of_tiles:
                     measurement.add(site, tile)
 
     def table(self) -> HeadTable:
@@ -229,7 +233,7 @@ class Look:
 def table_of(
     found: Survey,
     reduced: Mapping[Call, Tensor],
-    extra: Sequence[Mapping[str, Array]] = (),
+    extra: Sequence[Mapping[str, Array | Tensor]] = (),
     digests: Tensor | None = None,
     uniform: Mapping[Call, float] | None = None,
 ) -> HeadTable:
@@ -249,7 +253,11 @@ def table_of(
         sums[site.layer] = before + numbers * count, count_before + count
     layers = [total / count for total, count in sums.values()]
     mad_BLH, entropy_BLH = (stack_layers([layer[part] for layer in layers]).swapaxes(0, 1) for part in (0, 1))
-    further = {name: values for part in (_geometry_arrays(found), *extra) for name, values in part.items()}
+    further = {
+        name: values.cpu().double().numpy() if isinstance(values, Tensor) else values
+        for part in (_geometry_arrays(found), *extra)
+        for name, values in part.items()
+    }
     if any(len(layer) > 2 for layer in layers):
         times = [layer[2].mean(0) if len(layer) > 2 else np.full(layer.shape[-1], np.nan) for layer in layers]
         further["temporal_distance"] = stack_layers(times)

@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Literal, TypeGuard, get_args
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from torch import Tensor
 from nearsight.errors import InputError
 from nearsight.lens import kernels
 from nearsight.lens.attention import Attention, ExplicitAttention, FusedAttention
+from nearsight.lens.columns import fused_attention_columns
 from nearsight.lens.geometry import Geometry
 from nearsight.lens.operations import HIDING
 from nearsight.lens.places import without_repetitions
@@ -67,16 +68,22 @@ def summing_dtype(precision: Precision, device: torch.device) -> torch.dtype:
 
 
 def reduce_attention(
-    attention: Attention, site: Site, *, dtype: torch.dtype = torch.float32, tile_bytes: int | None = None
+    attention: Attention,
+    site: Site,
+    *,
+    dtype: torch.dtype = torch.float32,
+    tile_bytes: int | None = None,
+    without_BWHM: Tensor | None = None,
 ) -> Tensor:
     """Mean attention distance and normalised entropy of every image and head, and of a video the distance in time:
     float64 [2, B, H] or [3, B, H].
 
     The numbers of `nearsight.metrics.attention_distance` and `attention_entropy`, without their maps; `dtype` is that
-    of what happens within a query. A NaN anywhere in a head's attention is a NaN here.
+    of what happens within a query. A NaN anywhere in a head's attention is a NaN here. `without_BWHM` are keys that are
+    left out as if they were no patches: the attention to the others is renormalised.
     """
     geometry = site.geometry
-    means_2BH = _reduced(attention, site, dtype, tile_bytes)
+    means_2BH = _reduced(attention, site, dtype, tile_bytes, without_BWHM)
     if geometry.query_times_WN is None or geometry.key_times_WM is None:
         return means_2BH
     if geometry.is_along_time:
@@ -95,14 +102,32 @@ def reduce_attention(
     return torch.cat([means_2BH, _reduced(attention, in_time, dtype, tile_bytes)[:1]])
 
 
-def _reduced(attention: Attention, site: Site, dtype: torch.dtype, tile_bytes: int | None) -> Tensor:
-    if dtype == torch.float32 and isinstance(attention, FusedAttention) and _has_kernel(attention):
-        means_2BH = _try_kernel(_Fused(attention, site, dtype), site.geometry)
+def _reduced(
+    attention: Attention,
+    site: Site,
+    dtype: torch.dtype,
+    tile_bytes: int | None,
+    without_BWHM: Tensor | None = None,
+) -> Tensor:
+    if without_BWHM is not None:
+        without_BWHM = without_BWHM[..., _source(attention, site, dtype, whole=False).patches]
+    if has_kernel(attention, dtype):
+        means_2BH = _try_kernel(_Fused(attention, site, dtype), site.geometry, without_BWHM)
         if means_2BH is not None:
             return means_2BH
-    sums = [_tile_sums(tile) for tile in tiles(attention, site, dtype=dtype, tile_bytes=tile_bytes)]
+    found = tiles(attention, site, dtype=dtype, tile_bytes=tile_bytes)
+    if without_BWHM is not None:
+        found = (_without(tile, without_BWHM) for tile in found)
+    sums = [_tile_sums(tile) for tile in found]
     distance_BH, entropy_BH, looking_BH = (torch.stack(parts).sum(0) for parts in zip(*sums, strict=True))
     return _means(distance_BH, entropy_BH, looking_BH, site.geometry)
+
+
+def _without(tile: Tile, keys_BWHM: Tensor) -> Tile:
+    keys_BWH1M = keys_BWHM.unsqueeze(-2)
+    hidden = keys_BWH1M if tile.shown is None else keys_BWH1M & tile.shown
+    log_BWHTM = tile.log_weights_BWHTM.masked_fill(keys_BWH1M, -math.inf)
+    return replace(tile, log_weights_BWHTM=log_BWHTM, num_keys=tile.num_keys - hidden.sum(-1))
 
 
 def _means(distance_BH: Tensor, entropy_BH: Tensor, looking_BH: Tensor, geometry: Geometry) -> Tensor:
@@ -130,6 +155,37 @@ def tiles(
     tile = max(1, tile_bytes // (source.bytes_per_query or 1))
     for start in range(queries.start, queries.stop, tile):
         yield source.tile(slice(start, min(start + tile, queries.stop)))
+
+
+def received_attention(
+    attention: Attention, site: Site, queries_XWN: Tensor, *, dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """What each key, patch or not, receives from some sets of queries: sums of their whole attention, [X, B, W, H, M].
+
+    `queries_XWN` is 1 for a set's queries and 0 for others. A query that attends to nothing gives nothing.
+    """
+    if has_kernel(attention, dtype):
+        source = _Fused(attention, site, dtype, whole=True)
+        return fused_attention_columns(
+            source.query_BWHNd,
+            source.key_BWHMd,
+            scale=source.scale,
+            sets_XWN=queries_XWN.to(torch.float32),
+            bias=source.mask_BWHNM,
+        )
+    total: Tensor | float = 0.0
+    start = 0
+    for tile in tiles(attention, site, dtype=dtype, whole=True):
+        log_BWHTM = tile.log_weights_BWHTM
+        stop = start + log_BWHTM.shape[-2]
+        chosen_WXT = queries_XWN[..., start:stop].transpose(0, 1).to(log_BWHTM.dtype)
+        # Not below what is finite: where all keys are hidden, −∞ less −∞ would be NaN.
+        weight_BWHTM = (log_BWHTM - log_BWHTM.amax(-1, keepdim=True).clamp(min=_LOWEST)).exp()
+        mass_BWHT = weight_BWHTM.sum(-1)
+        share_BWHXT = chosen_WXT[:, None] / torch.where(mass_BWHT == 0, 1.0, mass_BWHT).unsqueeze(-2)
+        total, start = total + share_BWHXT @ weight_BWHTM, stop
+    assert isinstance(total, Tensor)
+    return total.movedim(-2, 0)
 
 
 def uniform_distance(attention: Attention, site: Site) -> float:
@@ -261,6 +317,16 @@ class _Fused(_Source):
         num_keys = None if allowed is None else (allowed & ~self.others_WM[:, None, None, :]).sum(-1)
         return self.finish(log_BWHTM, queries, num_keys, allowed)
 
+    def hide(self, keys_BWHM: Tensor) -> None:
+        """Leave these out, by a mask."""
+        shown_BWH1M, mask = ~keys_BWHM.unsqueeze(-2), self.mask_BWHNM
+        if mask is None:
+            self.mask_BWHNM = shown_BWH1M.expand(*self.query_BWHNd.shape[:-1], -1)  # one row in memory
+        elif mask.dtype == torch.bool:
+            self.mask_BWHNM = mask & shown_BWH1M
+        else:
+            self.mask_BWHNM = mask.masked_fill(~shown_BWH1M, -math.inf)
+
     def shown_to(self, queries: slice) -> Tensor | None:
         before = self._before(queries) if self.is_causal else None
         if self.mask_BWHNM is None:
@@ -328,7 +394,10 @@ def _tile_sums(tile: Tile) -> tuple[Tensor, Tensor, Tensor]:
     )
 
 
-def _has_kernel(attention: FusedAttention) -> bool:
+def has_kernel(attention: Attention, dtype: torch.dtype) -> TypeGuard[FusedAttention]:
+    """Whether sums of this type over this attention are made by a kernel."""
+    if dtype != torch.float32 or not isinstance(attention, FusedAttention):
+        return False
     query = attention.query
     in_kernel = (torch.float32, torch.bfloat16, torch.float16)
     on_gpu = query.device.type == "cuda" and runs_on(query.device) and not _cannot_compile
@@ -339,7 +408,9 @@ _cannot_compile: list[str] = []
 """Why the kernel does not work on this machine, if that was found out."""
 
 
-def _try_kernel(source: _Fused, geometry: Geometry) -> Tensor | None:
+def _try_kernel(source: _Fused, geometry: Geometry, without_BWHM: Tensor | None) -> Tensor | None:
+    if without_BWHM is not None:
+        source.hide(without_BWHM)
     try:
         return _means_by_kernel(source, geometry)
     except RuntimeError as error:

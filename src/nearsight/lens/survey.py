@@ -5,8 +5,9 @@ Done once per model and image size; measuring then knows which calls to look at 
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -54,6 +55,8 @@ class Survey:
     """All modules that call functions which may be attention, by name, and those that do it out of sight."""
     is_alone: bool = False
     """Whether images must be given one by one: the model makes one sequence of all, or takes no more."""
+    cache: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
+    """What measurements found out for images of this size, and share."""
 
     def is_as(self, other: "Survey") -> bool:
         """Whether another one has the same attentions with tokens at the same places."""

@@ -34,6 +34,8 @@ _OF_GRIDS = {"grid_size": ("grid_rows", "grid_cols"), "cell_size": ("cell_height
 """Pairs per layer, and the columns they are in a frame."""
 _OF_ONE_SIZE = (*_OF_GRIDS, "sigma_most")
 """Arrays that belong to images of one size: they have no mean over sizes."""
+_ON_THE_GRID = {"offset_attention": "attention by steps", "outlier_map": "places of outliers"}
+"""Arrays with axes of a layer's rows and columns, and what they are."""
 _OF_IMAGES = {"digests": np.uint64, "mad": np.float32, "entropy": np.float32}
 """The arrays of `PerImage`, which a file may do without: those of earlier versions do."""
 
@@ -255,8 +257,9 @@ class HeadTable:
             if not np.array_equal(one, other, equal_nan=True):
                 raise InputError("distributions of distances can be merged for images of one size only")
             one, other = (part.extra.get("grid_size", np.empty(0)) for part in (first, table))
-            if "offset_attention" in first.extra and not np.array_equal(one, other):
-                raise InputError("attention by steps can be merged for images of one size only")
+            for name, said in _ON_THE_GRID.items():
+                if name in first.extra and not np.array_equal(one, other):
+                    raise InputError(f"{said} can be merged for images of one size only")
         counts = [table.num_images for table in parts]
         extra = {name: np.stack([table.extra[name] for table in parts]) for name in first.extra}
         return cls(

@@ -1,4 +1,4 @@
-"""Where the patches and CLS are in what the blocks of a model return.
+"""Where the patches, CLS and registers are in what the blocks of a model return.
 
 Shape suffixes: B images, N tokens, P patches row by row, C channels.
 """
@@ -9,17 +9,21 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_hook
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._pytree import tree_leaves
 
 from nearsight.lens.geometry import Geometry
 from nearsight.lens.inputs import Batch, as_batch
 from nearsight.lens.places import PADDING, Places, constant_along
 from nearsight.lens.trace import PlaceTrace, without_values_first
+
+if TYPE_CHECKING:
+    from nearsight.lens.survey import Survey
 
 _CLASS_TOKEN = re.compile(r"(^|.*[._])(cls|class)(_[^.]*)?")
 
@@ -62,6 +66,16 @@ class TokenMap:
     grid_size: tuple[int, int]
     cls: int | None
     """Position of the class token, if there is one."""
+    registers: tuple[int, ...] = ()
+    """Positions of the other tokens that are neither patches nor padding."""
+
+    def norms(self, outputs: Sequence[Tensor]) -> Tensor:
+        """Euclidean norms of all tokens, in the order of the positions: [B, N], float32 or better."""
+        output = outputs[self.tensor]
+        wide = torch.promote_types(output.dtype, torch.float32)
+        norms = torch.linalg.vector_norm(output, dim=self.channels, dtype=wide)
+        norms_BN: Tensor = norms.movedim(self.images - (self.channels < self.images), 0).flatten(1)
+        return norms_BN
 
     def patch_tokens(self, outputs: Sequence[Tensor]) -> Tensor:
         """[B, P, C]."""
@@ -82,26 +96,65 @@ def block_of(layer_name: str) -> str | None:
     return ".".join(parts[: ends[-1]]) if ends else None
 
 
+OnTensors = Callable[[str, list[Tensor]], None]
+"""What is called with the name of a module and tensors of it."""
+
+
 @contextmanager
-def watching_outputs(
-    model: nn.Module, names: Sequence[str], on_output: Callable[[str, list[Tensor]], None]
-) -> Iterator[None]:
+def watching_outputs(model: nn.Module, names: Sequence[str], on_output: OnTensors) -> Iterator[None]:
     """Call `on_output(name, tensors)` whenever one of these modules returns, while active."""
-    wanted = {module: name for name, module in model.named_modules() if name in names}
-    thread = threading.get_ident()
-
-    def returned(module: nn.Module, _inputs: Any, output: Any) -> None:
-        if module in wanted and threading.get_ident() == thread:
-            # What is computed here is not the model's: a tap must not take it for attention.
-            with torch._C.DisableTorchFunction():
-                on_output(wanted[module], [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)])
-
+    look = _looking(model, names, on_output)
     # A global hook, because nn.TransformerEncoderLayer changes its way of computing if any of its modules has one.
-    handle = register_module_forward_hook(returned)
+    handle = register_module_forward_hook(lambda module, _inputs, output: look(module, output))
     try:
         yield
     finally:
         handle.remove()
+
+
+@contextmanager
+def watching_inputs(model: nn.Module, names: Sequence[str], on_input: OnTensors) -> Iterator[None]:
+    """Call `on_input(name, tensors)` whenever one of these modules is called, with its positional arguments."""
+    look = _looking(model, names, on_input)
+    handle = register_module_forward_pre_hook(look)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _looking(model: nn.Module, names: Sequence[str], on_tensors: OnTensors) -> Callable[[nn.Module, Any], None]:
+    wanted = {module: name for name, module in model.named_modules() if name in names}
+    thread = threading.get_ident()
+
+    def look(module: nn.Module, values: Any) -> None:
+        if module in wanted and threading.get_ident() == thread:
+            # What is computed here is not the model's: a tap must not take it for attention.
+            with torch._C.DisableTorchFunction():
+                on_tensors(wanted[module], [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)])
+
+    return look
+
+
+@dataclass(frozen=True)
+class BlockTokens:
+    """Where the tokens are in what goes into the blocks of a model, and in what comes out of them."""
+
+    of_layers: tuple[str | None, ...]
+    """The name of the block that each layer is in."""
+    inputs: dict[str, TokenMap]
+    """By block, of its positional arguments; without those that do not hold a grid of patches, or run twice."""
+    outputs: dict[str, TokenMap]
+
+
+def block_tokens(model: nn.Module, found: "Survey", batch: Batch) -> BlockTokens:
+    """Of the blocks that the surveyed attentions are in, by one forward for all measurements."""
+    blocks = tuple(block_of(layer) for layer in found.layers)
+    if ("blocks", blocks) not in found.cache:
+        names = list(dict.fromkeys(filter(None, blocks)))
+        found.cache["blocks", blocks] = BlockTokens(blocks, *_map_both(model, batch, names))
+    known: BlockTokens = found.cache["blocks", blocks]
+    return known
 
 
 def map_tokens(model: nn.Module, image: Tensor | Batch, names: Sequence[str]) -> dict[str, TokenMap]:
@@ -109,30 +162,45 @@ def map_tokens(model: nn.Module, image: Tensor | Batch, names: Sequence[str]) ->
 
     Left out are modules whose outputs do not hold a grid of patches, or that run more than once.
     """
+    return _map_both(model, image, names)[1]
+
+
+def _map_both(
+    model: nn.Module, image: Tensor | Batch, names: Sequence[str]
+) -> tuple[dict[str, TokenMap], dict[str, TokenMap]]:
+    """In the inputs of modules, and in their outputs."""
     batch = as_batch(image)
     if batch.is_one:
-        return {}
+        return {}, {}
     pair = batch.pair()
     return without_values_first(lambda with_values: _mapped_tokens(model, pair, names, with_values))
 
 
-def _mapped_tokens(model: nn.Module, pair: Batch, names: Sequence[str], with_values: bool) -> dict[str, TokenMap]:
+def _mapped_tokens(
+    model: nn.Module, pair: Batch, names: Sequence[str], with_values: bool
+) -> tuple[dict[str, TokenMap], dict[str, TokenMap]]:
     trace = PlaceTrace(pair, with_values=with_values)
     has_cls = has_class_token(model)
-    found: dict[str, TokenMap] = {}
+    inputs, outputs = dict[str, TokenMap](), dict[str, TokenMap]()
     times: Counter[str] = Counter()
 
-    def look(name: str, outputs: list[Tensor]) -> None:
-        times[name] += 1
-        for number, output in enumerate(outputs):
-            traced = trace.of(output)
+    def look(found: dict[str, TokenMap], name: str, tensors: list[Tensor]) -> None:
+        for number, tensor in enumerate(tensors):
+            traced = trace.of(tensor)
             if name not in found and traced is not None:
                 mapped = _mapped(trace.places, traced.own, number, has_cls)
                 found.update({} if mapped is None else {name: mapped})
 
-    with torch.no_grad(), trace, watching_outputs(model, names, look):
+    def look_at_inputs(name: str, tensors: list[Tensor]) -> None:
+        times[name] += 1
+        look(inputs, name, tensors)
+
+    watching = watching_inputs(model, names, look_at_inputs), watching_outputs(model, names, partial(look, outputs))
+    with torch.no_grad(), trace, watching[0], watching[1]:
         pair.run(model)
-    return {name: found[name] for name in names if name in found and times[name] == 1}
+    once = [name for name in names if times[name] == 1]
+    inputs, outputs = ({name: found[name] for name in once if name in found} for found in (inputs, outputs))
+    return inputs, outputs
 
 
 def _mapped(places: Places, numbers: Tensor, tensor: int, has_cls: bool) -> TokenMap | None:
@@ -152,7 +220,9 @@ def _mapped(places: Places, numbers: Tensor, tensor: int, has_cls: bool) -> Toke
         return None
     others = (~is_patch & (first != PADDING)).nonzero().flatten()
     cls = int(others[0]) if has_cls and len(others) else None
-    return TokenMap(tensor, *axes, is_patch.nonzero().flatten()[cell.argsort()], (len(rows), len(cols)), cls)
+    registers = tuple(others.tolist()[0 if cls is None else 1 :])
+    patches = is_patch.nonzero().flatten()[cell.argsort()]
+    return TokenMap(tensor, *axes, patches, (len(rows), len(cols)), cls, registers)
 
 
 def _axes(places: Places, numbers: Tensor) -> tuple[int, int] | None:

@@ -19,7 +19,12 @@ if TYPE_CHECKING:
         next_patch_distance,
         uniform_attention_distance,
     )
-    from nearsight.metrics.features import linear_cka, locality_score, patch_cls_similarity
+    from nearsight.metrics.features import (
+        linear_cka,
+        local_distant_similarity,
+        locality_score,
+        patch_cls_similarity,
+    )
     from nearsight.metrics.moments import Moments
     from nearsight.metrics.own_patch import OwnPatchHead, least_share_on_itself, own_patch_head
     from nearsight.metrics.segmentation import (
@@ -29,6 +34,14 @@ if TYPE_CHECKING:
         per_class_iou,
         pixel_accuracy,
     )
+    from nearsight.metrics.tokens import (
+        background_share,
+        gini,
+        outlier_tokens,
+        patch_coverage,
+        received_attention,
+        sink_patches,
+    )
 
 __all__ = [
     "Moments",
@@ -37,21 +50,28 @@ __all__ = [
     "PatchAssociation",
     "attention_distance",
     "attention_entropy",
+    "background_share",
     "confusion_matrix",
+    "gini",
     "gram_distance_correlation",
     "grid_distances",
     "least_share_on_itself",
     "linear_cka",
+    "local_distant_similarity",
     "locality_score",
     "mean_iou",
     "neighbour_association",
     "next_patch_distance",
+    "outlier_tokens",
     "own_patch_head",
     "patch_association",
     "patch_cls_similarity",
+    "patch_coverage",
     "per_class_accuracy",
     "per_class_iou",
     "pixel_accuracy",
+    "received_attention",
+    "sink_patches",
     "uniform_attention_distance",
 ]
 

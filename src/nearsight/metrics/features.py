@@ -4,15 +4,21 @@ S2 is "Locality-Attending Vision Transformer" (arXiv 2603.04892). Shape suffixes
 first), P patches row by row, D features, n examples; L and K numbers of representations.
 """
 
+import math
+from functools import lru_cache
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nearsight.errors import InputError
+from nearsight.errors import InputError, check_at_least
 from nearsight.metrics.attention import check_grid, to_float64
 
 _NEIGHBOURS = ((0, 1), (1, -1), (1, 0), (1, 1))
 """Half of the 8 offsets; the other half are the same pairs seen from the other patch."""
+FAR = 6
+"""Steps between patches from which on they are distant: as in iREPA, whose grids are 16×16."""
 _ROUNDING = 1e-14
 """Of sums of float64, relative to what is summed."""
 _LAST_BITS = 4
@@ -23,14 +29,10 @@ def locality_score(patches_BPD: Tensor, grid_size: tuple[int, int]) -> Tensor:
     """Mean cosine similarity between a patch token and its up to 8 neighbours, per image: [B] float64 (S2 App. F).
 
     A patch at the border has fewer neighbours, and its mean is over those. High scores mean coherent neighbourhoods,
-    or collapsed tokens: `patch_cls_similarity` shows which. A single patch has no neighbours, and its score is NaN.
+    or collapsed tokens: `local_distant_similarity` and `patch_cls_similarity` show which. A single patch has no
+    neighbours, and its score is NaN.
     """
-    check_grid(grid_size)
-    rows, cols = grid_size
-    if patches_BPD.dim() != 3 or patches_BPD.shape[1] != rows * cols:
-        raise InputError(
-            f"patches of shape [B, {rows * cols}, D] are needed for a {rows}×{cols} grid, not {list(patches_BPD.shape)}"
-        )
+    rows, cols = _check_patches(patches_BPD, grid_size)
     tokens = F.normalize(to_float64(patches_BPD), dim=-1).view(len(patches_BPD), rows, cols, patches_BPD.shape[2])
     total = tokens.new_zeros(tokens.shape[:3])
     count = tokens.new_zeros(rows, cols)
@@ -42,6 +44,86 @@ def locality_score(patches_BPD: Tensor, grid_size: tuple[int, int]) -> Tensor:
             total[place] += similarity
             count[place] += 1
     return (total / count).mean((1, 2))
+
+
+class SimilarityByDistance(NamedTuple):
+    """Of the patch tokens of each image, all [B]."""
+
+    near: Tensor
+    """Mean cosine similarity of patches that share a side."""
+    far: Tensor
+    """That of patches which are far apart; NaN if none are."""
+
+    @property
+    def difference(self) -> Tensor:
+        return self.near - self.far
+
+
+def local_distant_similarity(patches_BPD: Tensor, grid_size: tuple[int, int], *, far: int = FAR) -> Tensor:
+    """Local versus distant similarity (LDS) of patch tokens, per image: [B] float64 (Singh et al. 2025, iREPA).
+
+    The mean cosine similarity of patches that share a side less that of patches at least `far` steps apart, where steps
+    are counted along rows and columns (the Manhattan distance; arXiv 2512.10794 and its code, with their radii). Where
+    all tokens are the same, `locality_score` is 1 and this is 0. NaN on a grid where no patches are so far apart.
+    """
+    return similarity_by_distance(to_float64(patches_BPD), grid_size, far=far).difference
+
+
+def similarity_by_distance(
+    patches_BPD: Tensor, grid_size: tuple[int, int], *, far: int = FAR, tile_bytes: int = 2**26
+) -> SimilarityByDistance:
+    """The two sides of `local_distant_similarity`: products in the precision of the tokens, sums in float32 or better;
+    so many bytes of a Gram matrix at a time."""
+    rows, cols = _check_patches(patches_BPD, grid_size)
+    check_at_least("far", far, 1)
+    dtype, wide = patches_BPD.dtype, torch.promote_types(patches_BPD.dtype, torch.float32)
+    tokens_BPD = F.normalize(patches_BPD.to(wide), dim=-1).to(dtype)
+    num_images, num_patches = tokens_BPD.shape[:2]
+    tile = max(1, tile_bytes // (num_images * num_patches * wide.itemsize or 1))
+    masks = _pair_masks if tile >= num_patches else _pair_masks.__wrapped__
+    sums_2B = torch.zeros(2, num_images, dtype=wide, device=tokens_BPD.device)
+    for start in range(0, num_patches, tile):
+        stop = min(start + tile, num_patches)
+        # Each pair once: with all patches that come after the first of the tile.
+        gram_BTP = (tokens_BPD[:, start:stop] @ tokens_BPD[:, start:].mT).to(wide)
+        sums_2B += masks(rows, cols, far, start, stop, wide, tokens_BPD.device) @ gram_BTP.flatten(1).T
+    near, distant = (sums / (count or math.nan) for sums, count in zip(sums_2B, _pairs(rows, cols, far), strict=True))
+    return SimilarityByDistance(near, distant)
+
+
+@lru_cache(maxsize=16)
+def _pair_masks(
+    rows: int, cols: int, far: int, start: int, stop: int, dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    """1 for pairs that share a side, and for those that are far apart: [2, T · P], for the patches from `start` to
+    `stop` and all from `start` on, each pair once."""
+    place_P = torch.arange(start, rows * cols, device=device)
+    row_P, col_P = place_P // cols, place_P % cols
+    here = slice(0, stop - start)
+    steps_TP = (row_P[here, None] - row_P).abs() + (col_P[here, None] - col_P).abs()
+    is_after_TP = place_P[here, None] < place_P
+    return torch.stack([is_after_TP & (steps_TP == 1), is_after_TP & (steps_TP >= far)]).to(dtype).flatten(1)
+
+
+@lru_cache(maxsize=64)
+def _pairs(rows: int, cols: int, far: int) -> tuple[int, int]:
+    """How many pairs of patches share a side, and how many are so far apart."""
+    # By offsets, each of which fits so many times; those to the other side are the same pairs.
+    down, right = torch.meshgrid(torch.arange(rows), torch.arange(1 - cols, cols), indexing="ij")
+    is_half = (down > 0) | (right > 0)
+    fits, steps = (rows - down) * (cols - right.abs()), down + right.abs()
+    return int(fits[is_half & (steps == 1)].sum()), int(fits[is_half & (steps >= far)].sum())
+
+
+def _check_patches(patches_BPD: Tensor, grid_size: tuple[int, int]) -> tuple[int, int]:
+    """Rows and columns of the grid, if these are its patches."""
+    check_grid(grid_size)
+    rows, cols = grid_size
+    if patches_BPD.dim() != 3 or patches_BPD.shape[1] != rows * cols:
+        raise InputError(
+            f"patches of shape [B, {rows * cols}, D] are needed for a {rows}×{cols} grid, not {list(patches_BPD.shape)}"
+        )
+    return rows, cols
 
 
 def patch_cls_similarity(tokens_BND: Tensor, num_prefix_tokens: int = 1) -> Tensor:

@@ -1,4 +1,4 @@
-"""Numbers of all heads, or of all pairs of layers, at a glance: a cell each (S1, Figure 3)."""
+"""Numbers of all heads, or of all pairs of layers, at a glance: a cell each (S1, Figure 3); of layers, a line."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,7 +11,7 @@ from matplotlib.image import AxesImage
 from numpy.typing import NDArray
 
 from nearsight.lens import HeadTable, LayerSimilarity
-from nearsight.report.figures.style import DISTANCE_LABEL, GRID, HATCH, PAPER, colour_bar, house_style
+from nearsight.report.figures.style import DISTANCE_LABEL, GRID, HATCH, INK, PAPER, colour_bar, house_style
 from nearsight.report.inputs import ModelHeads, check_labels, shorten
 
 # In inches. A number of four characters needs the cell below; panels shrink when many models stand side by side.
@@ -86,6 +86,26 @@ def head_heatmaps(table: HeadTable, columns: Sequence[str], *, label: str, layer
         panels[0].set_ylabel(_LAYER)
         figure.suptitle(shorten(label, int(width * len(columns) / _CHARACTER_OF_TITLE)), parse_math=False)
         _number(panels[0], layers, num_heads, most_columns=int(width / _TICK_LABEL))
+    return figure
+
+
+def layer_lines(table: HeadTable, columns: Sequence[str], *, label: str, layers: Sequence[int]) -> Figure:
+    """Numbers of a model's layers, one panel with a scale of its own per column; a gap where a number is not known.
+
+    Layers count from 0; `layers` are the numbers that the table's layers have in the whole model.
+    """
+    width = float(np.clip(_CELL[1] * len(layers), *_PANEL_WIDTH))
+    with house_style():
+        figure = Figure(figsize=((width + 0.7) * len(columns) + 0.4, _PANEL_HEIGHT[0] + 0.6), layout="constrained")
+        panels = figure.subplots(1, len(columns), sharex=True, squeeze=False)[0]
+        for name, panel in zip(columns, panels, strict=True):
+            panel.plot(layers, table.extra[name], color=INK, marker="o", markersize=3.5, linewidth=1.2, gid=name)
+            panel.set_title(name.replace("_", " "), parse_math=False)
+            panel.set_xlabel(_LAYER)
+            panel.xaxis.get_major_locator().set_params(integer=True)
+            panel.grid(axis="y")
+            panel.set_ylim(bottom=min(0.0, panel.get_ylim()[0]))
+        figure.suptitle(shorten(label, int(width * len(columns) / _CHARACTER_OF_TITLE)), parse_math=False)
     return figure
 
 
