@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         uniform_attention_distance,
     )
     from nearsight.metrics.features import linear_cka, locality_score, patch_cls_similarity
+    from nearsight.metrics.kinds import KindShares, edge_attention_distance, head_kinds, kind_shares
     from nearsight.metrics.moments import Moments
     from nearsight.metrics.own_patch import OwnPatchHead, least_share_on_itself, own_patch_head
     from nearsight.metrics.segmentation import (
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "KindShares",
     "Moments",
     "NeighbourAssociation",
     "OwnPatchHead",
@@ -38,8 +40,11 @@ __all__ = [
     "attention_distance",
     "attention_entropy",
     "confusion_matrix",
+    "edge_attention_distance",
     "gram_distance_correlation",
     "grid_distances",
+    "head_kinds",
+    "kind_shares",
     "least_share_on_itself",
     "linear_cka",
     "locality_score",
