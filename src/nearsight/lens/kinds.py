@@ -46,8 +46,12 @@ class Kinds(Measurement):
     def summary(cls, table: HeadTable, layers: Sequence[int]) -> str:
         counts = Counter(table.kinds().flatten().tolist())
         del counts[""]  # not heads
-        named = [f"{counts[kind]} {kind}" for kind in (*KINDS, OTHER) if counts[kind]]
-        return f"Of {counts.total()} heads {_listed(named)}." if named else "No head attends between places."
+        if not counts:
+            return "No head attends between places."
+        first, *others = (kind for kind in (*KINDS, OTHER) if counts[kind])
+        said = [f"{counts[first]} {'is' if counts[first] == 1 else 'are'} {first}"]
+        said += [f"{counts[kind]} {kind}" for kind in others]
+        return f"Of {counts.total()} heads, {', '.join(said)}."
 
     def __init__(self, model: nn.Module, found: Survey, batch: Batch) -> None:
         device = batch.images.device
@@ -155,9 +159,3 @@ def _uniform(tile: Tile, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         shown = shown & tile.shown[(None,) * (5 - tile.shown.dim())]
     num_BWHT = shown.sum(-1)
     return shown.to(dtype) / num_BWHT.clamp(min=1)[..., None], num_BWHT
-
-
-def _listed(words: Sequence[str]) -> str:
-    *first, last = words
-    are = "is" if last.startswith("1 ") and not first else "are"
-    return f"{are} {', '.join(first)} and {last}" if first else f"{are} {last}"
