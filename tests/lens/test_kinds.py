@@ -251,6 +251,10 @@ def test_fresh_weights_are_those_of_an_untrained_model(name: str) -> None:
     drawn = [key for key in learned if fresh.get_parameter(key).std() > 0]
     assert len(drawn) > len(learned) // 4
     assert not any(torch.equal(fresh.get_parameter(key), other.get_parameter(key)) for key in drawn)
+    untrained = create_model(name.partition(".")[0])
+    for key, weight in untrained.named_parameters():
+        if weight.numel() > 1000:  # fewer have a deviation of their own
+            assert fresh.get_parameter(key).std().item() == pytest.approx(weight.std().item(), rel=0.1)
     table = measure(fresh, images(4, (32, 32)), what=["kinds"])
     assert set(table.kinds().ravel()) == {"global"}
     assert np.abs(table.mad - table.uniform[:, None]).max() < 0.03
