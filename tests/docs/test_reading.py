@@ -6,12 +6,17 @@ import re
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pandas as pd
 import torch
+from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 
-from nearsight import create_model, measure
+from nearsight import HeadTable, create_model, measure
+from nearsight.data import load_dataset
+from nearsight.lens.kinds import Kinds
 from nearsight.metrics import (
     attention_distance,
+    edge_attention_distance,
     grid_distances,
     least_share_on_itself,
     next_patch_distance,
@@ -117,3 +122,42 @@ def load(script: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def test_edge_seeking_heads() -> None:
+    of_8, of_14 = "a MAD of {:.3f} if it attends to all of them alike, and of {:.3f} if", "it is {:.3f} and {:.3f}."
+    for side, words in ((8, of_8), (14, of_14)):
+        distances = (edge_attention_distance((side, side), nearest=nearest) for nearest in (False, True))
+        assert words.format(*distances) in TEXT
+
+
+def test_kinds_and_preparation_of_the_shipped_models() -> None:
+    """The table of kinds in measure.md, and that of normalisations here: on the embedded pictures of CIFAR-100."""
+    pixels = load_dataset(zoo.IMAGES, num_train=0).test.images_NCHW / 255
+    assert len(pixels) == 200
+    models = {name: create_model(name, pretrained=True).eval() for name in zoo.MODELS}
+    own = models["compact_vit.baseline_cifar100"].pretrained_cfg
+    ways = {
+        r"own: CIFAR-100's": (own["mean"], own["std"]),
+        r"ImageNet's": (IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD),
+        r"0\.5 and 0\.5": ((0.5,) * 3, (0.5,) * 3),
+        r"none": ((0.0,) * 3, (1.0,) * 3),
+    }
+    first: HeadTable | None = None
+    for way, per_channel in ways.items():
+        mean, std = (torch.tensor(values).view(3, 1, 1) for values in per_channel)
+        what = ["kinds"] if first is None else []
+        baseline, modern, locat = (measure(model, (pixels - mean) / std, what=what) for model in models.values())
+        ((_, *told),) = rows_of(way)
+        smallest = [np.sort(table.mad, axis=None) for table in (baseline, modern, locat)]
+        expected = [f"{value:.3f}" for value in (smallest[0][0], smallest[1][1], smallest[2][0])]
+        expected.append("" if first is None else f"{np.abs(locat.mad - first.mad).max():.3f}")
+        assert told == expected, way
+        if first is None:
+            first = locat
+            described = (DOCS / "measure.md").read_text(encoding="utf-8")
+            for name, table in zip(models, (baseline, modern, locat), strict=True):
+                assert f"| `{name}` | {Kinds.summary(table, range(8))} |" in described
+            kinds = baseline.kinds()
+            for place in (baseline.mad.argmin(), baseline.mad.argmax()):
+                assert kinds.flat[place] == "edge"

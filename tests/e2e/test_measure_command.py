@@ -428,6 +428,46 @@ def test_what_else_there_is_to_see(folder: Path, capsys: pytest.CaptureFixture[s
         assert (folder / "out" / "figures" / f"{name}.png").stat().st_size > 1000
 
 
+def test_kinds_of_two_models_are_strips_of_one_figure(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["measure", TWO, THREE, *FEW, "--out", "out", "--what", "kinds"]) == 0
+    printed = capsys.readouterr().out
+    (table,) = (HeadTable.load(path) for path in Path("out").glob("*two_layers*/heads.npz"))
+    assert f"{TWO}: Of 4 heads, " in printed
+    assert [path.name for path in sorted(Path("out/figures").glob("kinds*"))] == ["kinds.png", "kinds.svg"]
+    (rows,) = (pd.read_csv(path) for path in Path("out").glob("*two_layers*/extra-heads.csv"))
+    assert rows["kind"].tolist() == table.kinds().ravel().tolist()
+    page = Path("out/report.html").read_text(encoding="utf-8")
+    assert 'id="what-kinds"' in page
+    assert "Where at least half of a head" in page
+
+
+def test_how_images_were_prepared_is_said_and_kept(quick: None, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["measure", "compact_vit", *FEW, "--out", "out"]) == 0
+    said = (
+        "32×32 pixels (shorter side resized to 32, bicubic), mean (0.5071, 0.4865, 0.4409), "
+        "std (0.2673, 0.2564, 0.2762); as the model's own configuration says"
+    )
+    assert f"Images: 5 of the embedded set, {said}\n" in capsys.readouterr().out
+    kept = json.loads(Path("out/measured.json").read_text())["config"]["preparation"]
+    assert (kept["from"], kept["crop_pct"]) == ("as the model's own configuration says", 1.0)
+    assert main(["train", "compact-shapes", "--out", "run", *TINY_RUN]) == 0
+    alone = result("run", "--device", "cpu", capsys=capsys)["images"]
+    assert alone["preparation"].endswith("; as the run was trained")
+    assert (alone["from"], alone["num"]) == ("shapes, test", 10)
+    silent = "own_models_of_e2e:without_parameters"
+    shapes = ("--images", "shapes", "--image-size", "32", *FEW)
+    own = result(silent, *shapes, "--out", "silent", capsys=capsys)["images"]
+    assert own["preparation"].endswith("std (0.229, 0.224, 0.225); assumed: the model does not say")
+    other = result("run", "--images", "shapes", *FEW, "--out", "other", capsys=capsys)["images"]
+    assert other["preparation"].endswith("; as its data set, shapes, says")
+    assert json.loads(Path("other/measured.json").read_text())["config"]["measured_on"] == other
+    capsys.readouterr()
+    assert main(["measure", "run", "compact_vit", *FEW, "--out", "both"]) == 0
+    printed = capsys.readouterr().out
+    assert "Images of run: 5 of shapes, test, " in printed
+    assert "Images of compact_vit (random weights): 5 of the embedded set, " in printed
+
+
 def test_cka_between_two_models_and_rollout_of_each(quick: None) -> None:
     assert main(["measure", TWO, THREE, *FEW, "--out", "out", "--what", "cka", "rollout"]) == 0
     similarity = pd.read_csv("out/cka.csv")

@@ -183,7 +183,7 @@ def test_what_is_of_one_size_has_no_mean() -> None:
     np.testing.assert_allclose(alike.mad_in("patches"), alike.mad * np.array([[2**0.5], [98**0.5]]))
     with pytest.raises(InputError, match="distances in pixels are known for images of one size"):
         alike.mad_in("pixels")
-    with pytest.raises(InputError, match="distances are in patches or pixels, not in 'meters'"):
+    with pytest.raises(InputError, match="distances are in diagonal, patches, pixels, not in 'meters'"):
         alike.mad_in("meters")
 
 

@@ -1,16 +1,19 @@
 """Figures of the further measurements, of learned positions and of segmentations show what they are given."""
 
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 
 from nearsight.errors import InputError
 from nearsight.lens import HeadTable, LayerSimilarity, PositionGram
-from nearsight.metrics import Moments
+from nearsight.metrics import KindShares, Moments
 from nearsight.report.figures.heat import similarity_heatmap
+from nearsight.report.figures.kinds import COLOURS, WORDS, kind_strips
 from nearsight.report.figures.patches import CONTRAST, RADIUS, offset_pictures, position_maps
 from nearsight.report.figures.pictures import class_colours, rollout_overlays, segmentation_pictures
 from nearsight.report.figures.style import save_figure
@@ -205,3 +208,49 @@ def test_image_truth_and_prediction_stand_side_by_side() -> None:
 def test_nothing_cannot_be_drawn() -> None:
     with pytest.raises(InputError, match="no pictures"):
         segmentation_pictures([], ["a"], ignore_index=255, label="")
+
+
+def table_of_kinds(kinds: list[list[str]], numbers: tuple[int, ...] | None = None) -> HeadTable:
+    """A table whose heads are of these kinds; "" for one that does not exist."""
+    shares = {"own patch": "own", "neighbour": "near", "row/column": "row", "global": "breadth"}
+    shape = len(kinds), max(map(len, kinds))
+    extra = {f"kind_{name}": np.full(shape, np.nan) for name in KindShares._fields}
+    for layer, names in enumerate(kinds):
+        for head, kind in enumerate(names):
+            for name in KindShares._fields if kind else ():
+                extra[f"kind_{name}"][layer, head] = 0.9 if shares.get(kind, kind) == name else 0.1
+    values = np.where(np.isnan(extra["kind_own"]), np.nan, 0.3)
+    moments = Moments(2, values, values * 0)
+    names = tuple(f"blocks.{layer}.attn" for layer in range(shape[0]))
+    return HeadTable(names, moments, moments, extra=extra, numbers=numbers)
+
+
+def test_a_strip_has_a_cell_per_head_in_the_order_of_the_legend():
+    first = [["global", "own patch", "sink"], ["edge", "other", ""], ["", "", ""]]
+    second = [["neighbour"] * 2] * 30
+    tables = {"a_$b$": table_of_kinds(first), "deep": table_of_kinds(second, tuple(range(10, 40)))}
+    figure = kind_strips(tables)
+    order = list(COLOURS)
+    for layer, expected in enumerate((["own patch", "sink", "global"], ["edge", "other"])):
+        cells = artist(figure, f"kinds-0-layer{layer}")
+        assert [order[int(code)] for code in cells.get_array().ravel()] == expected
+        assert cells.get_clim() == (-0.5, len(order) - 0.5)
+        assert [cells.cmap(place) for place in range(len(order))] == [to_rgba(COLOURS[kind]) for kind in order]
+    assert not figure.findobj(lambda found: found.get_gid() == "kinds-0-layer2")  # hatched, as nothing was measured
+    top, bottom = figure.axes
+    assert top.get_ylabel() == "a_$b$\n5 heads"
+    assert (top.get_xlim(), bottom.get_xlim()) == ((0, 3), (0, 30))
+    assert [text.get_text() for text in bottom.get_xticklabels()][:2] == ["10", "12"]
+    (legend,) = figure.legends
+    shown = ["own patch", "neighbour", "edge", "sink", "global", "other"]
+    assert [text.get_text() for text in legend.get_texts()] == [WORDS[kind] for kind in shown]
+    with pytest.raises(InputError, match="at least one"):
+        kind_strips({})
+
+
+def test_kinds_differ_in_lightness_too():
+    """From the most local to the least; no two that are neighbours in the legend look the same in grey."""
+    grey = [float(np.dot(to_rgba(colour)[:3], (0.2126, 0.7152, 0.0722))) for colour in COLOURS.values()]
+    assert grey[0] == min(grey)
+    assert max(grey) == grey[list(COLOURS).index("global")]
+    assert min(abs(one - other) for one, other in pairwise(grey)) > 0.05

@@ -19,6 +19,7 @@ from nearsight.files import output_folder, replacing
 from nearsight.lens import WHAT, HeadTable, Measurement, attention_rollout, layer_similarity, position_gram
 from nearsight.lens.measurement import MEASUREMENTS
 from nearsight.report.figures.heat import head_heatmaps, layer_lines, similarity_heatmap
+from nearsight.report.figures.kinds import kind_strips
 from nearsight.report.figures.patches import offset_pictures, position_maps
 from nearsight.report.figures.pictures import rollout_overlays
 from nearsight.report.figures.style import figure_files, save_figure
@@ -98,6 +99,8 @@ def _end(seen: "Measured", measured: "Sequence[Measured]") -> str:
 
 
 def _pictures(measured: "Sequence[Measured]", name: str) -> dict[str, Figure]:
+    if MEASUREMENTS[name].picture == "strips":  # of all models, one below the other
+        return {name: kind_strips({seen.subject.label: seen.table for seen in measured})}
     drawn = {
         f"{name}{_end(seen, measured)}": draw_measurement(
             MEASUREMENTS[name], seen.table, label=seen.subject.label, layers=seen.layers
@@ -116,6 +119,8 @@ def draw_measurement(kind: type[Measurement], table: HeadTable, *, label: str, l
         return head_heatmaps(table, kind.columns, label=label, layers=layers)
     if picture == "layers":
         return layer_lines(table, kind.columns, label=label, layers=layers)
+    if picture == "strips":
+        return kind_strips({label: table})
     if picture == "steps":
         return offset_pictures(table, label=label, layers=layers)
     assert callable(picture), f"{kind.__name__} has a picture of an unknown kind, {picture!r}"

@@ -9,6 +9,7 @@ import torch
 
 from nearsight.commands.exploring import explorer_of
 from nearsight.commands.further import extra_tables_in, further_files, write_extra_tables
+from nearsight.commands.pictures import PreparedImages
 from nearsight.commands.subjects import Subject
 from nearsight.errors import InputError
 from nearsight.files import output_folder
@@ -66,6 +67,7 @@ class Measured:
             "label": self.subject.label,
             "heads": rows.astype(object).where(rows.notna(), None).to_dict(orient="records"),
             "uniform": {str(layer): self.heads.uniform_distance(layer) for layer in self.heads.layers()},
+            "images": _images_record(self.subject),
             "skipped": dict(self.table.skipped),
             "notes": list(self.subject.notes),
         }
@@ -77,10 +79,17 @@ def _heads(subject: Subject, table: HeadTable, numbers: Sequence[int], device: t
     frame = frame.assign(layer=[numbers[place] for place in frame["layer"]], epoch=subject.epoch)
     if subject.run is not None:
         model = model_heads(subject.run, subject.label, heads=frame)
+        if isinstance(subject.images, PreparedImages):  # not those of the run, which its config describes
+            model = replace(model, config={**(model.config or {}), "measured_on": _images_record(subject)})
     else:
         model = ModelHeads(label=subject.label, heads=frame, config=subject.config, provenance=provenance(device))
     uniform = None if table.uniform is None else dict(zip(numbers, table.uniform.tolist(), strict=True))
     return with_images(replace(model, grids=_grids(subject, table, numbers), uniform=uniform), table)
+
+
+def _images_record(subject: Subject) -> dict[str, Any]:
+    images = subject.images
+    return {"from": images.name, "num": len(images), "preparation": images.preparation}
 
 
 def _grids(subject: Subject, table: HeadTable, numbers: Sequence[int]) -> dict[int, tuple[int, int]] | None:
@@ -201,6 +210,18 @@ def _comparisons(models: Sequence[ModelHeads]) -> list[dict[str, Any]]:
     return [reading.as_json() for reading in compare_with_first(models)]
 
 
+def _images(measured: Sequence[Measured]) -> list[str]:
+    """Which images, and how they were prepared: the numbers depend on that. Models that saw the same share a line."""
+    seen: dict[str, list[str]] = {}
+    for one in measured:
+        images = one.subject.images
+        text = f"{len(images)} of {images.name}, {images.preparation}"
+        seen.setdefault(text, []).append(one.subject.label)
+    if len(seen) == 1:
+        return [f"Images: {text}" for text in seen]
+    return [f"Images of {', '.join(labels)}: {text}" for text, labels in seen.items()]
+
+
 def _notes(measured: Sequence[Measured]) -> list[str]:
     notes = [f"{one.subject.label}: {note}" for one in measured for note in one.subject.notes]
     for one in measured:
@@ -238,6 +259,7 @@ def as_text(out: Path, measured: Sequence[Measured]) -> list[str]:
         numbers.to_string(float_format=lambda value: f"{value:.3f}", na_rep="–"),
         "",
         *_sentences(models),
+        *_images(measured),
         *(f"Note: {note}" for note in _notes(measured)),
         "",
         f"Table{'s' if len(measured) > 1 else ''}: {tables}",

@@ -23,6 +23,7 @@ from nearsight.data.image_folder import TEST_NAMES, listed_images, readable_imag
 from nearsight.data.loading import find_source
 from nearsight.errors import InputError, unknown_name
 from nearsight.files import reading
+from nearsight.models.sourced import OWN
 from nearsight.train.heads import MeasuringImages, pixels_id
 
 EMBEDDED_SIZE = 64
@@ -120,6 +121,8 @@ class PreparedImages:
 
     pictures: Pictures
     data_config: Mapping[str, Any]
+    prepared_by: str = OWN
+    """Who says so."""
 
     @property
     def name(self) -> str:
@@ -136,6 +139,16 @@ class PreparedImages:
         largest: int = max(self.data_config["input_size"][1:])
         share: float = self.data_config.get("crop_pct") or DEFAULT_CROP_PCT
         return floor(largest / share)
+
+    @property
+    def preparation(self) -> str:
+        """In words."""
+        rows, columns = self.data_config["input_size"][1:]
+        side, mode = self._shorter_side, self.data_config.get("crop_mode")
+        resized = f"shorter side resized to {side}" if side else f"resized, {mode}"
+        interpolation = self.data_config.get("interpolation", "bilinear")
+        normalised = _normalisation(self.data_config["mean"], self.data_config["std"])
+        return f"{rows}×{columns} pixels ({resized}, {interpolation}), {normalised}; {self.prepared_by}"
 
     def ids(self) -> Iterator[bytes]:
         """What the pictures are called, in their order; the same however a model has them prepared."""
@@ -171,12 +184,25 @@ class RunImages(MeasuringImages):
     def name(self) -> str:
         return f"{self.dataset.name}, test"
 
+    @property
+    def preparation(self) -> str:
+        """In words."""
+        rows, columns = self.dataset.test.images_NCHW.shape[-2:]
+        normalised = _normalisation(self.dataset.mean, self.dataset.std)
+        return f"{rows}×{columns} pixels, {normalised}; as the run was trained"
+
     def __len__(self) -> int:
         return min(self.num_images, len(self.dataset.test))
 
 
 Images = PreparedImages | RunImages
 """Images as a model takes them."""
+
+
+def _normalisation(mean: Sequence[float], std: Sequence[float]) -> str:
+    """In words."""
+    means, deviations = (f"({', '.join(f'{value:.4g}' for value in values)})" for values in (mean, std))
+    return f"mean {means}, std {deviations}"
 
 
 def as_seen(images: Images, images_BCHW: Tensor) -> NDArray[np.uint8]:

@@ -88,7 +88,8 @@ def _open_run(text: str, request: Request, pictures: Pictures | None, device: to
         # The model's own config is its architecture's; what the run was trained on is the data set's.
         spec = DATASETS[config.data.name]
         trained_on = {"input_size": (3, *image_size), "mean": spec.mean, "std": spec.std}
-        images = PreparedImages(pictures, resolve_data_config(trained_on, model=model))
+        prepared_by = f"as its data set, {config.data.name}, says"
+        images = PreparedImages(pictures, resolve_data_config(trained_on, model=model), prepared_by)
     return Subject(
         text=text,
         label=folder.path.resolve().name,
@@ -112,13 +113,13 @@ def _open_model(text: str, request: Request, pictures: Pictures, device: torch.d
         device=device,
         image_size=request.image_size,
     )
-    images = PreparedImages(pictures, sourced.data_config)
+    images = PreparedImages(pictures, sourced.data_config, sourced.prepared_by)
     config = {
         "model": text,
         "label": sourced.label,
         "seed": request.seed,
         "images": {"from": pictures.name, "num": len(pictures)},
-        "preparation": dict(sourced.data_config),
+        "preparation": {**sourced.data_config, "from": sourced.prepared_by},
     }
     return Subject(
         text=text,

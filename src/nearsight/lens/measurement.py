@@ -85,7 +85,8 @@ class Measurement(ABC):
     """Whether its results are columns of extra-heads.csv or extra-layers.csv; None: they are in heads.npz alone."""
     picture: ClassVar[str | Callable[..., Any] | None] = None
     """How it is drawn: "heat", the `columns` by layer and head; "layers", the `columns` by layer; "steps",
-    `HeadTable.offset_maps`; or a function of (table, label=…, layers=…) that returns a figure."""
+    `HeadTable.offset_maps`; "strips", `HeadTable.kinds`, of all models in one; or a function of (table, label=…,
+    layers=…) that returns a figure."""
     columns: ClassVar[tuple[str, ...]] = ()
     """The results that "heat" or "layers" show."""
     needs_tiles = False

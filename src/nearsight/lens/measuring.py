@@ -75,9 +75,10 @@ def measure(
         precision: of the sums within a query (those over queries and images are float64); on MPS always float32. The
             model computes in its own precision either way.
         what: further measurements, which go to the table's `extra`: "shares" of attention on the patch itself, its
-            neighbours, CLS and registers; "quantiles" of the distance; "offsets", attention by the step from the patch;
-            "features", what each layer's tokens are like; "lds", how similar they are near and far; "norms", and which
-            stand out; "sinks", what tokens receive; "gaussians", how wide and strong those of a LocAt model are.
+            neighbours, CLS and registers; "kinds", whether a head is an own-patch, neighbour, row/column, edge, sink or
+            global one; "quantiles" of the distance; "offsets", attention by the step from the patch; "features", what
+            each layer's tokens are like; "lds", how similar they are near and far; "norms", and which stand out;
+            "sinks", what tokens receive; "gaussians", how wide and strong those of a LocAt model are.
         call: how the model is called: the name of the argument that takes the images, or a function of the model and a
             batch; by default with the images as its first argument, or with a dictionary's entries by name.
         grid: (rows, columns) of the patches, where they cannot be found: for attention among exactly so many tokens.

@@ -121,12 +121,11 @@ class Shares(Measurement):
         return f"Of all attention, {', '.join(f'{share:.1%} is on {said}' for said, share in means.items() if share)}."
 
     def __init__(self, model: nn.Module, found: Survey, batch: Batch) -> None:
-        self._kinds: dict[str, _Kinds] = {}
-        for layer in found.layers:
-            parts = [site for site in found.sites.values() if site.layer == layer]
-            rows, cols = (_borders([part.geometry for part in parts], axis) for axis in (0, 1))
-            for part in parts:
-                self._kinds[part.name] = _Kinds.of(model, part.geometry, (rows, cols), batch.images.device)
+        device = batch.images.device
+        borders = {layer: coarse_borders(found, layer, device) for layer in found.layers}
+        self._kinds = {
+            site.name: _Kinds.of(model, site.geometry, borders[site.layer], device) for site in found.sites.values()
+        }
         self._means = QueryMeans(list(found.layers))
 
     def add(self, site: Site, tile: Tile) -> None:
@@ -154,22 +153,41 @@ class _Kinds:
     def of(cls, model: nn.Module, geometry: Geometry, borders: tuple[Tensor, Tensor], device: torch.device) -> "_Kinds":
         cls_WM = class_keys(model, geometry)
         registers_WM = other_keys(geometry) & ~cls_WM
-        rows, cols = (lines.to(device, torch.float32) for lines in borders)
-        return cls((rows, cols), cls_WM.to(device), registers_WM.to(device))
+        return cls(borders, cls_WM.to(device), registers_WM.to(device))
 
     def sums(self, weight_BWHTM: Tensor, tile: Tile) -> Tensor:
         """The weight on each kind of key: [S, B, W, H, T]."""
-        apart = [
-            torch.bucketize(tile.queries_WT2[..., axis, None].float().contiguous(), borders)
-            - torch.bucketize(tile.keys_WM2[:, None, :, axis].float().contiguous(), borders)
-            for axis, borders in enumerate(self.borders)
-        ]
-        cells_WTM = torch.maximum(apart[0].abs(), apart[1].abs())
-        cells_WTM = cells_WTM.masked_fill(tile.keys_WM2[:, None, :, 0].isnan(), -1)
+        down_WTM, right_WTM = cells_apart(tile, self.borders)
+        cells_WTM = torch.maximum(down_WTM, right_WTM)
         near = [_weight_on(weight_BWHTM, cells_WTM == steps, "wtm") for steps in (0, 1)]
         return torch.stack(
             [*near, *(_weight_on(weight_BWHTM, keys, "wm") for keys in (self.cls_WM, self.registers_WM))]
         )
+
+
+def coarse_borders(found: Survey, layer: str, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Between the rows, and between the columns, of a layer's queries or keys, whichever are fewer: half-way."""
+    parts = [site.geometry for site in found.sites.values() if site.layer == layer]
+    rows, cols = (_borders(parts, axis).to(device, torch.float32) for axis in (0, 1))
+    return rows, cols
+
+
+def cells_apart(tile: Tile, borders: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """How many rows, and how many columns, between these borders lie from each query to each key, [W, T, M]; −1 for a
+    key that is not a patch."""
+    others_W1M = tile.keys_WM2[:, None, :, 0].isnan()
+    down_WTM, right_WTM = (
+        (cell_of(tile.queries_WT2, borders, axis)[..., None] - cell_of(tile.keys_WM2, borders, axis)[:, None])
+        .abs()
+        .masked_fill(others_W1M, -1)
+        for axis in (0, 1)
+    )
+    return down_WTM, right_WTM
+
+
+def cell_of(places_WX2: Tensor, borders: tuple[Tensor, Tensor], axis: int) -> Tensor:
+    """The row, or the column, of tokens among those between these borders: [W, X]."""
+    return torch.bucketize(places_WX2[..., axis].float().contiguous(), borders[axis])
 
 
 def _borders(parts: Sequence[Geometry], axis: int) -> Tensor:

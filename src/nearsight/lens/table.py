@@ -5,6 +5,7 @@ import operator
 import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
@@ -16,6 +17,8 @@ from nearsight.errors import InputError
 from nearsight.files import check_file, replacing
 from nearsight.lens.mapsfile import PictureMaps
 from nearsight.lens.perimage import KeptImages, PerImage
+from nearsight.metrics.attention import next_patch_distance, uniform_attention_distance
+from nearsight.metrics.kinds import KindShares, edge_attention_distance, head_kinds
 from nearsight.metrics.moments import Moments, merged_means
 
 if TYPE_CHECKING:
@@ -25,7 +28,11 @@ if TYPE_CHECKING:
     from nearsight.report import Reading
 
 Array = NDArray[np.float64]
-Unit = Literal["patches", "pixels"]
+Unit = Literal["diagonal", "patches", "pixels"]
+KIND_COLUMNS = {name: f"kind_{name}" for name in KindShares._fields}
+"""What says how much of each kind a head is → its array in `extra`, of a table measured with `what=["kinds"]`."""
+_REFERENCES = ("uniform", "next_patch", "edge", "nearest_edge")
+"""Heads that everyone can imagine: `HeadTable.reach` has a column for each."""
 _FORMAT = 1
 MOST_BYTES = 2**29
 """Of the arrays in a file, which may be compressed."""
@@ -180,17 +187,21 @@ class HeadTable:
     def extra_frame(self, per: Literal["head", "layer"] = "head") -> pd.DataFrame:
         """The further measurements as columns: one row per head, or per layer; both counted from 0.
 
-        Per head, with its distance and entropy left out: the shares, and the quantiles of its distance as distance_q10,
-        …, distance_q90. Per layer: its grid, and what its tokens are like.
+        Per head, with its distance and entropy left out: the shares, the quantiles of its distance as distance_q10, …,
+        distance_q90, and its kind. Per layer: its grid, and what its tokens are like.
         """
         if per == "head":
             frame = self.to_frame()[["layer", "layer_name", "head"]]
             place: tuple[Any, ...] = (frame["layer"].to_numpy(), frame["head"].to_numpy())
             known = (*_OF_GRIDS, "distance_values")
-            columns = {name: values for name, values in self.extra.items() if values.ndim == 2 and name not in known}
+            columns: dict[str, NDArray[Any]] = {
+                name: values for name, values in self.extra.items() if values.ndim == 2 and name not in known
+            }
             if "distance_mass" in self.extra:
                 names = [f"distance_q{round(100 * level):02}" for level in _QUANTILES]
                 columns.update(zip(names, np.moveaxis(self.distance_quantiles(_QUANTILES), -1, 0), strict=True))
+            if KIND_COLUMNS["own"] in self.extra:
+                columns["kind"] = self.kinds()
         else:
             frame = pd.DataFrame({"layer": range(len(self.layer_names)), "layer_name": list(self.layer_names)})
             place = (slice(None),)
@@ -233,6 +244,13 @@ class HeadTable:
         rows, cols = self.extra["grid_size"][layer].astype(int)
         maps: Array = self.extra["offset_attention"][layer, :, : 2 * rows - 1, : 2 * cols - 1]
         return maps
+
+    def kinds(self) -> NDArray[np.str_]:
+        """What kind of head each one is, [layers, heads]: "own patch", "neighbour", "row/column", "edge", "sink",
+        "global" or "other"; "" for one that does not exist. It needs a table measured with `what=["kinds"]`."""
+        if KIND_COLUMNS["own"] not in self.extra:
+            raise InputError("the kinds of heads were not measured; measure with what=['kinds']")
+        return head_kinds({name: self.extra[column] for name, column in KIND_COLUMNS.items()})
 
     @classmethod
     def merge(cls, tables: Iterable[Self]) -> Self:
@@ -301,20 +319,47 @@ class HeadTable:
         )
 
     def mad_in(self, unit: Unit) -> Array:
-        """Mean attention distance in cells of each layer's own grid of tokens, or in pixels of the image.
+        """Mean attention distance in diagonals of each layer's own grid of tokens (`mad` itself), in its cells, or in
+        pixels of the image.
 
-        A table of images of several sizes has no such distances: measure those of each size separately.
+        A table of images of several sizes has no distances in cells and pixels: measure those of each size separately.
         """
+        distance: Array = self.mad * self._diagonals_in(unit)[:, None]
+        return distance
+
+    def reach(self, unit: Unit = "diagonal") -> pd.DataFrame:
+        """Every head's distance beside those of heads that everyone can imagine, in this unit: a row per head.
+
+        Beside `mad`: `uniform`, that of uniform attention; `next_patch`, of the next patch; `edge`, of attention to all
+        patches at the image's edge, and `nearest_edge`, to the nearest of these. The last two are known where a query
+        may attend to the whole grid; in windows and on pooled keys they are NaN, and so is the whole column `uniform`
+        in tables of earlier versions. For random weights, measure `nearsight.models.with_fresh_weights(model)`.
+        """
+        scale, grids = self._diagonals_in(unit), self._of_one_size("grid_size", unit)
+        known = np.full(len(scale), np.nan) if self.uniform is None else self.uniform
+        references = np.array([_references((int(rows), int(cols))) for rows, cols in grids])
+        # Where uniform attention is not that of the whole grid, heads cannot reach all of it.
+        references[~np.isclose(known, references[:, 0]), 2:] = np.nan
+        references[:, 0] = known
+        frame = self.to_frame()[["layer", "layer_name", "head", "mad"]]
+        layer = frame["layer"].to_numpy()
+        columns = dict(zip(_REFERENCES, (references * scale[:, None])[layer].T, strict=True))
+        return frame.assign(mad=frame["mad"] * scale[layer], **columns)
+
+    def _diagonals_in(self, unit: Unit) -> Array:
+        """[layers]: how long the diagonal of each layer's grid is."""
         if unit not in get_args(Unit):
-            raise InputError(f"distances are in {' or '.join(get_args(Unit))}, not in {unit!r}")
+            raise InputError(f"distances are in {', '.join(get_args(Unit))}, not in {unit!r}")
+        if unit == "diagonal":
+            return np.ones(len(self.layer_names))
         rows, cols = self._of_one_size("grid_size", unit).T - 1
-        cells: Array = self.mad * np.hypot(rows, cols)[:, None]
+        cells: Array = np.hypot(rows, cols)
         if unit == "patches":
             return cells
         height, width = self._of_one_size("cell_size", unit).T
         if not np.allclose(height, width):
             raise InputError("distances in pixels are known for square patches only")
-        pixels: Array = cells * height[:, None]
+        pixels: Array = cells * height
         return pixels
 
     def _of_one_size(self, name: str, unit: Unit) -> Array:
@@ -384,6 +429,13 @@ class HeadTable:
             raise
         except Exception as error:  # numpy and zipfile raise many kinds for a damaged archive
             raise InputError(f"{path} is damaged or is not a table of heads ({error})") from error
+
+
+@cache
+def _references(grid_size: tuple[int, int]) -> tuple[float, ...]:
+    """The distances of `_REFERENCES` on the whole grid."""
+    edges = (edge_attention_distance(grid_size, nearest=nearest) for nearest in (False, True))
+    return uniform_attention_distance(grid_size), next_patch_distance(grid_size), *edges
 
 
 def _stored_images(stored: Mapping[str, Any], num_images: int, shape: tuple[int, int]) -> PerImage | None:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         locality_score,
         patch_cls_similarity,
     )
+    from nearsight.metrics.kinds import KindShares, edge_attention_distance, head_kinds, kind_shares
     from nearsight.metrics.moments import Moments
     from nearsight.metrics.own_patch import OwnPatchHead, least_share_on_itself, own_patch_head
     from nearsight.metrics.segmentation import (
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "KindShares",
     "Moments",
     "NeighbourAssociation",
     "OwnPatchHead",
@@ -52,9 +54,12 @@ __all__ = [
     "attention_entropy",
     "background_share",
     "confusion_matrix",
+    "edge_attention_distance",
     "gini",
     "gram_distance_correlation",
     "grid_distances",
+    "head_kinds",
+    "kind_shares",
     "least_share_on_itself",
     "linear_cka",
     "local_distant_similarity",

@@ -71,19 +71,13 @@ def attention_distance(
         [..., heads], float64, the mean over query patches. A query that gives patches no attention at all looks nowhere
         and is left out of a renormalised mean; a head with no other queries is NaN.
     """
-    patch_attn = _patch_attention(attn, num_prefix_tokens)
-    rows, cols = grid_size
-    if patch_attn.shape[-1] != rows * cols:
-        raise InputError(
-            f"{attn.shape[-1]} tokens do not fit a {rows}×{cols} grid with {num_prefix_tokens} prefix tokens "
-            f"({rows * cols + num_prefix_tokens} expected)"
-        )
+    patch_attn = attention_on_grid(attn, grid_size, num_prefix_tokens)
     distance_PP = grid_distances(grid_size, device=patch_attn.device)
     distance = (patch_attn * distance_PP).sum(-1)
     if not renormalize:
         return distance.mean(-1)
     mass = patch_attn.sum(-1)
-    return _mean_over_looking(distance / _divisor(mass), mass)
+    return mean_over_looking(distance / mass_or_one(mass), mass)
 
 
 def attention_entropy(attn: Tensor, *, num_prefix_tokens: int = 1, eps: float = 1e-12) -> Tensor:
@@ -97,13 +91,24 @@ def attention_entropy(attn: Tensor, *, num_prefix_tokens: int = 1, eps: float = 
     check_at_least("eps", eps, 0)
     patch_attn = _patch_attention(attn, num_prefix_tokens)
     mass = patch_attn.sum(-1)
-    share = patch_attn / _divisor(mass).unsqueeze(-1)
+    share = patch_attn / mass_or_one(mass).unsqueeze(-1)
     shifted = share + eps
     # Without eps a weight of 0 has no logarithm, and p · log p goes to 0 there as 0 · log 1 is.
     # log(p + eps) lets a one-hot row fall below zero by eps: it would be shown as "−0.000".
     entropy = (share * -shifted.where(shifted != 0, 1.0).log()).sum(-1).clamp(min=0)
     num_patches = patch_attn.shape[-1]
-    return _mean_over_looking(entropy / math.log(num_patches) if num_patches > 1 else entropy, mass)
+    return mean_over_looking(entropy / math.log(num_patches) if num_patches > 1 else entropy, mass)
+
+
+def attention_on_grid(attn: Tensor, grid_size: tuple[int, int], num_prefix_tokens: int) -> Tensor:
+    """The patch-to-patch block in float64, [..., heads, P, P], of tokens that must fit the grid."""
+    patch_attn, (rows, cols) = _patch_attention(attn, num_prefix_tokens), grid_size
+    if patch_attn.shape[-1] != rows * cols:
+        raise InputError(
+            f"{attn.shape[-1]} tokens do not fit a {rows}×{cols} grid with {num_prefix_tokens} prefix tokens "
+            f"({rows * cols + num_prefix_tokens} expected)"
+        )
+    return patch_attn
 
 
 def _patch_attention(attn: Tensor, num_prefix_tokens: int) -> Tensor:
@@ -115,12 +120,12 @@ def _patch_attention(attn: Tensor, num_prefix_tokens: int) -> Tensor:
     return to_float64(attn[..., num_prefix_tokens:, num_prefix_tokens:])
 
 
-def _divisor(mass: Tensor) -> Tensor:
+def mass_or_one(mass: Tensor) -> Tensor:
     """For queries that look nowhere 1: their quotient is left out, but 0/0 would come back in the gradients."""
     return mass.where(mass != 0, 1.0)
 
 
-def _mean_over_looking(value: Tensor, mass: Tensor) -> Tensor:
+def mean_over_looking(value: Tensor, mass: Tensor) -> Tensor:
     """Mean over queries whose attention to patches is not exactly zero. NaN attention stays NaN."""
     looking = mass != 0
     return torch.where(looking, value, 0.0).sum(-1) / looking.sum(-1)

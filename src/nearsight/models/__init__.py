@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from nearsight.models.backbones import JumboViT
     from nearsight.models.checkpoints import load_checkpoint
     from nearsight.models.compact import CompactViT
-    from nearsight.models.factory import ModelConfig, create_model, load_model, save_model
+    from nearsight.models.factory import ModelConfig, create_model, load_model, save_model, with_fresh_weights
     from nearsight.models.positional import PositionalViT
     from nearsight.models.sources import SourcedModel, load_source
 
@@ -26,6 +26,7 @@ __all__ = [
     "load_model",
     "load_source",
     "save_model",
+    "with_fresh_weights",
 ]
 
 open_room(__name__)

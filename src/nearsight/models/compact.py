@@ -58,6 +58,12 @@ class CompactViT(VisionTransformer):  # type: ignore[misc]  # timm carries no ty
             raise unknown_name("initialisation", init, get_args(Initialization))
         check_at_least("position_std", position_std, 0.0)
         super().__init__(weight_init="skip", **kwargs)
+        self._drawn = init, position_std
+        self.init_weights()
+
+    def init_weights(self, mode: str = "", needs_reset: bool = True) -> None:
+        """Draw all weights again; timm's modes are not ours, and `init` alone says how."""
+        init, position_std = self._drawn
         draw_weights(self, init)
         for learned in (self.cls_token, self.reg_token, self.pos_embed):
             if learned is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import difflib
 from collections.abc import Mapping
@@ -210,3 +211,27 @@ def _fit(tensors: Mapping[str, Tensor], config: ModelConfig, image_size: tuple[i
     except (ArithmeticError, RuntimeError, TypeError, ValueError):
         return False
     return wanted.keys() == tensors.keys() and all(wanted[name].shape == tensors[name].shape for name in wanted)
+
+
+def with_fresh_weights(model: nn.Module, *, seed: int = 0) -> nn.Module:
+    """A copy of a model with random weights, drawn as the model draws its own: what its architecture gives untrained.
+
+    By the `reset_parameters` of PyTorch's own layers, then the model's `init_weights`, then the `reset_parameters` of
+    other layers, where there are such. Parameters that none of these changes, such as tokens and positions of some
+    models, are normal with a deviation of 0.02, as in most ViTs; those that are one number all over stay. The random
+    state of the caller is left as it was.
+    """
+    home = next(model.parameters(), torch.zeros(())).device
+    fresh = copy.deepcopy(model).cpu()  # on which the same seed gives the same weights everywhere
+    before = {name: weight.detach().clone() for name, weight in fresh.named_parameters()}
+    resets = [reset for module in fresh.modules() if callable(reset := getattr(module, "reset_parameters", None))]
+    usual = [reset for reset in resets if reset.__module__.startswith("torch.")]
+    initialise = [init] if callable(init := getattr(fresh, "init_weights", None)) else []
+    with torch.random.fork_rng(devices=()), torch.no_grad():
+        torch.manual_seed(seed)
+        for draw in (*usual, *initialise, *(reset for reset in resets if reset not in usual)):
+            draw()
+        for name, weight in fresh.named_parameters():
+            if torch.equal(weight, before[name]) and bool((weight != weight.flatten()[:1]).any()):
+                weight.normal_(std=0.02)
+    return fresh.to(home)

@@ -15,7 +15,16 @@ import torch
 from torch import Tensor, nn
 
 from nearsight.errors import InputError
-from nearsight.models.sourced import ImageSizeError, check_layers, check_weights, one_line, preparation, quiet
+from nearsight.models.sourced import (
+    ASSUMED,
+    OWN,
+    ImageSizeError,
+    check_layers,
+    check_weights,
+    one_line,
+    preparation,
+    quiet,
+)
 
 _TOWERS = ("vision_model", "vision_tower")
 """Where models of images and text keep the image tower."""
@@ -26,8 +35,8 @@ _INTERPOLATIONS = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "
 _USUAL = "bicubic"
 
 
-def load_hugging_face(name: str, *, image_size: int | None) -> tuple[nn.Module, dict[str, Any], tuple[str, ...]]:
-    """The model (of two towers the one for images), how its images are prepared, and notes."""
+def load_hugging_face(name: str, *, image_size: int | None) -> tuple[nn.Module, dict[str, Any], str, tuple[str, ...]]:
+    """The model (of two towers the one for images), how its images are prepared, who says so, and notes."""
     transformers = _transformers()
     folder = _local_folder(name)
     with quiet(), _bars_only_on_a_terminal(transformers):
@@ -51,7 +60,7 @@ def load_hugging_face(name: str, *, image_size: int | None) -> tuple[nn.Module, 
     if arguments.needed:
         model.register_forward_pre_hook(arguments, with_kwargs=True)
     notes += arguments.notes
-    return model, config, tuple(notes)
+    return model, config, ASSUMED if processor is None else OWN, tuple(notes)
 
 
 def _transformers() -> Any:

@@ -21,6 +21,10 @@ _NUM_LAYERS = re.compile(r".*(layers?|depths?|blocks?)")
 """Settings that say how many there are."""
 
 
+OWN, ASSUMED = "as the model's own configuration says", "assumed: the model does not say"
+"""Where its mean and deviation are from: they move attention, so nobody should have to guess."""
+
+
 class ImageSizeError(InputError):
     """A model does not say which images it takes, or fails on those: --image-size may help."""
 
@@ -35,6 +39,8 @@ class SourcedModel:
     """In eval mode; takes normalised images [B, 3, H, W]."""
     data_config: Mapping[str, Any] = field(default_factory=dict)
     """What `timm.data.create_transform` wants: input_size, mean, std, interpolation, crop_pct, crop_mode."""
+    prepared_by: str = OWN
+    """Who says so: the model, or nobody, so that it is assumed."""
     notes: tuple[str, ...] = ()
     """What was done or assumed on the way, a sentence each."""
 

@@ -30,6 +30,8 @@ from nearsight.models.checkpoints import load_checkpoint
 from nearsight.models.factory import check_model_name, create_model
 from nearsight.models.hugging_face import load_hugging_face
 from nearsight.models.sourced import (
+    ASSUMED,
+    OWN,
     ImageSizeError,
     SourcedModel,
     check_layers,
@@ -91,21 +93,23 @@ def load_source(
             raise InputError(
                 f"{text} brings its own weights; for others save them in a folder and name it as hf:FOLDER"
             )
-        model, config, notes = load_hugging_face(text.removeprefix(_HUGGING_FACE), image_size=image_size)
+        model, config, prepared_by, notes = load_hugging_face(text.removeprefix(_HUGGING_FACE), image_size=image_size)
         folder = Path(text.removeprefix(_HUGGING_FACE))
         check_preparation(text, config, size_is_asked_for=image_size is not None)
         label = f"{_HUGGING_FACE}{folder.resolve().name}" if folder.is_dir() else text
-        return SourcedModel(label=label, model=model.eval(), data_config=config, notes=notes)
+        return SourcedModel(label=label, model=model.eval(), data_config=config, prepared_by=prepared_by, notes=notes)
     if text.startswith(_TORCHVISION):
         name = text.removeprefix(_TORCHVISION)
-        model, config = _load_torchvision(name, pretrained=pretrained, image_size=image_size)
+        model, config, prepared_by = _load_torchvision(name, pretrained=pretrained, image_size=image_size)
     elif _is_factory(text):
         model, config = _load_from_factory(text, image_size=image_size)
+        prepared_by = _who_says(model)
     else:
         with_weights = pretrained or (checkpoint is None and _is_trained(text))
         model, config = _load_timm(text, pretrained=with_weights, image_size=image_size)
+        prepared_by = _who_says(model)
     check_preparation(text, config, size_is_asked_for=image_size is not None)
-    sourced = SourcedModel(label=text, model=model.eval(), data_config=config)
+    sourced = SourcedModel(label=text, model=model.eval(), data_config=config, prepared_by=prepared_by)
     if checkpoint is not None:
         note = load_checkpoint(model, checkpoint)
         return replace(sourced, label=f"{text} ({checkpoint.name})", notes=(note,))
@@ -185,32 +189,33 @@ def _built_by_timm(name: str, *, pretrained: bool, image_size: int | None) -> nn
         raise InputError(f"timm cannot build {name}{size}: {one_line(error)}") from error
 
 
-def _load_torchvision(name: str, *, pretrained: bool, image_size: int | None) -> tuple[nn.Module, dict[str, Any]]:
+def _load_torchvision(name: str, *, pretrained: bool, image_size: int | None) -> tuple[nn.Module, dict[str, Any], str]:
     if name not in list_models():
         raise unknown_name("torchvision model", name, list_models())
     weights = getattr(get_model_weights(name), "DEFAULT", None)
     if weights is None and pretrained:
         raise InputError(f"torchvision has no published weights for {name}; leave out --pretrained")
-    config = _prepared_for_torchvision(name, weights, image_size)
-    return _built_by_torchvision(name, weights if pretrained else None, config["input_size"][-1]), config
+    config, prepared_by = _prepared_for_torchvision(name, weights, image_size)
+    return _built_by_torchvision(name, weights if pretrained else None, config["input_size"][-1]), config, prepared_by
 
 
-def _prepared_for_torchvision(name: str, weights: Any, image_size: int | None) -> dict[str, Any]:
+def _prepared_for_torchvision(name: str, weights: Any, image_size: int | None) -> tuple[dict[str, Any], str]:
     """From the weights' entry, whether or not they are loaded: a random model is compared with the trained one."""
     transforms: Any = None if weights is None else weights.transforms()
     if not hasattr(transforms, "crop_size"):
         if image_size is None:
             raise ImageSizeError(f"torchvision does not say which images {name} takes; say so with --image-size")
-        return preparation((image_size, image_size))
+        return preparation((image_size, image_size)), ASSUMED
     (crop,), (resize,) = transforms.crop_size, transforms.resize_size
     side = crop if image_size is None else image_size
-    return preparation(
+    config = preparation(
         (side, side),
         mean=tuple(transforms.mean),
         std=tuple(transforms.std),
         interpolation=transforms.interpolation.value,
         resize_to=round(resize * side / crop),
     )
+    return config, OWN
 
 
 def _built_by_torchvision(name: str, weights: Any, image_size: int) -> nn.Module:
@@ -251,6 +256,11 @@ def _own_config(model: nn.Module) -> dict[str, Any]:
         case (int(rows), int(columns)):
             known["input_size"] = (3, rows, columns)
     return known
+
+
+def _who_says(model: nn.Module) -> str:
+    """How the images of a model of timm, or of one that follows its custom, are normalised."""
+    return OWN if _own_config(model).keys() >= {"mean", "std"} else ASSUMED
 
 
 def _find(text: str) -> Any:
