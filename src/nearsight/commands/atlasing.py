@@ -62,11 +62,11 @@ from nearsight.work import (
 if TYPE_CHECKING:
     from nearsight.commands.atlas import AtlasOptions
 
-Normalisation = tuple[tuple[float, ...], tuple[float, ...]]
-PREPARATIONS: Mapping[str, Normalisation] = {
+Channels = tuple[float, float, float]
+PREPARATIONS: Mapping[str, tuple[Channels, Channels]] = {
     "ImageNet’s mean and std": (IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD),
-    "mean and std of 0.5": ((0.5,) * 3, (0.5,) * 3),
-    "not normalised": ((0.0,) * 3, (1.0,) * 3),
+    "mean and std of 0.5": ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
+    "not normalised": ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0)),
 }
 """What pixels in [0, 1] are normalised by, in words → mean and standard deviation."""
 
@@ -282,7 +282,6 @@ def _measured(atlas: Atlas, jobs: Sequence[Job], device: torch.device) -> tuple[
                 problems[job.label] = str(error)
     problems |= _do(atlas, missing, device)
     found = [model for job in jobs if job.label not in problems and (model := atlas.measured(job)) is not None]
-    # A model whose random twin failed is compared with nothing.
     return found, {job.label: problems[job.label] for job in jobs if job.label in problems}
 
 
@@ -365,7 +364,8 @@ def write_all(
 ) -> Written:
     """The tables over models, the figure and the page."""
     output_folder(out)
-    tables = [overview(found, problems), identities(found, problems), preparations(found)]
+    main_table = overview(found, problems)
+    tables = [main_table, identities(found, problems), preparations(found)]
     files = [path for table in tables if table is not None for path in table.write(out)]
     files.append(out / "atlas-heads.csv")
     with replacing(files[-1]) as temporary:
@@ -376,13 +376,10 @@ def write_all(
     write_atlas_page(
         files[-1], title=title, about=models.about, models=found, problems=problems, sections=(), command=command
     )
-    numbers = tables[0].numbers if tables[0] is not None else None
-    assert numbers is not None
-    rows = records(numbers.astype(object).where(numbers.notna(), None))
-    shown = tables[0].shown.to_string(index=False) if tables[0] is not None else ""
+    rows = records(main_table.numbers.astype(object).where(main_table.numbers.notna(), None))
     return Written(
         rows=json.loads(json.dumps(rows, default=str)),
-        table=shown,
+        table=main_table.shown.to_string(index=False),
         sentences=sentences(found),
         problems=problems,
         files=files,

@@ -21,7 +21,7 @@ from nearsight.files import write_text
 from nearsight.lens import HeadTable
 from nearsight.report.differences import Quantity, differ, existing_heads, most_local_head, quoted
 from nearsight.report.figures.style import (
-    DISTANCE_LABEL_ONE_LINE,
+    DISTANCE_LABEL,
     FIGURE_LABEL_LIMIT,
     INK,
     MUTED,
@@ -257,7 +257,7 @@ def head_rows(models: Sequence[AtlasModel]) -> pd.DataFrame:
         frame = model.table.to_frame()
         place = frame["layer"].to_numpy(), frame["head"].to_numpy()
         extra = {name: values[place] for name, values in model.extra_columns().items() if values.ndim == 2}
-        units = {f"mad_{unit}": _in_unit(model.table, unit)[place] for unit in ("patches", "pixels")}  # type: ignore[arg-type]
+        units = {f"mad_{unit}": _in_unit(model.table, unit)[place] for unit in ("patches", "pixels")}
         frames.append(frame.assign(**units, **extra).assign(model=model.label, kind=model.kind))
     joined = pd.concat(frames, ignore_index=True)
     return joined[["model", "kind", *(name for name in joined if name not in ("model", "kind"))]]
@@ -298,7 +298,7 @@ def depth_figure(models: Sequence[AtlasModel]) -> Figure:
             panel.remove()
         panels[0].set_ylim(bottom=0.0)
         figure.supxlabel("depth (0: first layer, 1: last layer)", fontsize=9.0)
-        figure.supylabel(DISTANCE_LABEL_ONE_LINE, fontsize=9.0)
+        figure.supylabel(DISTANCE_LABEL, fontsize=9.0)
         handles = [
             *panels[0].plot([], [], color=_COLOUR, marker="o", markersize=3),
             *panels[0].plot([], [], color=_COLOUR, alpha=0.25, linewidth=7),

@@ -100,7 +100,10 @@ class ListedModel:
             label=f"{architecture.partition('.')[0]}{size}, random weights",
             pretrained=False,
             checkpoint=None,
-            **dict.fromkeys(("citation", "licence", "trained_on", "note"), ""),
+            citation="",
+            licence="",
+            trained_on="",
+            note="",
         )
 
 
