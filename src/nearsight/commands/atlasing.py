@@ -373,9 +373,7 @@ def write_all(
     files += save_figure(depth_figure(found), output_folder(out / "figures"), "atlas-depth")
     files.append(out / PAGE)
     title = f"Atlas: {models.name}"
-    write_atlas_page(
-        files[-1], title=title, about=models.about, models=found, problems=problems, sections=(), command=command
-    )
+    write_atlas_page(files[-1], title=title, about=models.about, models=found, problems=problems, command=command)
     rows = records(main_table.numbers.astype(object).where(main_table.numbers.notna(), None))
     return Written(
         rows=json.loads(json.dumps(rows, default=str)),

@@ -405,10 +405,9 @@ def write_atlas_page(
     about: str,
     models: Sequence[AtlasModel],
     problems: Mapping[str, str],
-    sections: Sequence[Section],
     command: str,
 ) -> None:
-    """Write the page, all of it or nothing. `sections`: what else is shown."""
+    """Write the page, all of it or nothing."""
     headline, *details = sentences(models)
     prepared, extra = preparations(models), further(models)
     failed = "".join(f"<li>{label_html(label)}: {escape(why)}</li>" for label, why in problems.items())
@@ -417,7 +416,6 @@ def write_atlas_page(
         Section(name="models", heading="Models", body=table_html(overview(models, problems))),
         Section(name="identities", heading="What each model is", body=table_html(identities(models, {}))),
         Section(name="failed", heading="Not measured", body=f"<ul>{failed}</ul>" if failed else ""),
-        *sections,
         Section(name="further", heading="What else was measured", body="" if extra is None else table_html(extra)),
         Section(name="preparation", heading="Preparation", body="" if prepared is None else table_html(prepared)),
         Section(name="terms", heading="How to read this", body=terms_html(None, _INTERVALS)),
