@@ -44,6 +44,7 @@ ANSWERS = [
     *(["study", action, "--help"] for action in ("list", "run", "show", "power")),
     *(["data", action, "--help"] for action in ("list", "fetch", "check")),
     *(["study", "list"], ["data", "list"], ["data", "fetch", "no-such-set"]),
+    *(["atlas", "no-such-list", "--out", "out"],),
     *(["train", "no-such-recipe"], ["probe", "no-such-probe"], ["bench", "no-such-bench"]),
     *(["study", action, "no-such-study"] for action in ("run", "show", "power")),
     *(

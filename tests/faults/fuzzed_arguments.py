@@ -30,7 +30,7 @@ GRACE = 20.0
 MEMORY = 2 * 2**30
 """That all calls together may take beside what is there at first."""
 COMMANDS = (
-    *(("demo",), ("measure",), ("maps",), ("report",)),
+    *(("demo",), ("measure",), ("maps",), ("atlas",), ("report",)),
     *(("study", action) for action in ("list", "run", "show")),
     *(("data", action) for action in ("list", "fetch", "check")),
     *(("train", recipe) for recipe in (*RUNS, *PRETRAININGS)),

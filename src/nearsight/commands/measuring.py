@@ -117,10 +117,13 @@ def _choose_layers(asked: Sequence[str], first_look: HeadTable, label: str) -> d
 
 def measure_shown(one: Prepared, batch_size: str, what: Sequence[str], device: torch.device) -> HeadTable:
     with MeasuringProgress(one.subject.label, len(one.subject.images)) as progress:
-        return _measure(one, batch_size, what, device, progress.counted)
+        return measure_watched(one, batch_size, what, device, progress.counted)
 
 
-def _measure(one: Prepared, batch_size: str, what: Sequence[str], device: torch.device, watch: Watch) -> HeadTable:
+def measure_watched(
+    one: Prepared, batch_size: str, what: Sequence[str], device: torch.device, watch: Watch
+) -> HeadTable:
+    """A model on all its images, whose batches `watch` passes on."""
     subject, names = one.subject, list(one.layers)
 
     def try_some(num_images: int) -> HeadTable:
@@ -272,7 +275,7 @@ class ShardMeasuring:
     def _do(self, one: Prepared, job: ShardJob, device: torch.device, watch: Watch) -> None:
         shards = self.divided[job.model]
         part = replace(one, subject=part_of(one.subject, shards.span(job.shard)))
-        shards.keep(job.shard, _measure(part, self.batch_size, shards.record["what"], device, watch))
+        shards.keep(job.shard, measure_watched(part, self.batch_size, shards.record["what"], device, watch))
 
 
 def _one_model(request: Request, model: int) -> Request:
