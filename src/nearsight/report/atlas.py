@@ -142,11 +142,11 @@ def _row(model: AtlasModel, by_label: Mapping[str, AtlasModel]) -> Row:
         "grid",
         MISSING if grid is None else "{} × {}".format(*grid),
     )
-    row.interval("min_mad", _interval(best), "most local head")
+    row.interval("min_mad", _interval(best), "most local head", digits=4)
     row.keep(min_mad_layer=best.layer, min_mad_head=best.head).show("where", f"layer {best.layer}, head {best.head}")
     row.both("min_mad_patches", patches, "in patches", rounded(patches, 2))
     row.both("min_mad_pixels", pixels, "in pixels", rounded(pixels, 1))
-    row.interval("mean_mad", model.all_heads(), "all heads")
+    row.interval("mean_mad", model.all_heads(), "all heads", digits=4)
     row.both("uniform_mad", uniform, "uniform", rounded(uniform))
     row.both("most_local_layer", model.heads.layers()[model.most_local_layer()], "most local layer")
     twin = by_label.get(model.beside or "")
@@ -155,7 +155,7 @@ def _row(model: AtlasModel, by_label: Mapping[str, AtlasModel]) -> Row:
     else:
         found = differ(best, most_local_head(twin.heads)).estimate
         row.keep(beside=twin.label, less_beside=found.value, less_beside_low=found.low, less_beside_high=found.high)
-        row.show("less random", difference_in_words(found))
+        row.show("less random", difference_in_words(found, digits=4))
     for name, values in model.extra_columns().items():
         if np.isfinite(values).any():
             row.keep(**{f"{name}_mean": float(np.nanmean(values)), f"{name}_max": float(np.nanmax(values))})
@@ -268,8 +268,8 @@ def depth_figure(models: Sequence[AtlasModel]) -> Figure:
     random weights of the same architecture dashed, uniform attention dotted."""
     by_label = {model.label: model for model in models}
     shown = [model for model in models if model.kind == "trained"] or list(models)
-    num_columns = min(len(shown), _PANELS_PER_ROW)
-    num_rows = -(-len(shown) // num_columns)
+    num_rows = -(-len(shown) // _PANELS_PER_ROW)
+    num_columns = -(-len(shown) // num_rows)
     with house_style():
         figure = Figure(figsize=(2.5 * num_columns + 0.6, 2.2 * num_rows + 0.9), layout="constrained")
         panels = figure.subplots(num_rows, num_columns, sharex=True, sharey=True, squeeze=False).ravel()
