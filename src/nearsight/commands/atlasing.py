@@ -39,6 +39,7 @@ from nearsight.report.atlas import (
     overview,
     preparations,
     sentences,
+    strips_figure,
     write_atlas_page,
 )
 from nearsight.report.figures.style import save_figure
@@ -371,6 +372,8 @@ def write_all(
     with replacing(files[-1]) as temporary:
         head_rows(found).to_csv(temporary, index=False)
     files += save_figure(depth_figure(found), output_folder(out / "figures"), "atlas-depth")
+    if (strips := strips_figure(found)) is not None:
+        files += save_figure(strips, out / "figures", "atlas-kinds")
     files.append(out / PAGE)
     title = f"Atlas: {models.name}"
     write_atlas_page(files[-1], title=title, about=models.about, models=found, problems=problems, command=command)

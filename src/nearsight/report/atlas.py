@@ -19,7 +19,10 @@ from matplotlib.figure import Figure
 from nearsight.errors import InputError
 from nearsight.files import write_text
 from nearsight.lens import HeadTable
+from nearsight.lens.table import KIND_COLUMNS
+from nearsight.metrics.kinds import KINDS, OTHER
 from nearsight.report.differences import Quantity, differ, existing_heads, most_local_head, quoted
+from nearsight.report.figures.kinds import kind_strips
 from nearsight.report.figures.style import (
     DISTANCE_LABEL,
     FIGURE_LABEL_LIMIT,
@@ -159,6 +162,9 @@ def _row(model: AtlasModel, by_label: Mapping[str, AtlasModel]) -> Row:
     for name, values in model.extra_columns().items():
         if np.isfinite(values).any():
             row.keep(**{f"{name}_mean": float(np.nanmean(values)), f"{name}_max": float(np.nanmax(values))})
+    if _has_kinds(model):
+        kinds = table.kinds()[table.kinds() != ""]
+        row.keep(**{f"kind_{_as_name(kind)}": float((kinds == kind).mean()) for kind in (*KINDS, OTHER)})
     row.keep(num_images=table.num_images, images=(record.get("images") or {}).get("from"))
     row.keep(
         **{
@@ -167,6 +173,21 @@ def _row(model: AtlasModel, by_label: Mapping[str, AtlasModel]) -> Row:
         }
     )
     return row.keep(**{name: record.get(name) for name in ("trained_on", "licence", "citation", "note", "digest")})
+
+
+def _has_kinds(model: AtlasModel) -> bool:
+    return KIND_COLUMNS["own"] in model.table.extra
+
+
+def _as_name(kind: str) -> str:
+    """Of a column with the share of heads of this kind."""
+    return f"{kind.replace(' ', '_').replace('/', '_')}_heads"
+
+
+def strips_figure(models: Sequence[AtlasModel]) -> Figure | None:
+    """The kinds of the heads of all models, a strip each; None where they were not measured."""
+    tables = {model.label: model.table for model in models if model.kind != "preparation" and _has_kinds(model)}
+    return kind_strips(tables) if tables else None
 
 
 def _listed(value: object) -> object:
@@ -411,11 +432,17 @@ def write_atlas_page(
     headline, *details = sentences(models)
     prepared, extra = preparations(models), further(models)
     failed = "".join(f"<li>{label_html(label)}: {escape(why)}</li>" for label, why in problems.items())
-    figure = depth_figure(models)
+    figure, strips = depth_figure(models), strips_figure(models)
+    by_kind = "The heads of each model by where their attention goes; random weights below."
     parts = [
         Section(name="models", heading="Models", body=table_html(overview(models, problems))),
         Section(name="identities", heading="What each model is", body=table_html(identities(models, {}))),
         Section(name="failed", heading="Not measured", body=f"<ul>{failed}</ul>" if failed else ""),
+        Section(
+            name="kinds",
+            heading="Kinds of heads",
+            body="" if strips is None else figure_html("kinds", strips, by_kind, by_kind),
+        ),
         Section(name="further", heading="What else was measured", body="" if extra is None else table_html(extra)),
         Section(name="preparation", heading="Preparation", body="" if prepared is None else table_html(prepared)),
         Section(name="terms", heading="How to read this", body=terms_html(None, _INTERVALS)),
