@@ -349,6 +349,8 @@ def sentences(models: Sequence[AtlasModel]) -> list[str]:
     )
     if registers := _of_registers(trained):
         said.append(registers)
+    if sinks := _of_sinks(trained):
+        said.append(sinks)
     said += _of_preparations(models)
     return said
 
@@ -403,6 +405,28 @@ def _of_registers(trained: Sequence[AtlasModel]) -> str:
             layer = int(np.argmax(by_layer))
             found.append(f"{share(float(by_layer[layer]))} in layer {layer} of {quoted(model.label)}")
     return f"Registers get up to {', '.join(found)}, over the heads of a layer." if found else ""
+
+
+def _of_sinks(trained: Sequence[AtlasModel]) -> str:
+    """Whether single patches that receive much, or have large norms, are what the distances come from."""
+    found = []
+    for model in trained:
+        extra = model.table.extra
+        if not {"mad_without_sinks", "outlier_share"} <= extra.keys():
+            continue
+        changes = extra["mad_without_sinks"] - model.table.mad
+        of_best = float(changes.flat[np.nanargmin(model.table.mad)])
+        found.append(
+            f"{quoted(model.label)} {np.nanmax(np.abs(changes)):.3f} (the most local head "
+            f"{rounded(of_best, signed=True)}; outliers {share(float(np.nanmax(extra['outlier_share'])))})"
+        )
+    if not found:
+        return ""
+    return (
+        "Leaving out sinks, single patches that receive more than ten times the mean, changes the distance of a head "
+        f"by so much at most: {', '.join(found)}. In brackets also the largest share of patches that are outliers by the "
+        "norm of their token."
+    )
 
 
 def _of_preparations(models: Sequence[AtlasModel]) -> list[str]:
