@@ -424,8 +424,8 @@ def _of_sinks(trained: Sequence[AtlasModel]) -> str:
         return ""
     return (
         "Leaving out sinks, single patches that receive more than ten times the mean, changes the distance of a head "
-        f"by so much at most: {', '.join(found)}. In brackets also the largest share of patches that are outliers by the "
-        "norm of their token."
+        f"by so much at most: {', '.join(found)}. In brackets also the largest share of patches that are outliers "
+        "by the norm of their token."
     )
 
 
