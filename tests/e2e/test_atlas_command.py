@@ -94,7 +94,12 @@ def test_the_zoo_is_measured_without_network(measured: list[str], capsys: pytest
     page = Path("out/report.html").read_text(encoding="utf-8")
     for text in ("What each model is", "Apache-2.0", "2605.16390", rows["digest"].iloc[0][:12], "random weights"):
         assert text in page
-    for name in (*FILES, "figures/atlas-depth.png", "figures/atlas-depth.svg"):
+    certificate = json.loads(Path("out/provenance.json").read_text())
+    assert certificate["weights"] == rows["digest"].to_dict()
+    assert [record["num"] for record in certificate["images"]] == [6]
+    assert certificate["commit"]
+    assert "Leaving out sinks" in printed
+    for name in (*FILES, "figures/atlas-depth.png", "figures/atlas-depth.svg", "figures/atlas-kinds.png"):
         assert (Path("out") / name).stat().st_size > 0
     # Again: nothing is left to do, and nothing changes.
     before = {path: path.read_bytes() for path in Path("out").rglob("*") if path.is_file()}

@@ -25,7 +25,7 @@ from nearsight.commands.progress import MeasuringProgress
 from nearsight.commands.subjects import images_record
 from nearsight.configuration import encode
 from nearsight.errors import InputError
-from nearsight.files import WriteError, canonical_hash, output_folder, read_object, reading, replacing
+from nearsight.files import WriteError, canonical_hash, output_folder, read_object, reading, replacing, write_json
 from nearsight.lens import HeadTable
 from nearsight.models.lists import ListedModel, ModelList
 from nearsight.models.sourced import one_line
@@ -47,6 +47,7 @@ from nearsight.report.inputs import DESCRIPTION, read_measured, write_measured
 from nearsight.report.page.document import PAGE
 from nearsight.report.tables import records
 from nearsight.train import Stop, StoppedError, write_heads
+from nearsight.train.integrity import joined
 from nearsight.work import (
     Attempt,
     Driver,
@@ -374,6 +375,17 @@ def write_all(
     files += save_figure(depth_figure(found), output_folder(out / "figures"), "atlas-depth")
     if (strips := strips_figure(found)) is not None:
         files += save_figure(strips, out / "figures", "atlas-kinds")
+    files.append(out / "provenance.json")
+    certificates = [model.heads.provenance or {} for model in found]
+    write_json(
+        files[-1],
+        {
+            "command": command,
+            **joined(certificates, ("commit", "versions", "hardware")),
+            **joined([model.record for model in found], ("images",)),
+            "weights": {model.label: model.record["digest"] for model in found},
+        },
+    )
     files.append(out / PAGE)
     title = f"Atlas: {models.name}"
     write_atlas_page(files[-1], title=title, about=models.about, models=found, problems=problems, command=command)
