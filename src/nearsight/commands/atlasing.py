@@ -6,7 +6,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import timm
 import torch
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
-from torch import Tensor
 
 from nearsight.commands.further import write_extra_tables
 from nearsight.commands.measured import Measured
-from nearsight.commands.measuring import Watch, check_what, in_the_table, measure_watched, prepare
+from nearsight.commands.measuring import Watch, check_what, in_the_table, measure_watched, prepare, until_stopped
 from nearsight.commands.options import Request, short_name
 from nearsight.commands.pictures import PreparedImages, find_pictures
 from nearsight.commands.progress import MeasuringProgress
@@ -232,15 +231,9 @@ class Atlas:
         device = torch.device(place)
 
         def do(attempt: Attempt[Job], tell: Tell, stop: Stop) -> Outcome[str]:
-            def until_stopped(batches: Iterator[Tensor]) -> Iterator[Tensor]:
-                for batch in batches:
-                    if stop.by is not None:
-                        raise StoppedError(stop.by, [0])
-                    yield batch
-
             try:
                 (job,) = attempt.items
-                return Outcome(result=self.try_one(job, device, until_stopped))
+                return Outcome(result=self.try_one(job, device, until_stopped(stop)))
             except StoppedError as stopped:
                 return Outcome(stopped_by=stopped.by)
 

@@ -120,6 +120,18 @@ def measure_shown(one: Prepared, batch_size: str, what: Sequence[str], device: t
         return measure_watched(one, batch_size, what, device, progress.counted)
 
 
+def until_stopped(stop: Stop) -> Watch:
+    """For workers: the batches, until their pool is to stop."""
+
+    def watch(batches: Iterator[Tensor]) -> Iterator[Tensor]:
+        for batch in batches:
+            if stop.by is not None:
+                raise StoppedError(stop.by, [0])
+            yield batch
+
+    return watch
+
+
 def measure_watched(
     one: Prepared, batch_size: str, what: Sequence[str], device: torch.device, watch: Watch
 ) -> HeadTable:
@@ -255,15 +267,9 @@ class ShardMeasuring:
             return one
 
         def do(attempt: Attempt[ShardJob], tell: Tell, stop: Stop) -> Outcome[str]:
-            def until_stopped(batches: Iterator[Tensor]) -> Iterator[Tensor]:
-                for batch in batches:
-                    if stop.by is not None:
-                        raise StoppedError(stop.by, [0])
-                    yield batch
-
             try:
                 for job in attempt.items:
-                    self._do(opened(job.model), job, device, until_stopped)
+                    self._do(opened(job.model), job, device, until_stopped(stop))
             except InputError as error:
                 return Outcome(result=str(error))
             except StoppedError as stopped:
