@@ -8,6 +8,7 @@ from types import ModuleType
 
 import numpy as np
 import pandas as pd
+import pytest
 import torch
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 
@@ -131,6 +132,7 @@ def test_edge_seeking_heads() -> None:
         assert words.format(*distances) in TEXT
 
 
+@pytest.mark.slow
 def test_kinds_and_preparation_of_the_shipped_models() -> None:
     """The table of kinds in measure.md, and that of normalisations here: on the embedded pictures of CIFAR-100."""
     pixels = load_dataset(zoo.IMAGES, num_train=0).test.images_NCHW / 255

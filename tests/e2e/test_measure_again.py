@@ -75,11 +75,11 @@ def test_another_model_in_the_same_folder(folder: Path) -> None:
     out = folder / "out"
     run(TWO, *EVERYTHING)
     further = {"extra-heads.csv", "extra-layers.csv", "cka.csv", "positions.csv"}
-    assert found(out) == {*ONE_MODEL, *further, *figures("cka", "offsets", "positions", "rollout")}
+    assert found(out) == {*ONE_MODEL, *further, *figures("cka", "features", "offsets", "positions", "rollout")}
     for name in figures("mad-profiles", "mad-entropy-plane", "heatmaps"):
         (out / name).write_text("of the first")
     run(THREE, "--what", "features")
-    assert found(out) == {*ONE_MODEL, "extra-layers.csv"}
+    assert found(out) == {*ONE_MODEL, "extra-layers.csv", *figures("features")}
     assert len(pd.read_csv(out / "extra-layers.csv")) == 3
     assert all((out / name).read_text() == "mine" for name in NOT_OURS)
 
@@ -90,7 +90,8 @@ def test_several_models_and_one_in_turn(folder: Path) -> None:
     run(TWO, THREE, *EVERYTHING)
     tables = {"heads.csv", "heads.npz", "measured.json", "extra-heads.csv", "extra-layers.csv"}
     of_each = {f"{name}/{table}" for name in (TWO_FOLDER, THREE_FOLDER) for table in tables}
-    named = [f"{what}-{name}" for what in ("offsets", "positions", "rollout") for name in (TWO_FOLDER, THREE_FOLDER)]
+    drawn = ("features", "offsets", "positions", "rollout")
+    named = [f"{what}-{name}" for what in drawn for name in (TWO_FOLDER, THREE_FOLDER)]
     positions = {f"{name}.csv" for name in named if name.startswith("positions")}
     assert found(out) == {"report.html", "explorer.json", "cka.csv", *of_each, *positions, *figures("cka", *named)}
     run(TWO)
