@@ -39,7 +39,8 @@ CAVEATS = (
     "Each model is one training run, and of Modern's three the one with the most local head is shipped: its card says "
     "so (nearsight/models/zoo/README.md).",
     "LocAt's locality is built in; whether it is worth having, its accuracy and its features have to say.",
-    "The two models trained here are small, their images synthetic, and the patches of the last part are made up.",
+    "The two models trained here are small, their images synthetic, their learning rate one at which the effect shows "
+    "within minutes, and the patches of the last part are made up.",
 )
 STRUCTURE = (
     "Ten patches in five pairs; which belong together is not told. In every sample one pair carries the label, and a "
