@@ -163,8 +163,9 @@ def _row(model: AtlasModel, by_label: Mapping[str, AtlasModel]) -> Row:
         if np.isfinite(values).any():
             row.keep(**{f"{name}_mean": float(np.nanmean(values)), f"{name}_max": float(np.nanmax(values))})
     if _has_kinds(model):
-        kinds = table.kinds()[table.kinds() != ""]
-        row.keep(**{f"kind_{_as_name(kind)}": float((kinds == kind).mean()) for kind in (*KINDS, OTHER)})
+        kinds = table.kinds()
+        known = kinds[kinds != ""]
+        row.keep(**{f"kind_{_as_name(kind)}": float((known == kind).mean()) for kind in (*KINDS, OTHER)})
     row.keep(num_images=table.num_images, images=(record.get("images") or {}).get("from"))
     row.keep(
         **{
