@@ -31,6 +31,21 @@ def test_rows(rows: list[bench.MeasureRow]) -> None:
     assert all(line.split()[-3:] == ["-"] * 3 for line in bench.table(rows).splitlines()[2:])
 
 
+def test_further_measurements_are_timed_beside_measuring() -> None:
+    (row,) = bench.bench_measure(
+        device="cpu",
+        model="vit_tiny_patch16_224",
+        num_tokens=(17,),
+        batch_sizes=(1,),
+        num_batches=1,
+        what=["norms", "kinds"],
+    )
+    assert list(row.what_ms) == ["norms", "kinds"]
+    assert all(milliseconds > 0 for milliseconds in row.what_ms.values())
+    ratio = row.what_ms["kinds"] / row.measure_ms
+    assert bench.table([row]).splitlines()[-1].endswith(f"{row.what_ms['kinds']:,.1f} ms, {ratio:.2f} times measure")
+
+
 def test_every_way_is_warmed_up_and_takes_its_turns() -> None:
     order: list[tuple[str, int]] = []
     ways: dict[str, bench.Work] = {
@@ -59,6 +74,7 @@ def test_times_are_medians_per_batch(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"batch_sizes": ()}, "batch_sizes is empty"),
         ({"batch_sizes": (0,)}, "batch_sizes is 0, but must be at least 1"),
         ({"batch_sizes": (1, 2)}, "num_tokens has 1 numbers and batch_sizes 2"),
+        ({"what": ("nroms",)}, "nroms"),
         ({"num_batches": 0}, "num_batches is 0, but must be at least 1"),
         ({"model": "vit_tini"}, "'vit_tini' is not a model timm knows"),
         ({"model": "vit_tiny_patch16_224.mine"}, "timm knows vit_tiny_patch16_224, but not its tag 'mine'"),

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from nearsight.errors import InputError
 from nearsight.lens import attention_maps, attention_rollout, check_vit_adapter, layer_similarity, measure
-from nearsight.lens.running import running
+from nearsight.lens.running import running, uncompiled
 from nearsight.metrics import attention_distance, attention_entropy
 
 EVERYTHING = ["shares", "quantiles", "features"]
@@ -102,6 +102,17 @@ def test_compiled_models_are_seen_as_they_were_written(how: str) -> None:
     with torch.no_grad():
         model(images())
     assert_same(seen(model, images()), expected)  # also when there is compiled code already
+    assert eval_frame._stance.stance == "default"
+
+
+def test_those_that_begin_first_may_end_first() -> None:
+    """As two threads do: what was compiled is compiled code again when both have ended, and not before."""
+    early, late = uncompiled(), uncompiled()
+    early.__enter__()
+    late.__enter__()
+    early.__exit__(None, None, None)
+    assert eval_frame._stance.stance == "force_eager"
+    late.__exit__(None, None, None)
     assert eval_frame._stance.stance == "default"
 
 

@@ -309,6 +309,33 @@ def nan_in_a_bias(size: Size) -> Inputs:
     return with_bias(size, make, dtype=torch.bfloat16)
 
 
+@case
+def hidden_keys(size: Size) -> Inputs:
+    """Of the second head alone; of the first nothing is computed."""
+    inputs = self_attention(size._replace(batch=2), dtype=torch.bfloat16)
+    hidden = torch.rand(2, 1, size.heads, inputs["key_BWHMd"].shape[3]) < 0.2
+    hidden[:, :, 0] = False
+    return inputs | {"hidden_BWHM": hidden}
+
+
+@case
+def hidden_keys_behind_a_mask(size: Size) -> Inputs:
+    """All keys of one map, and some of the others."""
+    inputs = with_bias(size, lambda shape: torch.rand(shape[3:]) > 0.3)
+    hidden = torch.rand(size.batch, 1, size.heads, inputs["key_BWHMd"].shape[3]) < 0.4
+    hidden[:, :, 1] = True
+    return inputs | {"hidden_BWHM": hidden}
+
+
+@case
+def hidden_keys_of_some_windows(size: Size) -> Inputs:
+    """The other windows are part of the same heads, and are computed."""
+    inputs = windows_of_different_places(size)
+    hidden = torch.rand(2, 4, size.heads, 49) < 0.3
+    hidden[:, 1:3] = False
+    return inputs | {"hidden_BWHM": hidden}
+
+
 def reference(inputs: Inputs) -> tuple[Tensor, Tensor]:
     """All maps at once, in float64."""
     query, key, bias = inputs["query_BWHNd"].double(), inputs["key_BWHMd"].double(), inputs["bias"]
@@ -317,6 +344,10 @@ def reference(inputs: Inputs) -> tuple[Tensor, Tensor]:
     if bias is not None:
         logits = logits.masked_fill(~bias, -math.inf) if bias.dtype == torch.bool else logits + bias.double()
     query_places, key_places = inputs["query_places_WN2"].double(), inputs["key_places_WM2"].double()
+    hidden = inputs.get("hidden_BWHM")
+    if hidden is not None:
+        nothing = ~hidden.any(-1)[..., None, None] & (hidden.shape[1] == 1)
+        logits = logits.masked_fill(hidden.unsqueeze(-2) | nothing, -math.inf)
     logits = logits.masked_fill(key_places[:, None, None, :, 0].isnan(), -math.inf)
     share = logits.softmax(-1)  # NaN in rows of nothing but −∞
     difference = query_places[:, :, None] - key_places.nan_to_num()[:, None]

@@ -96,6 +96,33 @@ def test_a_launch_is_remembered_but_neither_its_numbers_nor_its_addresses(shift:
             torch.testing.assert_close(one.double(), other, rtol=5e-5, atol=1e-6, equal_nan=True)
 
 
+columns = runpy.run_path(str(Path(__file__).with_name("test_columns.py")))
+
+
+@pytest.mark.parametrize("name", columns["_UNMASKED"])
+def test_shares_and_columns_against_float64(name: str) -> None:
+    columns["check_shares"](name, Size(batch=2, heads=5, grid=(28, 37), width=64), "cuda")
+
+
+@pytest.mark.parametrize("name", sorted(columns["CASES"].keys() - columns["_OTHER"]))
+def test_columns_against_float64(name: str) -> None:
+    columns["check_columns"](name, Size(batch=2, heads=5, grid=(28, 37), width=64), "cuda")
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_kernels_measure_is_what_tiles_do(name: str, dtype: torch.dtype) -> None:
+    """In float64 there is no kernel, on the same device: only the sums within a query differ."""
+    model = sharp(MODELS[name]()).to("cuda", dtype)
+    side = {"plain": 32, "windows": 112}.get(name, 64)
+    images, what = torch.randn(5, 3, side, side), ["sinks", "kinds", "shares", "lds"]
+    fast, exact = (
+        measure(model, images, precision=precision, what=what, batch_size=3) for precision in ("float32", "float64")
+    )
+    for number, expected in exact.extra.items():
+        np.testing.assert_allclose(fast.extra[number], expected, rtol=1e-4, atol=1e-6, err_msg=number)
+
+
 def test_no_map_in_memory() -> None:
     inputs = interpreted["self_attention"](Size(batch=4, heads=12, grid=(64, 64), width=64), dtype=torch.bfloat16)
     inputs = {name: x.cuda() if isinstance(x, torch.Tensor) else x for name, x in inputs.items()}

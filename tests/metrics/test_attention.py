@@ -16,6 +16,7 @@ from nearsight.metrics import (
     least_share_on_itself,
     next_patch_distance,
     uniform_attention_distance,
+    within_reach,
 )
 
 
@@ -267,3 +268,19 @@ def test_the_next_patch_is_the_smallest_distance_there_is() -> None:
         assert next_patch_distance(grid_size) == pytest.approx(float(apart[apart > 0].min()))
     # Alone, a patch has nothing else to look at.
     assert least_share_on_itself(0.0, (1, 1)) == 1.0
+
+
+@pytest.mark.parametrize("grid_size", [(1, 1), (3, 5), (8, 8)])
+@pytest.mark.parametrize("prefix", [0, 1, 5])
+@pytest.mark.parametrize("reach", [0, 0.9, 1, math.sqrt(2), 1.5, math.sqrt(13), 4.0, math.inf])
+def test_reach_is_that_of_a_loop(grid_size: tuple[int, int], prefix: int, reach: float) -> None:
+    rows, cols = grid_size
+    places: list[tuple[int, int] | None] = [None] * prefix + [(i, j) for i in range(rows) for j in range(cols)]
+    expected = [[q is None or k is None or math.dist(q, k) <= reach for k in places] for q in places]
+    assert within_reach(grid_size, reach, num_prefix_tokens=prefix).tolist() == expected
+
+
+@pytest.mark.parametrize("reach", [-0.1, math.nan])
+def test_no_reach_is_below_zero(reach: float) -> None:
+    with pytest.raises(ValueError, match=f"reach is {reach}, but must be at least 0"):
+        within_reach((2, 2), reach)

@@ -3,7 +3,8 @@
 The same model and batch three ways in one process: the forward alone (fused attention); what `nearsight.measure` does
 with each batch (the survey, done once per model and image size, has its own column); and the way of
 `output_attentions`: unfused attention with the maps of all layers kept until the forward ends, without
-computing anything from them. Ways take turns after a batch to warm up, and times are medians of their turns.
+computing anything from them. Further measurements (`what`) are ways of their own, each together with `measure`, whose
+times are compared with it. Ways take turns after a batch to warm up, and times are medians of their turns.
 
 What to expect. Looking computes the logits a second time and, per pair of tokens and head, one exponential and one
 distance. For ViT-B/16 that is 1.8 % of the forward's multiplications at 197 tokens, 7.8 % at 1,025 and 19 % at 4,097
@@ -11,12 +12,14 @@ distance. For ViT-B/16 that is 1.8 % of the forward's multiplications at 197 tok
 itself does.
 
     nearsight bench measure --device cuda
+    nearsight bench measure --device cuda --num-tokens 197 --what norms lds sinks kinds shares
 """
 
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,7 +29,8 @@ from nearsight.bench.costs import PeakMemory, check_sizes, grid_of
 from nearsight.errors import InputError, check_at_least
 from nearsight.lens import survey
 from nearsight.lens.inputs import as_batch
-from nearsight.lens.measuring import Look, finished
+from nearsight.lens.measurement import Measurement
+from nearsight.lens.measuring import Look, chosen, finished
 from nearsight.models import create_model
 
 _NUM_TURNS = 5
@@ -59,6 +63,8 @@ class MeasureRow:
     """Peak memory of measuring beyond that of the forward; None on a CPU, where it cannot be known."""
     maps_extra_bytes: int | None
     """Peak memory of keeping the maps beyond that of the forward; None likewise, or if they would be too large."""
+    what_ms: dict[str, float] = field(default_factory=dict)
+    """Per batch, of measuring together with one further measurement each."""
 
     @property
     def share_of_maps(self) -> float | None:
@@ -76,10 +82,12 @@ def bench_measure(
     batch_sizes: Sequence[int] | None = None,
     num_batches: int | None = None,
     dtype: torch.dtype | None = None,
+    what: Sequence[str] = (),
 ) -> list[MeasureRow]:
     """Rows for square images of as many patches; tokens are patches and CLS. bfloat16 on CUDA, float32 elsewhere.
 
-    `num_batches` is the length of a turn, of which each way has five: 8 by default on a GPU and 2 elsewhere.
+    `what` are further measurements, each of which is timed. `num_batches` is the length of a turn, of which each way
+    has five: 8 by default on a GPU and 2 elsewhere.
     """
     on_gpu = torch.device(device).type == "cuda"
     dtype = dtype or (torch.bfloat16 if on_gpu else torch.float32)
@@ -89,9 +97,10 @@ def bench_measure(
         num_batches = 8 if on_gpu else 2
     check_sizes(num_tokens, batch_sizes)
     check_at_least("num_batches", num_batches, 1)
+    chosen(what)
     _check_model(model)
     return [
-        _bench_tokens(model, tokens, batch_size, num_batches, device, dtype)
+        _bench_tokens(model, tokens, batch_size, num_batches, device, dtype, what)
         for tokens, batch_size in zip(num_tokens, batch_sizes, strict=True)
     ]
 
@@ -117,7 +126,13 @@ def _check_model(name: str) -> None:
 
 
 def _bench_tokens(
-    name: str, num_tokens: int, batch_size: int, num_batches: int, device: str, dtype: torch.dtype
+    name: str,
+    num_tokens: int,
+    batch_size: int,
+    num_batches: int,
+    device: str,
+    dtype: torch.dtype,
+    what: Sequence[str],
 ) -> MeasureRow:
     side = _PATCH * grid_of(num_tokens).rows
     model: Any = create_model(name, img_size=side, num_classes=0).to(device, dtype).eval()
@@ -128,14 +143,17 @@ def _bench_tokens(
             for _ in range(count):
                 model(images)
 
-    def look(count: int) -> None:
+    def look(further: Sequence[Measurement], count: int) -> None:
         with torch.no_grad():
-            for _ in finished(Look(model, as_batch(images), found) for _ in range(count)):
+            for _ in finished(Look(model, as_batch(images), found, further) for _ in range(count)):
                 pass
 
     survey_ms, _ = _timed(lambda _: survey(model, images[0]), 1, device)
     found = survey(model, images[0])
-    ways: dict[str, Work] = {"forward": forward, "measure": look}
+    ways: dict[str, Work] = {"forward": forward, "measure": partial(look, ())}
+    for one, kind in zip(dict.fromkeys(what), chosen(what), strict=True):
+        with torch.no_grad():
+            ways[one] = partial(look, [kind(model, found, as_batch(images))])
     map_bytes = len(model.blocks) * batch_size * model.blocks[0].attn.num_heads * num_tokens**2 * dtype.itemsize
     if map_bytes <= _MOST_MAP_BYTES.get(torch.device(device).type, 0):
         ways["maps"] = lambda count: _keep_maps(model, images, count)
@@ -153,6 +171,7 @@ def _bench_tokens(
         maps_ms=milliseconds.get("maps"),
         extra_bytes=_difference(peaks["measure"], peaks["forward"]),
         maps_extra_bytes=_difference(peaks.get("maps"), peaks["forward"]),
+        what_ms={one: milliseconds[one] for one in dict.fromkeys(what)},
     )
 
 
@@ -238,4 +257,10 @@ def table(rows: Sequence[MeasureRow]) -> str:
         )
         for row in rows
     ]
-    return "\n".join([f"{rows[0].model}, {rows[0].dtype}, {rows[0].device}", cells(*titles), *lines])
+    further = [
+        f"{row.num_tokens:>7}{row.batch_size:>5}  with {name}: {milliseconds:,.1f} ms, "
+        f"{milliseconds / row.measure_ms:.2f} times measure"
+        for row in rows
+        for name, milliseconds in row.what_ms.items()
+    ]
+    return "\n".join([f"{rows[0].model}, {rows[0].dtype}, {rows[0].device}", cells(*titles), *lines, *further])

@@ -71,6 +71,8 @@ class MeasureBenchOptions(BenchOptions):
     """Images per batch, one number for each number of tokens; 128 32 8 on a GPU and 8 2 1 elsewhere."""
     num_batches: int | None = None
     """Batches that are timed at a time, five times for each way; 8 on a GPU and 2 elsewhere."""
+    what: tuple[str, ...] = ()
+    """Further measurements of `nearsight measure`, each timed together with measuring: norms lds sinks kinds, say."""
 
 
 @dataclass(frozen=True, kw_only=True)

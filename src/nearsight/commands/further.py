@@ -18,6 +18,7 @@ from nearsight.commands.pictures import as_seen
 from nearsight.files import output_folder, replacing
 from nearsight.lens import WHAT, HeadTable, Measurement, attention_rollout, layer_similarity, position_gram
 from nearsight.lens.measurement import MEASUREMENTS
+from nearsight.report.ablation import ablation_files
 from nearsight.report.figures.heat import head_heatmaps, layer_lines, similarity_heatmap
 from nearsight.report.figures.kinds import kind_strips
 from nearsight.report.figures.patches import offset_pictures, position_maps
@@ -167,8 +168,10 @@ _LOOKS = {"cka": _cka, "rollout": _rollout, "positions": _positions}
 
 
 def further_files(folder: Path) -> Iterator[Path]:
-    """All that `Further.write` and `write_extra_tables` may have left in a folder, of one model or of several."""
+    """All that `Further.write`, `write_extra_tables` and `nearsight ablate` may have left in a folder, of one model or
+    of several."""
     yield from extra_tables_in(folder)
+    yield from ablation_files(folder)
     # Of several models, each has a folder here, after which its files are named.
     ends = ("", *(f"-{table.parent.name}" for table in folder.glob("*/heads.csv")))
     for name in WHAT:

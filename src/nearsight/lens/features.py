@@ -18,10 +18,11 @@ from nearsight.errors import InputError, check_at_least
 from nearsight.lens.inputs import Batch
 from nearsight.lens.measurement import Measurement, measurement
 from nearsight.lens.running import Running, batches, never_compiled, not_finite, running, surveyed, without_gradients
-from nearsight.lens.stream import in_full_precision
+from nearsight.lens.similarity import similarity_by_kernel
+from nearsight.lens.stream import in_full_precision, kernels_take
 from nearsight.lens.survey import Survey
 from nearsight.lens.table import Array, HeadTable
-from nearsight.lens.tokens import TokenMap, block_of, block_tokens, map_tokens, watching_outputs
+from nearsight.lens.tokens import TokenMap, alike, block_of, block_tokens, map_tokens, watching_outputs
 from nearsight.metrics import locality_score, patch_cls_similarity
 from nearsight.metrics.attention import to_float64
 from nearsight.metrics.features import (
@@ -29,6 +30,7 @@ from nearsight.metrics.features import (
     centred,
     linear_gram,
     own_unbiased_hsic,
+    pair_counts,
     similarity_by_distance,
     unbiased_hsic,
 )
@@ -110,22 +112,38 @@ class LocalDistant(Measurement):
         self._model = model
         tokens = block_tokens(model, found, batch)
         self._blocks, self._maps = tokens.of_layers, tokens.outputs
+        device = batch.images.device
+        self._patches = {name: tokens.patches.to(device) for name, tokens in self._maps.items()}
+        self._counts = {
+            name: to_float64(torch.tensor([count or np.nan for count in pair_counts(*tokens.grid_size)], device=device))
+            for name, tokens in self._maps.items()
+        }
+        self._alike = alike(self._maps)
         self._seen: dict[str, Tensor] = {}
-        self._unknown = torch.full((2,), np.nan, dtype=torch.float64)
+        self._unknown = to_float64(torch.full((2,), np.nan, device=device))
 
     def watching(self) -> AbstractContextManager[None]:
         return watching_outputs(self._model, list(self._maps), self._look)
 
     def _look(self, name: str, outputs: list[Tensor]) -> None:
         tokens = self._maps[name]
+        if kernels_take(outputs[tokens.tensor]):
+            tokens_BNC = tokens.all_tokens(outputs)
+            self._seen[name] = similarity_by_kernel(tokens_BNC, self._patches[name], tokens.grid_size)
+            return
         with in_full_precision(outputs[tokens.tensor].device):
             found = similarity_by_distance(tokens.patch_tokens(outputs), tokens.grid_size)
         self._seen[name] = to_float64(torch.stack(found)).mean(1)
 
     def results(self) -> dict[str, Tensor]:
         seen, self._seen = self._seen, {}
-        device = next((found.device for found in seen.values()), None)
-        rows = torch.stack([seen.get(block or "", self._unknown.to(device)) for block in self._blocks])
+        # Sums of pairs, by a kernel, of layers with the same tokens: each operation is launched once.
+        for names in self._alike:
+            if seen[names[0]].dim() > 1:
+                sums_L2BT = torch.stack([seen[name] for name in names])
+                means_L2 = sums_L2BT.sum((2, 3), dtype=torch.float64) / (sums_L2BT.shape[2] * self._counts[names[0]])
+                seen.update(zip(names, means_L2, strict=True))
+        rows = torch.stack([seen.get(block or "", self._unknown) for block in self._blocks])
         near, far = rows.unbind(1)
         return {"lds": near - far, "similarity_near": near, "similarity_far": far}
 

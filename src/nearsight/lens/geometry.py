@@ -6,6 +6,7 @@ Shape suffixes: L a model's leading axes, W windows, N queries, M keys.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -79,7 +80,7 @@ class Geometry:
         pairs = [(getattr(self, name), getattr(other, name)) for name in names]
         return self.num_frames == other.num_frames and all(same_places(a, b) for a, b in pairs if a is not None)
 
-    @property
+    @cached_property
     def is_along_time(self) -> bool:
         """Whether each query sees its own place alone, in other frames: there is no distance on the image."""
         if self.query_times_WN is None or self.num_frames == 1:
@@ -88,7 +89,7 @@ class Geometry:
         first_W12 = self.query_places_WN2.nan_to_num(-1.0).amax(1, keepdim=True)
         return bool((places_WX2.isnan() | (places_WX2 == first_W12)).all()) and math.prod(self.grid_size) > 1
 
-    @property
+    @cached_property
     def num_queries(self) -> int:
         """Of all windows, those alone that are patches."""
         return int(self.query_places_WN2[..., 0].isfinite().sum())

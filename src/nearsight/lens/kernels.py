@@ -15,14 +15,13 @@ Shape suffixes: B images, W windows, H heads, N queries, M keys, d head size; L 
 """
 
 import math
-from collections.abc import Callable, Hashable
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
-from nearsight.triton_language import INTERPRETED, tl, triton
+from nearsight.triton_language import INTERPRETED, Prepared, launch, tl, triton
 
 if TYPE_CHECKING:
     from typing import no_type_check as jit  # kernels are Python by their syntax alone
@@ -40,6 +39,7 @@ def fused_attention_rows(
     query_places_WN2: Tensor,
     key_places_WM2: Tensor,
     bias: Tensor | None = None,
+    hidden_BWHM: Tensor | None = None,
 ) -> Tensor:
     """Distance and entropy of every query, in grid cells and in nats: float32 [2, B, W, H, N].
 
@@ -50,6 +50,8 @@ def fused_attention_rows(
         query_places_WN2: float32 (y, x) in grid cells. NaN: this token is not a patch, and its results are NaN.
         key_places_WM2: as above; attention is renormalised over the patches because other tokens are left out.
         bias: what is added to the logits, broadcast to [B, W, H, N, M]; bool: False is −∞, as is anything under −1e30.
+        hidden_BWHM: bool, keys that are left out. Where a map is all of its head's, one without any is not computed
+            (NaN): whoever leaves keys out knows what it is without that.
 
     A query whose every patch key is masked has NaN results, and so has one with a NaN among what it looks at.
 
@@ -65,47 +67,39 @@ def fused_attention_rows(
         bias = bias.expand(batch, windows, heads, num_queries, key_BWHMd.shape[3])
     rows_2BWHN = torch.empty(2, batch, windows, heads, num_queries, dtype=torch.float32, device=query_BWHNd.device)
     places = query_places_WN2.contiguous(), key_places_WM2.contiguous()
-    with torch.cuda.device_of(rows_2BWHN):
-        _launch(query_BWHNd, key_BWHMd, bias, *places, rows_2BWHN, scale * math.log2(math.e))
+    hidden = None if hidden_BWHM is None else hidden_BWHM.contiguous()
+    tiling = _tiling(query_BWHNd.shape[4], key_BWHMd.shape[3], query_BWHNd.dtype, with_bias=bias is not None)
+    if INTERPRETED:  # the interpreter would multiply the bits of bfloat16
+        query_BWHNd, key_BWHMd = query_BWHNd.float(), key_BWHMd.float()
+    given = (query_BWHNd, key_BWHMd, bias, hidden, *places, rows_2BWHN, scale * math.log2(math.e))
+    launch(_rows_kernel, given, lambda: _prepared(query_BWHNd, key_BWHMd, bias, hidden, tiling))
     return rows_2BWHN
 
 
-_launches: dict[Hashable, tuple[Callable[..., None], list[Any]]] = {}
-"""For inputs that differ only in their values: the compiled kernel on its grid, and its last arguments."""
-
-
-def _launch(query: Tensor, key: Tensor, bias: Tensor | None, *others: Any) -> None:
-    """At 197 tokens, preparing a launch in Triton takes longer than the kernel: inputs of one kind share it."""
-    tensors = [x for x in (query, key, bias, *others) if isinstance(x, Tensor)]
-    kind = (*((x.shape, x.stride(), x.dtype, x.data_ptr() % 16) for x in tensors), query.device)
-    if kind in _launches:
-        run, rest = _launches[kind]
-        run(query, key, bias, *others, *rest)
-        return
+def _prepared(query: Tensor, key: Tensor, bias: Tensor | None, hidden: Tensor | None, tiling: "_Tiling") -> Prepared:
     batch, windows, heads, num_queries, width = query.shape
-    tiling = _tiling(width, key.shape[3], query.dtype, with_bias=bias is not None)
-    if INTERPRETED:  # the interpreter would multiply the bits of bfloat16
-        query, key = query.float(), key.float()
     query_tiles = -(-num_queries // tiling.queries)
-    programs = query_tiles * windows * -(-batch * heads // tiling.maps)
-    sizes = [batch, windows, heads, heads // key.shape[2], num_queries, key.shape[3], query_tiles]
-    strides = [*query.stride()[:4], *key.stride()[:4], *(bias.stride() if bias is not None else [0] * 5)]
-    constants = {
-        "WIDTH": width,
-        "WIDTH_BLOCK": max(16, 1 << (width - 1).bit_length()),
-        "QUERIES": tiling.queries,
-        "KEYS": tiling.keys,
-        "MAPS": tiling.maps,
-        "BIAS": "none" if bias is None else "mask" if bias.dtype == torch.bool else "sum",
-        "PRECISION": "ieee" if INTERPRETED else tiling.precision,
-        "LANES": 8,  # in a product of matrix units, the columns of a thread and its neighbours, again and again
-        "SCAN": 1024,
-        "LOW": -1e30,  # the logit of a masked key: finite, because 0 · −∞ is NaN
-    }
-    options = {"num_warps": tiling.warps, "num_stages": 2, "maxnreg": tiling.registers}
-    kernel = _rows_kernel[(programs,)](query, key, bias, *others, *sizes, *strides, **constants, **options)
-    if not INTERPRETED:
-        _launches[kind] = kernel[programs, 1, 1], [*sizes, *strides, *constants.values()]
+    return Prepared(
+        programs=query_tiles * windows * -(-batch * heads // tiling.maps),
+        numbers=[
+            *(batch, windows, heads, heads // key.shape[2], num_queries, key.shape[3], query_tiles),
+            *(*query.stride()[:4], *key.stride()[:4], *(bias.stride() if bias is not None else [0] * 5)),
+        ],
+        constants={
+            "WIDTH": width,
+            "WIDTH_BLOCK": max(16, 1 << (width - 1).bit_length()),
+            "QUERIES": tiling.queries,
+            "KEYS": tiling.keys,
+            "MAPS": tiling.maps,
+            "BIAS": "none" if bias is None else "mask" if bias.dtype == torch.bool else "sum",
+            "HIDES": hidden is not None,
+            "PRECISION": "ieee" if INTERPRETED else tiling.precision,
+            "LANES": 8,  # in a product of matrix units, the columns of a thread and its neighbours, again and again
+            "SCAN": 1024,
+            "LOW": -1e30,  # the logit of a masked key: finite, because 0 · −∞ is NaN
+        },
+        options={"num_warps": tiling.warps, "num_stages": 2, "maxnreg": tiling.registers},
+    )
 
 
 class _Tiling(NamedTuple):
@@ -133,11 +127,12 @@ def _tiling(width: int, num_keys: int, dtype: torch.dtype, *, with_bias: bool) -
 
 @jit
 def _rows_kernel(
-    query, key, bias, query_places, key_places, rows, scale, batch, windows, heads, heads_per_key, num_queries,
+    query, key, bias, hidden, query_places, key_places, rows, scale, batch, windows, heads, heads_per_key, num_queries,
     num_keys, query_tiles,
     query_b, query_w, query_h, query_n, key_b, key_w, key_h, key_m, bias_b, bias_w, bias_h, bias_n, bias_m,
     WIDTH: tl.constexpr, WIDTH_BLOCK: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr, MAPS: tl.constexpr,
-    BIAS: tl.constexpr, PRECISION: tl.constexpr, LANES: tl.constexpr, SCAN: tl.constexpr, LOW: tl.constexpr,
+    BIAS: tl.constexpr, HIDES: tl.constexpr, PRECISION: tl.constexpr, LANES: tl.constexpr, SCAN: tl.constexpr,
+    LOW: tl.constexpr,
 ):  # fmt: skip
     """A tile of the queries of a window, for MAPS of its images and heads."""
     tile = tl.program_id(0) % query_tiles
@@ -150,9 +145,21 @@ def _rows_kernel(
     first_query = _count_before_patches(query_places, num_queries, QUERIES)
     first_key = _count_before_patches(key_places, num_keys, KEYS)
     row_N = first_query + tile * QUERIES + tl.arange(0, QUERIES)
-    used_N = row_N < num_queries
-    row_y_N, row_x_N = _places(query_places, row_N, used_N)
+    there_N = row_N < num_queries
+    used_N = there_N
+    row_y_N, row_x_N = place_of(query_places, row_N, there_N)
     end = tl.where(first_query + tile * QUERIES < num_queries, num_keys, first_key)
+    hidden_keys = ()
+    hides = ()
+    if HIDES:
+        any_hides = 0
+        for i in tl.static_range(MAPS):
+            image, head = _image_and_head(group * MAPS + i, batch, heads)
+            hidden_keys += (hidden + ((image * windows + window) * heads + head) * num_keys,)
+            hides += (tl.maximum(_any(hidden_keys[i], num_keys, SCAN), tl.where(windows > 1, 1, 0)),)
+            any_hides += hides[i]
+        end = tl.where(any_hides > 0, end, first_key)
+        used_N = row_N < tl.where(any_hides > 0, num_queries, 0)
 
     width_d = tl.arange(0, WIDTH_BLOCK)
     queries_Nd = ()
@@ -174,27 +181,29 @@ def _rows_kernel(
     whole = first_key + (_end_of_patches(key_places, first_key, end, SCAN) - first_key) // KEYS * KEYS
     for start in range(first_key, whole, KEYS):
         sums = _add_tile(
-            sums, queries_Nd, keys, biases_N, used_N, row_y_N, row_x_N, key_places, start, num_keys, key_m, bias_m,
-            scale, WIDTH, WIDTH_BLOCK, QUERIES, KEYS, MAPS, BIAS, PRECISION, LANES, LOW, True,
+            sums, queries_Nd, keys, biases_N, hidden_keys, used_N, row_y_N, row_x_N, key_places, start, num_keys, key_m,
+            bias_m, scale, WIDTH, WIDTH_BLOCK, QUERIES, KEYS, MAPS, BIAS, HIDES, PRECISION, LANES, LOW, True,
         )  # fmt: skip
     for start in range(whole, end, KEYS):
         sums = _add_tile(
-            sums, queries_Nd, keys, biases_N, used_N, row_y_N, row_x_N, key_places, start, num_keys, key_m, bias_m,
-            scale, WIDTH, WIDTH_BLOCK, QUERIES, KEYS, MAPS, BIAS, PRECISION, LANES, LOW, False,
+            sums, queries_Nd, keys, biases_N, hidden_keys, used_N, row_y_N, row_x_N, key_places, start, num_keys, key_m,
+            bias_m, scale, WIDTH, WIDTH_BLOCK, QUERIES, KEYS, MAPS, BIAS, HIDES, PRECISION, LANES, LOW, False,
         )  # fmt: skip
 
     for i in tl.static_range(MAPS):
         peak_N, weight_NL, distance_NL, log_NL = sums[i]
         weight_N = tl.sum(weight_NL, 1)
         seen_N = (peak_N > LOW / 2 * scale) & (row_y_N == row_y_N)
+        if HIDES:
+            seen_N = seen_N & (row_N < tl.where(hides[i] > 0, num_queries, 0))
         distance_N = tl.sum(distance_NL, 1) / weight_N
         entropy_N = tl.log(weight_N) - tl.sum(log_NL, 1) / weight_N * 0.6931471805599453
         entropy_N = tl.where(entropy_N < 0, 0.0, entropy_N)
         image, head = _image_and_head(group * MAPS + i, batch, heads)
         distances = rows + ((image * windows + window) * heads + head) * num_queries
         entropies = distances + tl.cast(batch, tl.int64) * windows * heads * num_queries
-        tl.store(distances + row_N, tl.where(seen_N, distance_N, float("nan")), mask=used_N)
-        tl.store(entropies + row_N, tl.where(seen_N, entropy_N, float("nan")), mask=used_N)
+        tl.store(distances + row_N, tl.where(seen_N, distance_N, float("nan")), mask=there_N)
+        tl.store(entropies + row_N, tl.where(seen_N, entropy_N, float("nan")), mask=there_N)
         prefix_N = tl.arange(0, QUERIES)
         if tile == 0:
             tl.store(distances + prefix_N, float("nan"), mask=prefix_N < tl.minimum(first_query, num_queries))
@@ -203,15 +212,17 @@ def _rows_kernel(
 
 @jit
 def _add_tile(
-    sums, queries_Nd, keys, biases_N, used_N, row_y_N, row_x_N, key_places, start, num_keys, key_m, bias_m, scale,
+    sums, queries_Nd, keys, biases_N, hidden_keys, used_N, row_y_N, row_x_N, key_places, start, num_keys, key_m, bias_m,
+    scale,
     WIDTH: tl.constexpr, WIDTH_BLOCK: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr, MAPS: tl.constexpr,
-    BIAS: tl.constexpr, PRECISION: tl.constexpr, LANES: tl.constexpr, LOW: tl.constexpr, WHOLE: tl.constexpr,
+    BIAS: tl.constexpr, HIDES: tl.constexpr, PRECISION: tl.constexpr, LANES: tl.constexpr, LOW: tl.constexpr,
+    WHOLE: tl.constexpr,
 ):  # fmt: skip
     """The sums of all maps with the keys from `start` on. WHOLE: all of these are patches."""
     column_M = tl.arange(0, KEYS)
     width_d = tl.arange(0, WIDTH_BLOCK)
     used_M = (column_M >= 0) if WHOLE else (start + column_M < num_keys)
-    y_M, x_M = _places(key_places + 2 * start, column_M, used_M)
+    y_M, x_M = place_of(key_places + 2 * start, column_M, used_M)
     patch_M = y_M == y_M
     if not WHOLE:
         y_M = tl.where(patch_M, y_M, 0.0)
@@ -237,6 +248,9 @@ def _add_tile(
         logit_NM = tl.dot(queries_Nd[i], key_dM, logit_NM, input_precision=PRECISION)
         if not WHOLE:
             logit_NM = tl.where(patch_M[None, :], logit_NM, LOW)
+        if HIDES:
+            shown_M = tl.load(hidden_keys[i] + start + column_M, mask=used_M, other=1) == 0
+            logit_NM = tl.where(shown_M[None, :], logit_NM, LOW)
 
         peak_N, weight_NL, far_NL, log_NL = sums[i]
         new_peak_N = tl.maximum(peak_N, tl.max(logit_NM, 1) * scale)
@@ -263,7 +277,7 @@ def _sum(values_NM, QUERIES: tl.constexpr, KEYS: tl.constexpr, LANES: tl.constex
 
 
 @jit
-def _places(places, token, used):
+def place_of(places, token, used):
     """(y, x) of tokens, in one load for both; NaN where not used."""
     both = tl.load(places.to(tl.pointer_type(tl.int64)) + token, mask=used, other=0x7FC000007FC00000)
     return both.to(tl.int32).to(tl.float32, bitcast=True), (both >> 32).to(tl.int32).to(tl.float32, bitcast=True)
@@ -273,7 +287,7 @@ def _places(places, token, used):
 def _count_before_patches(places, num_tokens, AMONG: tl.constexpr):
     """Tokens before the first patch, as far as they are among the first few."""
     token = tl.arange(0, AMONG)
-    y, _ = _places(places, token, token < num_tokens)
+    y, _ = place_of(places, token, token < num_tokens)
     return tl.min(tl.where(y == y, token, AMONG), 0)
 
 
@@ -283,9 +297,19 @@ def _end_of_patches(places, start, end, SCAN: tl.constexpr):
     gap = end
     for position in range(start, end, SCAN):
         token = position + tl.arange(0, SCAN)
-        y, _ = _places(places, token, token < end)
+        y, _ = place_of(places, token, token < end)
         gap = tl.minimum(gap, tl.min(tl.where(y == y, end, token), 0))
     return gap
+
+
+@jit
+def _any(flags, count, SCAN: tl.constexpr):
+    """1 if any of so many flags is set, or 0."""
+    found = tl.full([SCAN], 0, tl.int32)
+    for start in range(0, count, SCAN):
+        place = start + tl.arange(0, SCAN)
+        found |= (tl.load(flags + place, mask=place < count, other=0) != 0).to(tl.int32)
+    return tl.max(found, 0)
 
 
 @jit

@@ -14,11 +14,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
-from nearsight.lazy import marked, np
+from nearsight.lazy import F, marked, np, torch
 from nearsight.metrics.attention import to_float64
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor, nn
 
     from nearsight.lens.attention import Attention
@@ -110,6 +109,10 @@ class Measurement(ABC):
     def add(self, site: Site, tile: Tile) -> None:  # noqa: B027 (only those that need tiles are given any)
         """A tile of one attention; all tiles of all sites come once in a batch. A layer may be several sites."""
 
+    def add_whole(self, site: Site, attention: Attention, dtype: torch.dtype) -> bool:
+        """One attention at once, where there is a kernel that makes the sums of its tiles: if not, these are added."""
+        return False
+
     def look(  # noqa: B027 (only those that need it are asked)
         self, site: Site, attention: Attention, reduced_2BH: Tensor, dtype: torch.dtype
     ) -> None:
@@ -152,6 +155,25 @@ class QueryMeans:
         in_order = [self._sums[name] for name in self._layer_names]
         self._sums = {}
         return [(sums / counts).mean(0).cpu().numpy() for sums, counts in in_order]
+
+    def means(self) -> Tensor:
+        """As `taken`, where the sums are: nobody waits for a device."""
+        in_order = [self._sums[name] for name in self._layer_names]
+        self._sums = {}
+        sums, counts = ([pair[part].expand_as(pair[0]) for pair in in_order] for part in (0, 1))
+        return (stacked(sums, heads=1) / stacked(counts, heads=1)).mean(1)
+
+
+def stacked(per_layer: Sequence[Tensor], *, heads: int) -> Tensor:
+    """Of all layers, where they are; NaN for heads that some have more of. `heads` is their axis."""
+    most = max(values.shape[heads] for values in per_layer)
+    padding = [[0, 0] * (values.dim() - 1 - heads) + [0, most - values.shape[heads]] for values in per_layer]
+    return torch.stack(
+        [
+            F.pad(values.double(), missing, value=math.nan) if missing[-1] else values
+            for values, missing in zip(per_layer, padding, strict=True)
+        ]
+    )
 
 
 def stack_layers(per_layer: Sequence[Array]) -> Array:

@@ -95,7 +95,7 @@ def measure(
     tokens, divided by the largest such distance. Heads that look along time alone have no distance on the image (NaN).
     """
     check_at_least("batch_size", batch_size, 1)
-    further = _chosen(what)
+    further = chosen(what)
     declared = declared_grid(grid, prefix)
     if keep not in (None, "maps"):
         raise InputError(f"keep is 'maps' or None, not {keep!r}")
@@ -169,7 +169,7 @@ def _known_by(batch: Batch, called: Iterator[ImageId] | None) -> Batch:
     return replace(batch, digests=digests)
 
 
-def _chosen(what: Sequence[str]) -> list[type[Measurement]]:
+def chosen(what: Sequence[str]) -> list[type[Measurement]]:
     """The measurements with these names, each once."""
     if isinstance(what, str):
         raise InputError(f"what is a list of names, not {what!r}; give [{what!r}]")
@@ -206,7 +206,14 @@ class Look:
             batch.run(model)
         if missing := found.sites.keys() - self._reduced.keys():
             raise other_attentions(model, next(iter(missing)).layer_name)
-        self._extra = [measurement.results() for measurement in further]
+        results = [measurement.results() for measurement in further]
+        self._arriving = _Arriving([*self._reduced.values(), *_tensors_of(results)])
+        brought = iter(self._arriving.tensors)
+        self._reduced = {call: next(brought) for call in self._reduced}
+        self._extra = [
+            {name: next(brought) if isinstance(values, Tensor) else values for name, values in one.items()}
+            for one in results
+        ]
 
     def _reduce(self, call: Call, candidates: Sequence[Callable[[], Attention]]) -> None:
         if (site := self._found.sites.get(call)) is None:
@@ -219,12 +226,14 @@ class Look:
             self._uniform[call] = uniform_distance(attention, site)
             for measurement in self._of_attention:
                 measurement.look(site, attention, self._reduced[call], self._dtype)
-            for tile in tiles(attention, site, dtype=self._dtype, whole=True) if self._of_tiles else ():
-                for measurement in self._of_tiles:
+            left = [one for one in self._of_tiles if not one.add_whole(site, attention, self._dtype)]
+            for tile in tiles(attention, site, dtype=self._dtype, whole=True) if left else ():
+                for measurement in left:
                     measurement.add(site, tile)
 
     def table(self) -> HeadTable:
         """What was seen; waits for the device."""
+        self._arriving.wait()
         for name, rows in self._rows.items():
             if (fault := rows.fault()) is not None:
                 raise InputError(f"{name}: {fault}, for some of the images; leave it out with layers=…")
@@ -243,11 +252,14 @@ def table_of(
     With the `digests` of its images, their values are kept; `uniform` is the distance of uniform attention in each.
     """
     parts = [reduced[call] for call in found.sites]
-    values = torch.cat([part.flatten() for part in parts]).cpu().split([part.numel() for part in parts])
+    named = {name: values for part in (_geometry_arrays(found), *extra) for name, values in part.items()}
+    arriving = _Arriving([*parts, *_tensors_of([named])])
+    arriving.wait()
+    values, brought = arriving.tensors[: len(parts)], iter(arriving.tensors[len(parts) :])
     # Means over queries; several parts of one layer are weighted by their queries.
     sums: dict[str, tuple[Array, int]] = {}
-    for site, value, part in zip(found.sites.values(), values, parts, strict=True):
-        numbers, count = value.view(part.shape).numpy(), site.geometry.num_queries
+    for site, value in zip(found.sites.values(), values, strict=True):
+        numbers, count = value.numpy(), site.geometry.num_queries
         if np.isnan(numbers[1]).any():
             raise not_finite(f"the attention of {site.name}")
         before, count_before = sums.get(site.layer, (0.0, 0))
@@ -255,9 +267,7 @@ def table_of(
     layers = [total / count for total, count in sums.values()]
     mad_BLH, entropy_BLH = (stack_layers([layer[part] for layer in layers]).swapaxes(0, 1) for part in (0, 1))
     further = {
-        name: values.cpu().double().numpy() if isinstance(values, Tensor) else values
-        for part in (_geometry_arrays(found), *extra)
-        for name, values in part.items()
+        name: next(brought).double().numpy() if isinstance(values, Tensor) else values for name, values in named.items()
     }
     if any(len(layer) > 2 for layer in layers):
         times = [layer[2].mean(0) if len(layer) > 2 else np.full(layer.shape[-1], np.nan) for layer in layers]
@@ -271,6 +281,33 @@ def table_of(
         None if digests is None else PerImage.of(as_digests(digests), mad_BLH, entropy_BLH),
         None if uniform is None else _over_parts(found, uniform),
     )
+
+
+class _Arriving:
+    """Tensors on their way to the host, by one copy for all of one kind. They are right once they have been waited for:
+    not for what the device was given later, such as the next batch."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self._copied: list[torch.cuda.Event] = []
+        flat: dict[tuple[torch.device, torch.dtype], Iterator[Tensor]] = {}
+        for device, dtype in dict.fromkeys((tensor.device, tensor.dtype) for tensor in tensors):
+            alike = [tensor for tensor in tensors if (tensor.device, tensor.dtype) == (device, dtype)]
+            if device.type == "cpu":
+                flat[device, dtype] = iter(alike)
+                continue
+            together = torch.cat([tensor.flatten() for tensor in alike]).to("cpu", non_blocking=device.type == "cuda")
+            if device.type == "cuda":
+                self._copied.append(torch.cuda.current_stream(device).record_event())
+            flat[device, dtype] = iter(together.split([tensor.numel() for tensor in alike]))
+        self.tensors = [next(flat[tensor.device, tensor.dtype]).view(tensor.shape) for tensor in tensors]
+
+    def wait(self) -> None:
+        for copied in self._copied:
+            copied.synchronize()
+
+
+def _tensors_of(mappings: Iterable[Mapping[str, Array | Tensor]]) -> list[Tensor]:
+    return [values for mapping in mappings for values in mapping.values() if isinstance(values, Tensor)]
 
 
 def _over_parts(found: Survey, values: Mapping[Call, float]) -> Array:

@@ -14,9 +14,9 @@ from nearsight.lens.inputs import Batch
 from nearsight.lens.measurement import Measurement, measurement
 from nearsight.lens.survey import Survey
 from nearsight.lens.table import HeadTable
-from nearsight.lens.tokens import TokenMap, block_tokens, watching_outputs
-from nearsight.metrics import outlier_tokens
+from nearsight.lens.tokens import TokenMap, alike, block_tokens, watching_outputs
 from nearsight.metrics.attention import to_float64
+from nearsight.metrics.tokens import outlier_bound, quantile
 
 _NAMES = ("norm_patches", "norm_median", "norm_cls", "norm_registers", "outlier_share")
 _WORTH_A_PLACE = 1e-4
@@ -60,7 +60,7 @@ class Norms(Measurement):
         self._model = model
         tokens = block_tokens(model, found, batch)
         self._blocks, self._maps = tokens.of_layers, tokens.outputs
-        self._alike = _alike(self._maps)
+        self._alike = alike(self._maps)
         self._seen: dict[str, Tensor] = {}
         sides = [tokens.grid_size for tokens in self._maps.values()] or [(1, 1)]
         self._grid_size = max(rows for rows, _ in sides), max(cols for _, cols in sides)
@@ -92,39 +92,22 @@ class Norms(Measurement):
         }
 
 
-def _alike(maps: dict[str, TokenMap]) -> list[list[str]]:
-    """Blocks by name, those together whose tokens are at the same positions."""
-    groups: list[list[str]] = []
-    for name, tokens in maps.items():
-        for group in groups:
-            other = maps[group[0]]
-            same = (tokens.grid_size, tokens.cls, tokens.registers) == (other.grid_size, other.cls, other.registers)
-            if same and torch.equal(tokens.patches, other.patches):
-                group.append(name)
-                break
-        else:
-            groups.append([name])
-    return groups
-
-
 def _described(norms_LBN: Tensor, tokens: TokenMap) -> tuple[Tensor, Tensor]:
     """The numbers of each layer [L, X], and how often each place is an outlier [L, R, C]."""
     patches_LBP = norms_LBN[..., tokens.patches.to(norms_LBN.device)]
-    outlier_LBP = outlier_tokens(patches_LBP)
-    unknown_L = norms_LBN.new_full(norms_LBN.shape[:1], np.nan)
-    # Not torch's median, which of an even number of values takes the lower one in the middle.
-    middle = (patches_LBP.shape[-1] - 1) // 2, patches_LBP.shape[-1] // 2
     sorted_LBP = patches_LBP.sort(-1).values
+    outlier_LBP = (patches_LBP > outlier_bound(sorted_LBP)).double()
+    unknown_L = norms_LBN.new_full(norms_LBN.shape[:1], np.nan)
     found_LX = torch.stack(
         [
             patches_LBP.mean((1, 2)),
-            ((sorted_LBP[..., middle[0]] + sorted_LBP[..., middle[1]]) / 2).mean(1),
+            quantile(sorted_LBP, 0.5).mean((1, 2)),
             unknown_L if tokens.cls is None else norms_LBN[..., tokens.cls].mean(1),
             torch.stack([norms_LBN[..., at].mean(1) for at in tokens.registers]).mean(0)
             if tokens.registers
             else unknown_L,
-            outlier_LBP.double().mean((1, 2)),
+            outlier_LBP.mean((1, 2)),
         ],
         dim=1,
     )
-    return found_LX, outlier_LBP.double().mean(1).unflatten(1, tokens.grid_size)
+    return found_LX, outlier_LBP.mean(1).unflatten(1, tokens.grid_size)

@@ -5,7 +5,7 @@ import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
@@ -22,7 +22,7 @@ from nearsight.lens.survey import Survey, survey
 _HIGHER_ORDER = re.compile(r"HigherOrderOperator (\w+)")
 """In what torch says of an operator that a dispatch mode does not see the parts of."""
 _Function = TypeVar("_Function", bound=Callable[..., Any])
-_ONE_AT_A_TIME = threading.RLock()
+MEASURING = threading.RLock()
 """Hooks, random generators and a model's mode belong to the whole process: threads that measure take turns."""
 
 
@@ -67,21 +67,22 @@ def running(model: nn.Module, device: torch.device | str | None = None) -> Itera
     Its mode and device and the state of the random generators are afterwards as they were.
     """
     model = getattr(model, "_orig_mod", model)  # a compiled model: what it was compiled from
-    _check_model(model)
+    check_model(model)
     # Some models have whole numbers among their parameters, which say nothing about images.
     parameter = next((one for one in model.parameters() if one.is_floating_point()), torch.zeros(()))
     home = parameter.device
     target = home if device is None else torch.device(device)
     # Without a device= no model is moved: one may lie on several devices, and quantised ones refuse it.
     moving = nullcontext() if device is None else _moved(model, home, target)
-    with _ONE_AT_A_TIME, without_gradients(), _uncompiled(), _left_as_found(model), moving:
+    with MEASURING, without_gradients(), uncompiled(), _left_as_found(model), moving:
         # A program of torch.export has no modes: it does what it did when it was made.
         with suppress(NotImplementedError):
             model.eval()
         yield Running(model, target, parameter.dtype)
 
 
-def _check_model(model: object) -> None:
+def check_model(model: object) -> None:
+    """Refuse what is no model that runs."""
     if isinstance(model, torch.export.ExportedProgram):
         raise InputError("an exported program is not a model that runs; give its .module()")
     if isinstance(model, torch.jit.ScriptModule):
@@ -90,14 +91,39 @@ def _check_model(model: object) -> None:
         raise InputError(f"a model is a torch.nn.Module, not {str(model)[:80]!r}; timm.create_model(name) makes one")
 
 
-def _uncompiled() -> AbstractContextManager[None]:
-    """Whatever is compiled in the model runs as it was written: compiled code calls nothing that could be seen."""
+@dataclass
+class _Stance:
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    users: int = 0
+    stance: AbstractContextManager[None] | None = None
+
+
+_EAGER = _Stance()
+
+
+@contextmanager
+def uncompiled() -> Iterator[None]:
+    """Whatever is compiled in the model runs as it was written: compiled code calls nothing that could be seen.
+
+    torch has one stance for all threads. The first that needs it sets it and the last gives back what was there: if
+    each gave back what it had found, one that ends late would leave all compiled code of the process uncompiled.
+    """
     if torch.compiler.is_dynamo_compiling():
-        return nullcontext()
+        yield
+        return
+    with _EAGER.lock:
+        if not _EAGER.users:
+            with suppress(RuntimeError):  # within a region that the caller compiles, which has a stance of its own
+                _EAGER.stance = torch.compiler.set_stance("force_eager")
+        _EAGER.users += 1
     try:
-        return torch.compiler.set_stance("force_eager")  # type: ignore[no-any-return]
-    except RuntimeError:  # within a region that the caller compiles, which has a stance of its own
-        return nullcontext()
+        yield
+    finally:
+        with _EAGER.lock:
+            _EAGER.users -= 1
+            if not _EAGER.users and _EAGER.stance is not None:
+                _EAGER.stance.__exit__(None, None, None)
+                _EAGER.stance = None
 
 
 @contextmanager

@@ -12,10 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from nearsight.lens.attention import Attention
+from nearsight.lens.columns import Cells
 from nearsight.lens.geometry import Geometry
 from nearsight.lens.inputs import Batch
 from nearsight.lens.measurement import Measurement, QueryMeans, measurement, patch_shares, stack_layers, sums_by_bin
-from nearsight.lens.stream import Tile
+from nearsight.lens.stream import Tile, attention_shares, has_kernel
 from nearsight.lens.survey import Site, Survey
 from nearsight.lens.table import Array, HeadTable
 from nearsight.lens.tokens import class_keys, other_keys
@@ -126,7 +128,17 @@ class Shares(Measurement):
         self._kinds = {
             site.name: _Kinds.of(model, site.geometry, borders[site.layer], device) for site in found.sites.values()
         }
+        self._cells = CellsOfSites(model, found, device)
         self._means = QueryMeans(list(found.layers))
+        self._whole: dict[torch.Size, list[tuple[Site, Tensor]]] = {}
+        self._counts: dict[str, Tensor] = {}
+
+    def add_whole(self, site: Site, attention: Attention, dtype: torch.dtype) -> bool:
+        if not has_kernel(attention, dtype) or attention.mask is not None or (cells := self._cells.of(site)) is None:
+            return False
+        shares_SBWHT, _ = attention_shares(attention, site, cells)
+        self._whole.setdefault(shares_SBWHT.shape, []).append((site, shares_SBWHT))
+        return True
 
     def add(self, site: Site, tile: Tile) -> None:
         log_BWHTM = tile.log_weights_BWHTM
@@ -135,9 +147,16 @@ class Shares(Measurement):
         weight_SBWHT = torch.where(looking_BWHT, self._kinds[site.name].sums(weight_BWHTM, tile), 0.0)
         self._means.add(site.layer, weight_SBWHT.sum((2, 4)).permute(1, 2, 0), looking_BWHT)
 
-    def results(self) -> dict[str, Array]:
-        means = self._means.taken()
-        return {name: means[..., kind] for kind, name in enumerate(_NAMES)}
+    def results(self) -> dict[str, Tensor]:
+        whole, self._whole = self._whole, {}
+        for alike in whole.values():
+            shares_LSBWHT = torch.stack([shares_SBWHT[-len(_NAMES) :] for _, shares_SBWHT in alike])
+            sums_LBHS = shares_LSBWHT.sum((3, 5), dtype=torch.float64).permute(0, 2, 3, 1)
+            for (site, _), sums_BHS in zip(alike, sums_LBHS, strict=True):
+                if site.name not in self._counts:
+                    self._counts[site.name] = sums_BHS.new_full((1, 1, 1), site.geometry.num_queries)
+                self._means.add_counted(site.layer, sums_BHS, self._counts[site.name])
+        return dict(zip(_NAMES, self._means.means().unbind(-1), strict=True))
 
 
 @dataclass(frozen=True)
@@ -170,6 +189,40 @@ def coarse_borders(found: Survey, layer: str, device: torch.device) -> tuple[Ten
     parts = [site.geometry for site in found.sites.values() if site.layer == layer]
     rows, cols = (_borders(parts, axis).to(device, torch.float32) for axis in (0, 1))
     return rows, cols
+
+
+class CellsOfSites:
+    """Where the tokens of each site lie between such borders, for the kernel of `attention_shares`."""
+
+    def __init__(self, model: nn.Module, found: Survey, device: torch.device) -> None:
+        self._model, self._found, self._device = model, found, device
+        self._known: dict[str, Cells | None] = {}
+
+    def of(self, site: Site) -> Cells | None:
+        """None if some window has no patch among its keys: this is not for the kernel."""
+        if site.name not in self._known:
+            self._known[site.name] = self._made(site)
+        return self._known[site.name]
+
+    def _made(self, site: Site) -> Cells | None:
+        geometry = site.geometry
+        if not geometry.key_places_WM2[..., 0].isfinite().any(-1).all():
+            return None
+        borders = coarse_borders(self._found, site.layer, torch.device("cpu"))
+        queries_WN2, keys_WM2 = (
+            torch.stack([cell_of(places, borders, axis) for axis in (0, 1)], dim=-1).where(places.isfinite(), math.nan)
+            for places in (geometry.query_places_WN2, geometry.key_places_WM2)
+        )
+        cls_WM = class_keys(self._model, geometry)
+        kinds = [at_edge(geometry.key_places_WM2, borders), cls_WM, other_keys(geometry) & ~cls_WM]
+        return Cells(*(part.to(self._device, torch.float32) for part in (queries_WN2, keys_WM2, torch.stack(kinds))))
+
+
+def at_edge(places_WX2: Tensor, borders: tuple[Tensor, Tensor]) -> Tensor:
+    """Which tokens are patches of the first or the last row or column between these borders: [W, X] bool."""
+    lines = [cell_of(places_WX2, borders, axis) for axis in (0, 1)]
+    sides = [(line == 0) | (line == len(between)) for line, between in zip(lines, borders, strict=True)]
+    return places_WX2[..., 0].isfinite() & (sides[0] | sides[1])
 
 
 def cells_apart(tile: Tile, borders: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:

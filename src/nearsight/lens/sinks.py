@@ -7,6 +7,7 @@ Shape suffixes: B images, W windows, H heads, N queries, M keys, K distinct plac
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -14,10 +15,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nearsight.lens.attention import Attention
+from nearsight.lens.columns import sinks_by_kernel
 from nearsight.lens.geometry import Geometry
 from nearsight.lens.inputs import Batch
-from nearsight.lens.measurement import Measurement, measurement
-from nearsight.lens.stream import has_kernel, received_attention, reduce_attention
+from nearsight.lens.measurement import Measurement, measurement, stacked
+from nearsight.lens.stream import has_kernel, received_attention, reduce_attention, rows_without
 from nearsight.lens.survey import Site, Survey
 from nearsight.lens.table import HeadTable
 from nearsight.lens.tokens import (
@@ -26,10 +28,12 @@ from nearsight.lens.tokens import (
     class_keys,
     has_class_token,
     other_keys,
+    same_tokens,
     watching_inputs,
 )
 from nearsight.metrics import gini, outlier_tokens, sink_patches
 from nearsight.metrics.attention import to_float64
+from nearsight.metrics.tokens import TIMES
 
 _NAMES = (
     "share_cls",
@@ -94,57 +98,100 @@ class Sinks(Measurement):
         tokens = block_tokens(model, found, batch)
         self._blocks, self._maps = dict(zip(found.layers, tokens.of_layers, strict=True)), tokens.inputs
         self._keys: dict[str, _Keys] = {}
+        known: list[tuple[Geometry, TokenMap | None, _Keys]] = []
         for site in found.sites.values():
-            into_block = self._maps.get(self._blocks[site.layer] or "")
-            self._keys[site.name] = _Keys.of(model, site.geometry, into_block, device)
+            own, into_block = site.geometry, self._maps.get(self._blocks[site.layer] or "")
+            alike = (keys for geometry, other, keys in known if geometry is own and same_tokens(other, into_block))
+            if (keys := next(alike, None)) is None:
+                keys = _Keys.of(model, own, into_block, device)
+                known.append((own, into_block, keys))
+            self._keys[site.name] = keys
         self._layers = list(found.layers)
-        self._outliers: dict[str, Tensor] = {}
-        self._sums: dict[str, tuple[Tensor, int]] = {}
+        self._norms: dict[str, Tensor] = {}
+        self._seen: dict[str, _Seen] = {}
 
     def watching(self) -> AbstractContextManager[None]:
         return watching_inputs(self._model, list(self._maps), self._look_at_input)
 
     def _look_at_input(self, name: str, inputs: list[Tensor]) -> None:
-        tokens = self._maps[name]
-        norms_BN = tokens.norms(inputs)
-        self._outliers[name] = outlier_tokens(norms_BN[:, tokens.patches.to(norms_BN.device)])
+        self._norms[name] = self._maps[name].norms(inputs)
 
     def look(self, site: Site, attention: Attention, reduced_2BH: Tensor, dtype: torch.dtype) -> None:
+        """What does not need the attention itself is left to `results`, where many layers share an operation."""
         keys = self._keys[site.name]
         received_XBWHM = received_attention(attention, site, keys.queries_XWN, dtype=dtype)
-        total_BH = to_float64(received_XBWHM[0]).sum((1, 3))
-        patches_XBHK = keys.at_places(to_float64(received_XBWHM))
-        patches_BHK = patches_XBHK[0] / total_BH[..., None]
-        sinks_BHK = sink_patches(patches_BHK)
-        outlier_BP = self._outliers.get(self._blocks[site.layer] or "") if keys.are_patches else None
-        unknown_BH = torch.full_like(total_BH, np.nan)
-        without_2BH = reduced_2BH[:2]
-        # To ask a GPU whether there are any is to wait for it.
-        if has_kernel(attention, dtype) or bool(sinks_BHK.any()):
-            without_BWHM = keys.of_places(sinks_BHK).to(received_XBWHM.device)
-            new_2BH = reduce_attention(attention, site, dtype=dtype, without_BWHM=without_BWHM)[:2]
-            without_2BH = torch.where(sinks_BHK.any(-1), new_2BH, without_2BH)
-        numbers_XBH = torch.stack(
-            [
-                *(to_float64(received_XBWHM[0]) * keys.others_SW1M[:, None].to(total_BH)).sum((2, 4)) / total_BH,
-                unknown_BH if outlier_BP is None else (patches_BHK * outlier_BP[:, None].to(total_BH)).sum(-1),
-                torch.where(sinks_BHK, patches_BHK, 0.0).sum(-1),
-                patches_BHK.amax(-1),
-                gini(patches_BHK),
-                *without_2BH,
-                *(keys.spread(patches_XBHK[1]) if len(patches_XBHK) > 1 else [unknown_BH] * 2),
-            ]
-        )
-        count = site.geometry.num_queries
-        sums_XBH, before = self._sums.get(site.layer, (0.0, 0))
-        self._sums[site.layer] = sums_XBH + count * numbers_XBH, before + count
+        without_2BH, rows_2BHN = reduced_2BH[:2], None
+        if keys.run is not None and has_kernel(attention, dtype) and attention.mask is None:
+            # To ask a GPU whether there are any would be to wait for it: the kernel finds out.
+            sinks_BWHK = sinks_by_kernel(received_XBWHM[0], keys.run, TIMES)
+            rows_2BHN, sinks_BHK = rows_without(attention, site, sinks_BWHK)[:, :, 0], sinks_BWHK[:, 0]
+        else:
+            sinks_BHK = sink_patches(keys.at_places(received_XBWHM[0]))
+            if has_kernel(attention, dtype) or bool(sinks_BHK.any()):
+                without_BWHM = keys.of_places(sinks_BHK).to(received_XBWHM.device)
+                new_2BH = reduce_attention(attention, site, dtype=dtype, without_BWHM=without_BWHM)[:2]
+                without_2BH = torch.where(sinks_BHK.any(-1), new_2BH, without_2BH)
+        self._seen[site.name] = _Seen(site, received_XBWHM, sinks_BHK, without_2BH, rows_2BHN)
 
     def results(self) -> dict[str, Tensor]:
-        means = [sums_XBH.mean(1) / count for sums_XBH, count in (self._sums[layer] for layer in self._layers)]
-        self._sums, self._outliers = {}, {}
-        most = max(mean_XH.shape[1] for mean_XH in means)
-        stacked_XLH = torch.stack([F.pad(mean, (0, most - mean.shape[1]), value=np.nan) for mean in means], dim=1)
-        return dict(zip(_NAMES, stacked_XLH.unbind(0), strict=True))
+        alike: dict[tuple[object, ...], list[_Seen]] = {}
+        for one in self._seen.values():
+            kind = id(self._keys[one.site.name]), one.received_XBWHM.shape, one.rows_2BHN is None
+            alike.setdefault(kind, []).append(one)
+        parts: dict[str, list[tuple[int, Tensor]]] = {layer: [] for layer in self._layers}
+        for group in alike.values():
+            for one, means_XH in zip(group, self._described(group).mean(2).unbind(1), strict=True):
+                parts[one.site.layer].append((one.site.geometry.num_queries, means_XH))
+        self._seen, self._norms = {}, {}
+        stacked_LXH = stacked([_weighted_mean(of_layer) for of_layer in parts.values()], heads=1)
+        return dict(zip(_NAMES, stacked_LXH.unbind(1), strict=True))
+
+    def _described(self, group: Sequence["_Seen"]) -> Tensor:
+        """`_NAMES` of sites with keys at the same places, [X, L, B, H] float64."""
+        keys = self._keys[group[0].site.name]
+        received_XLBWHM = torch.stack([one.received_XBWHM for one in group], dim=1)
+        raw_XLBHK, sinks_LBHK = keys.at_places(received_XLBWHM), torch.stack([one.sinks_BHK for one in group])
+        whole_XLBWHM = to_float64(received_XLBWHM)
+        total_LBH = whole_XLBWHM[0].sum((2, 4))
+        patches_XLBHK = keys.at_places(whole_XLBWHM)
+        share_LBHK = patches_XLBHK[0] / total_LBH[..., None]
+        unknown_LBH = torch.full_like(total_LBH, np.nan)
+        outliers_LBH = unknown_LBH
+        if keys.tokens is not None:
+            norms_LBN = torch.stack([self._norms[self._blocks[one.site.layer] or ""] for one in group])
+            outlier_LBP = outlier_tokens(norms_LBN[..., keys.patches_P])
+            outliers_LBH = (share_LBHK * outlier_LBP[:, :, None].to(share_LBHK.device)).sum(-1)
+        without_2LBH = torch.stack([one.without_2BH for one in group], dim=1)
+        if group[0].rows_2BHN is not None:
+            rows_2LBHN = torch.stack([one.rows_2BHN for one in group if one.rows_2BHN is not None], dim=1)
+            sums_2LBH = rows_2LBHN[..., keys.query_run].sum(-1, dtype=torch.float64)
+            num_sinks_LBH = sinks_LBHK.sum(-1, dtype=torch.float64)
+            sums_2LBH[1] /= (sinks_LBHK.shape[-1] - num_sinks_LBH).log_()
+            without_2LBH = torch.where(num_sinks_LBH > 0, sums_2LBH * keys.means_2111, without_2LBH)
+        return torch.stack(
+            [
+                *torch.einsum("lbwhm,swm->slbh", whole_XLBWHM[0], keys.others_SWM) / total_LBH,
+                outliers_LBH,
+                (share_LBHK * sinks_LBHK).sum(-1),
+                share_LBHK.amax(-1),
+                gini(raw_XLBHK[0]),
+                *without_2LBH,
+                *(keys.spread(patches_XLBHK[1]) if len(patches_XLBHK) > 1 else [unknown_LBH] * 2),
+            ]
+        )
+
+
+class _Seen(NamedTuple):
+    """One attention, as far as its model's queries and keys were needed."""
+
+    site: Site
+    received_XBWHM: Tensor
+    """By all keys, from each of `_Keys.queries_XWN`."""
+    sinks_BHK: Tensor
+    without_2BH: Tensor
+    """Distance and entropy without sinks, and where there are none."""
+    rows_2BHN: Tensor | None
+    """Instead of these for maps that have sinks: those of single queries, in cells and nats."""
 
 
 @dataclass(frozen=True)
@@ -152,15 +199,25 @@ class _Keys:
     """Which keys of a site are what, and where."""
 
     queries_XWN: Tensor
-    """1 for queries that are patches; and, if there is one, for CLS."""
-    others_SW1M: Tensor
-    """Whether a key is CLS, and whether it is a register."""
+    """1 for queries that are patches; and, if there is one, for CLS; float32."""
+    others_SWM: Tensor
+    """Whether a key is CLS, and whether it is a register: 1 or 0, float64."""
     place_WM: Tensor
     """The number of a key's place; one more than the last for a key that has none."""
     places_K2: Tensor
     """(y, x) of each place from the centre of the image, in diagonals."""
-    are_patches: bool
-    """Whether the places are the patches of the block's input, row by row."""
+    moments_K3: Tensor
+    """(y, x, distance) of each place from there."""
+    means_2111: Tensor
+    """What makes means of an image's distances, in diagonals, out of sums in cells; and of its entropies."""
+    run: slice | None
+    """In a single window, the keys that are patches, if they are the places in their order and without a gap."""
+    query_run: slice
+    """And its queries that are patches."""
+    tokens: TokenMap | None
+    """Of the block's input, if its patches are these places, row by row."""
+    patches_P: Tensor
+    """Where they are in it."""
 
     @classmethod
     def of(cls, model: nn.Module, geometry: Geometry, tokens: TokenMap | None, device: torch.device) -> "_Keys":
@@ -182,19 +239,30 @@ class _Keys:
         from_centre_K2 = (distinct_K2 - torch.tensor([rows - 1, cols - 1]) / 2) / geometry.diagonal
         grid_P2 = torch.cartesian_prod(torch.arange(rows), torch.arange(cols)).view(-1, 2).to(distinct_K2)
         are_patches = tokens is not None and tokens.grid_size == (rows, cols) and torch.equal(grid_P2, distinct_K2)
-        others_SWM = torch.stack([cls_WM, other_keys(geometry) & ~cls_WM])
+        others_SWM = torch.stack([cls_WM, other_keys(geometry) & ~cls_WM]).double()
         own = device if device.type != "mps" else torch.device("cpu")
+        runs = _run(there_WM), _run(is_patch_WN)
+        in_order = None not in runs and torch.equal(number_J, torch.arange(len(distinct_K3)))
         return cls(
-            queries_XWN.to(device),
-            others_SWM[:, :, None].to(own),
+            queries_XWN.to(device, torch.float32),
+            others_SWM.to(own),
             place_WM.to(own),
             from_centre_K2.to(own),
-            are_patches,
+            torch.cat([from_centre_K2, from_centre_K2.norm(dim=1, keepdim=True)], dim=1).to(own),
+            (torch.tensor([1 / geometry.diagonal, 1.0], dtype=torch.float64) / geometry.num_queries)
+            .view(2, 1, 1, 1)
+            .to(own),
+            runs[0] if in_order else None,
+            runs[1] or slice(None),
+            tokens if are_patches else None,
+            tokens.patches.to(device) if tokens is not None and are_patches else place_WM.new_empty(0),
         )
 
     def at_places(self, received_XBWHM: Tensor) -> Tensor:
-        """By place, summed over windows that share it: [X, B, H, K]."""
-        flat_XBHJ = received_XBWHM.movedim(2, 3).flatten(3)
+        """By place, summed over windows that share it: [X, B, H, K]; other leading axes are carried through."""
+        if self.run is not None:
+            return received_XBWHM[..., 0, :, self.run]
+        flat_XBHJ = to_float64(received_XBWHM).movedim(-3, -2).flatten(-2)
         places_XBHK = flat_XBHJ.new_zeros(*flat_XBHJ.shape[:-1], len(self.places_K2) + 1)
         return places_XBHK.index_add_(-1, self.place_WM.flatten(), flat_XBHJ)[..., :-1]
 
@@ -205,5 +273,20 @@ class _Keys:
     def spread(self, weights_BHK: Tensor) -> tuple[Tensor, Tensor]:
         """Mean distance from the centre of the image, and root mean square distance from their own: [B, H] each."""
         share_BHK = weights_BHK / weights_BHK.sum(-1, keepdim=True)
-        from_own_BHK2 = self.places_K2 - (share_BHK @ self.places_K2).unsqueeze(-2)
-        return share_BHK @ self.places_K2.norm(dim=1), (share_BHK * from_own_BHK2.square().sum(-1)).sum(-1).sqrt()
+        moments_BH3 = share_BHK @ self.moments_K3
+        from_own_BHK2 = self.places_K2 - moments_BH3[..., None, :2]
+        return moments_BH3[..., 2], (share_BHK * from_own_BHK2.square().sum(-1)).sum(-1).sqrt()
+
+
+def _weighted_mean(parts: Sequence[tuple[int, Tensor]]) -> Tensor:
+    """Of the parts of a layer, by their queries."""
+    if len(parts) == 1:
+        return parts[0][1]
+    return torch.stack([count * mean for count, mean in parts]).sum(0) / sum(count for count, _ in parts)
+
+
+def _run(is_patch_WX: Tensor) -> slice | None:
+    """The patches of a single window, if they follow one another without a gap."""
+    at = is_patch_WX[0].nonzero().flatten().tolist()
+    is_run = len(is_patch_WX) == 1 and at == list(range(at[0], at[-1] + 1))
+    return slice(at[0], at[-1] + 1) if is_run else None

@@ -20,7 +20,7 @@ from torch import Tensor
 from nearsight.errors import InputError
 from nearsight.lens import kernels
 from nearsight.lens.attention import Attention, ExplicitAttention, FusedAttention
-from nearsight.lens.columns import fused_attention_columns
+from nearsight.lens.columns import Cells, fused_attention_columns, fused_attention_shares
 from nearsight.lens.geometry import Geometry
 from nearsight.lens.operations import HIDING
 from nearsight.lens.places import without_repetitions
@@ -80,7 +80,8 @@ def reduce_attention(
 
     The numbers of `nearsight.metrics.attention_distance` and `attention_entropy`, without their maps; `dtype` is that
     of what happens within a query. A NaN anywhere in a head's attention is a NaN here. `without_BWHM` are keys that are
-    left out as if they were no patches: the attention to the others is renormalised.
+    left out as if they were no patches: the attention to the others is renormalised; heads of an image of which none is
+    may be NaN then.
     """
     geometry = site.geometry
     means_2BH = _reduced(attention, site, dtype, tile_bytes, without_BWHM)
@@ -162,17 +163,12 @@ def received_attention(
 ) -> Tensor:
     """What each key, patch or not, receives from some sets of queries: sums of their whole attention, [X, B, W, H, M].
 
-    `queries_XWN` is 1 for a set's queries and 0 for others. A query that attends to nothing gives nothing.
+    `queries_XWN` is 1 for a set's queries and 0 for others, float32. A query that attends to nothing gives nothing.
     """
     if has_kernel(attention, dtype):
         source = _Fused(attention, site, dtype, whole=True)
-        return fused_attention_columns(
-            source.query_BWHNd,
-            source.key_BWHMd,
-            scale=source.scale,
-            sets_XWN=queries_XWN.to(torch.float32),
-            bias=source.mask_BWHNM,
-        )
+        tokens = source.query_BWHNd, source.key_BWHMd
+        return fused_attention_columns(*tokens, scale=source.scale, sets_XWN=queries_XWN, bias=source.mask_BWHNM)
     total: Tensor | float = 0.0
     start = 0
     for tile in tiles(attention, site, dtype=dtype, whole=True):
@@ -186,6 +182,27 @@ def received_attention(
         total, start = total + share_BWHXT @ weight_BWHTM, stop
     assert isinstance(total, Tensor)
     return total.movedim(-2, 0)
+
+
+def attention_shares(
+    attention: FusedAttention, site: Site, cells: Cells, queries_XWN: Tensor | None = None
+) -> tuple[Tensor, Tensor | None]:
+    """By a kernel, for attention that has one and no mask: sums over tiles of queries of `columns.SHARES`,
+    [S, B, W, H, T], whose sum over windows and tiles is left to whoever has all layers; and what each key receives from
+    the queries, if these are given: [X, B, W, H, M]."""
+    source = _Fused(attention, site, torch.float32, whole=True)
+    tokens = source.query_BWHNd, source.key_BWHMd
+    shares_SBWHT, log_sums = fused_attention_shares(*tokens, scale=source.scale, cells=cells)
+    received = None
+    if queries_XWN is not None:
+        received = fused_attention_columns(*tokens, scale=source.scale, sets_XWN=queries_XWN, log_sums_BWHN=log_sums)
+    return shares_SBWHT, received
+
+
+def rows_without(attention: FusedAttention, site: Site, hidden_BWHM: Tensor) -> Tensor:
+    """By a kernel, for attention that has one: distance and entropy of every query, in cells and in nats, with some of
+    the patches left out: float32 [2, B, W, H, N]. NaN for maps of which none is, unless there are several windows."""
+    return _rows_by_kernel(_Fused(attention, site, torch.float32), hidden_BWHM)
 
 
 def uniform_distance(attention: Attention, site: Site) -> float:
@@ -317,16 +334,6 @@ class _Fused(_Source):
         num_keys = None if allowed is None else (allowed & ~self.others_WM[:, None, None, :]).sum(-1)
         return self.finish(log_BWHTM, queries, num_keys, allowed)
 
-    def hide(self, keys_BWHM: Tensor) -> None:
-        """Leave these out, by a mask."""
-        shown_BWH1M, mask = ~keys_BWHM.unsqueeze(-2), self.mask_BWHNM
-        if mask is None:
-            self.mask_BWHNM = shown_BWH1M.expand(*self.query_BWHNd.shape[:-1], -1)  # one row in memory
-        elif mask.dtype == torch.bool:
-            self.mask_BWHNM = mask & shown_BWH1M
-        else:
-            self.mask_BWHNM = mask.masked_fill(~shown_BWH1M, -math.inf)
-
     def shown_to(self, queries: slice) -> Tensor | None:
         before = self._before(queries) if self.is_causal else None
         if self.mask_BWHNM is None:
@@ -398,10 +405,13 @@ def has_kernel(attention: Attention, dtype: torch.dtype) -> TypeGuard[FusedAtten
     """Whether sums of this type over this attention are made by a kernel."""
     if dtype != torch.float32 or not isinstance(attention, FusedAttention):
         return False
-    query = attention.query
-    in_kernel = (torch.float32, torch.bfloat16, torch.float16)
-    on_gpu = query.device.type == "cuda" and runs_on(query.device) and not _cannot_compile
-    return on_gpu and query.dtype in in_kernel and not attention.is_causal
+    return kernels_take(attention.query) and not attention.is_causal
+
+
+def kernels_take(tensor: Tensor) -> bool:
+    """Whether kernels work here on numbers of its type."""
+    on_gpu = tensor.device.type == "cuda" and runs_on(tensor.device) and not _cannot_compile
+    return on_gpu and tensor.dtype in (torch.float32, torch.bfloat16, torch.float16)
 
 
 _cannot_compile: list[str] = []
@@ -409,10 +419,8 @@ _cannot_compile: list[str] = []
 
 
 def _try_kernel(source: _Fused, geometry: Geometry, without_BWHM: Tensor | None) -> Tensor | None:
-    if without_BWHM is not None:
-        source.hide(without_BWHM)
     try:
-        return _means_by_kernel(source, geometry)
+        return _means_by_kernel(source, geometry, without_BWHM)
     except RuntimeError as error:
         if "compiler" not in str(error):  # Triton needs one for C, which not every machine with a GPU has
             raise
@@ -421,25 +429,35 @@ def _try_kernel(source: _Fused, geometry: Geometry, without_BWHM: Tensor | None)
         return None
 
 
-def _means_by_kernel(source: _Fused, geometry: Geometry) -> Tensor:
-    tokens = source.tokens
-    rows_2BWHN = kernels.fused_attention_rows(
+def _rows_by_kernel(source: _Fused, hidden_BWHM: Tensor | None) -> Tensor:
+    return kernels.fused_attention_rows(
         source.query_BWHNd,
         source.key_BWHMd,
         scale=source.scale,
-        query_places_WN2=tokens.queries_WN2,
-        key_places_WM2=tokens.keys_WM2,
+        query_places_WN2=source.tokens.queries_WN2,
+        key_places_WM2=source.tokens.keys_WM2,
         bias=source.mask_BWHNM,
+        hidden_BWHM=hidden_BWHM,
     )
-    if source.mask_BWHNM is None and tokens.means_211 is not None:
+
+
+def _means_by_kernel(source: _Fused, geometry: Geometry, hidden_BWHM: Tensor | None) -> Tensor:
+    tokens, mask = source.tokens, source.mask_BWHNM
+    rows_2BWHN = _rows_by_kernel(source, hidden_BWHM)
+    if mask is None and hidden_BWHM is None and tokens.means_211 is not None:
         # All queries have equal weight: two operations, because at 197 tokens launching them is what costs.
         return rows_2BWHN[..., tokens.queries].sum((2, 4), dtype=torch.float64) * tokens.means_211
     looking, num_keys = tokens.is_query_WN[:, None], tokens.num_patches
-    if source.mask_BWHNM is not None:
-        mask, patches = without_repetitions(source.mask_BWHNM), ~source.others_WM[:, None, None]
-        num_keys = (source.shown(mask) & patches).sum(-1)
-        reachable = mask if mask.dtype == torch.bool else mask != -math.inf
-        looking = looking & (reachable & patches).any(-1)
+    if mask is not None or hidden_BWHM is not None:
+        reachable = shown = ~source.others_WM[:, None, None]
+        if hidden_BWHM is not None:
+            reachable = shown = shown & ~hidden_BWHM.unsqueeze(-2)
+        if mask is not None:
+            mask = without_repetitions(mask)
+            shown = source.shown(mask) & shown
+            reachable = (mask if mask.dtype == torch.bool else mask != -math.inf) & reachable
+        num_keys = shown.sum(-1)
+        looking = looking & reachable.any(-1)
     distance_BWHN, entropy_BWHN = rows_2BWHN
     looking_BWHN = looking.expand_as(distance_BWHN)
     return _means(

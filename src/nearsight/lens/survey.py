@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from nearsight.lens.attention import Attention, ExplicitAttention, FusedAttention
-from nearsight.lens.capture import OPAQUE, AttentionTap, Call
+from nearsight.lens.capture import OPAQUE, AttentionTap, Call, unseen
 from nearsight.lens.geometry import Declared, Geometry, NotSpatialError, joint_geometries, locate
 from nearsight.lens.inputs import Batch, as_batch, on_the_host
 from nearsight.lens.layout import MOVING, ImagesUnclearError, LayoutError
@@ -79,7 +79,11 @@ class Survey:
 
 def survey(model: nn.Module, image: Tensor | Batch, declared: Declared | None = None) -> Survey:
     """Survey a model (in eval mode) for images like this one, [C, H, W], or the first of a batch."""
-    batch = as_batch(image)
+    with unseen():
+        return _survey(model, as_batch(image), declared)
+
+
+def _survey(model: nn.Module, batch: Batch, declared: Declared | None) -> Survey:
     one = batch if batch.is_one else batch.part(slice(0, 1))
     if batch.is_one:
         return _in_use(model, one, _one_survey(model, one, declared, alone=True)[0])

@@ -6,8 +6,8 @@ Shape suffixes: B images, N tokens, P patches row by row, C channels.
 import re
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -79,14 +79,36 @@ class TokenMap:
 
     def patch_tokens(self, outputs: Sequence[Tensor]) -> Tensor:
         """[B, P, C]."""
-        return self._tokens(outputs)[:, self.patches.to(outputs[self.tensor].device)]
+        return self.all_tokens(outputs)[:, self.patches.to(outputs[self.tensor].device)]
 
     def class_token(self, outputs: Sequence[Tensor]) -> Tensor | None:
         """[B, 1, C]."""
-        return None if self.cls is None else self._tokens(outputs)[:, self.cls : self.cls + 1]
+        return None if self.cls is None else self.all_tokens(outputs)[:, self.cls : self.cls + 1]
 
-    def _tokens(self, outputs: Sequence[Tensor]) -> Tensor:
+    def all_tokens(self, outputs: Sequence[Tensor]) -> Tensor:
+        """In the order of the positions: [B, N, C]."""
         return outputs[self.tensor].movedim((self.images, self.channels), (0, -1)).flatten(1, -2)
+
+
+def same_tokens(one: TokenMap | None, other: TokenMap | None) -> bool:
+    """Whether the same tokens are at the same positions."""
+    if one is None or other is None:
+        return one is other
+    named = [(tokens.grid_size, tokens.cls, tokens.registers) for tokens in (one, other)]
+    return named[0] == named[1] and torch.equal(one.patches, other.patches)
+
+
+def alike(maps: Mapping[str, TokenMap]) -> list[list[str]]:
+    """Blocks by name, those together whose tokens are at the same positions."""
+    groups: list[list[str]] = []
+    for name, tokens in maps.items():
+        for group in groups:
+            if same_tokens(tokens, maps[group[0]]):
+                group.append(name)
+                break
+        else:
+            groups.append([name])
+    return groups
 
 
 def block_of(layer_name: str) -> str | None:
@@ -103,37 +125,52 @@ OnTensors = Callable[[str, list[Tensor]], None]
 @contextmanager
 def watching_outputs(model: nn.Module, names: Sequence[str], on_output: OnTensors) -> Iterator[None]:
     """Call `on_output(name, tensors)` whenever one of these modules returns, while active."""
-    look = _looking(model, names, on_output)
-    # A global hook, because nn.TransformerEncoderLayer changes its way of computing if any of its modules has one.
-    handle = register_module_forward_hook(lambda module, _inputs, output: look(module, output))
-    try:
+    with _hooked(model, names, on_output, register_module_forward_hook, nn.Module.register_forward_hook):
         yield
-    finally:
-        handle.remove()
 
 
 @contextmanager
 def watching_inputs(model: nn.Module, names: Sequence[str], on_input: OnTensors) -> Iterator[None]:
     """Call `on_input(name, tensors)` whenever one of these modules is called, with its positional arguments."""
-    look = _looking(model, names, on_input)
-    handle = register_module_forward_pre_hook(look)
-    try:
+    with _hooked(model, names, on_input, register_module_forward_pre_hook, nn.Module.register_forward_pre_hook):
         yield
-    finally:
-        handle.remove()
 
 
-def _looking(model: nn.Module, names: Sequence[str], on_tensors: OnTensors) -> Callable[[nn.Module, Any], None]:
-    wanted = {module: name for name, module in model.named_modules() if name in names}
+@contextmanager
+def _hooked(
+    model: nn.Module,
+    names: Sequence[str],
+    on_tensors: OnTensors,
+    everywhere: Callable[..., Any],
+    on: Callable[..., Any],
+) -> Iterator[None]:
+    """With hooks on these modules, because one on all of them slows down every module of a forward."""
+    paths = {name: path for name in names if (path := _path(model, name)) is not None}
+    wanted = {path[-1]: name for name, path in paths.items()}
     thread = threading.get_ident()
 
-    def look(module: nn.Module, values: Any) -> None:
+    def look(module: nn.Module, *values: Any) -> None:
         if module in wanted and threading.get_ident() == thread:
             # What is computed here is not the model's: a tap must not take it for attention.
             with torch._C.DisableTorchFunction():
-                on_tensors(wanted[module], [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)])
+                on_tensors(wanted[module], [leaf for leaf in tree_leaves(values[-1]) if isinstance(leaf, Tensor)])
 
-    return look
+    with ExitStack() as hooks:
+        # nn.TransformerEncoderLayer changes its way of computing if any of its modules has a hook.
+        if any(isinstance(module, nn.TransformerEncoderLayer) for path in paths.values() for module in path):
+            hooks.callback(everywhere(look).remove)
+        else:
+            for module in wanted:
+                hooks.callback(on(module, look).remove)
+        yield
+
+
+def _path(model: nn.Module, name: str) -> list[nn.Module] | None:
+    """From the model to its module of this name, if it has one: in each batch anew, so not by a walk through all."""
+    path: list[nn.Module | None] = [model]
+    for part in name.split(".") if name else ():
+        path.append(path[-1]._modules.get(part) if path[-1] is not None else None)
+    return [module for module in path if module is not None] if path[-1] is not None else None
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         grid_distances,
         next_patch_distance,
         uniform_attention_distance,
+        within_reach,
     )
     from nearsight.metrics.features import (
         linear_cka,
@@ -78,6 +79,7 @@ __all__ = [
     "received_attention",
     "sink_patches",
     "uniform_attention_distance",
+    "within_reach",
 ]
 
 open_room(__name__)

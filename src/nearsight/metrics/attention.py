@@ -31,6 +31,28 @@ def grid_distances(
     return torch.hypot(row[start:stop, None] - row, col[start:stop, None] - col) / diagonal
 
 
+def within_reach(
+    grid_size: tuple[int, int], reach: float, *, num_prefix_tokens: int = 1, device: torch.device | str = "cpu"
+) -> Tensor:
+    """Which tokens a token may attend to where patches see `reach` patches far: bool [N, N], queries × keys.
+
+    That is patches whose centres are at most so many patches away, itself among them, and all prefix tokens; these
+    attend to all tokens.
+    """
+    check_grid(grid_size)
+    if not reach >= 0:  # also true for NaN
+        raise InputError(f"reach is {reach}, but must be at least 0")
+    rows, cols = grid_size
+    row = torch.arange(rows, dtype=torch.float64, device=device).repeat_interleave(cols)
+    col = torch.arange(cols, dtype=torch.float64, device=device).repeat(rows)
+    # The root of a whole number is rounded correctly, so that a reach of math.sqrt(5) includes a knight's move.
+    near_PP = ((row[:, None] - row).square() + (col[:, None] - col).square()).sqrt() <= reach
+    num_tokens = num_prefix_tokens + rows * cols
+    within_NN = torch.ones(num_tokens, num_tokens, dtype=torch.bool, device=device)
+    within_NN[num_prefix_tokens:, num_prefix_tokens:] = near_PP
+    return within_NN
+
+
 def uniform_attention_distance(grid_size: tuple[int, int]) -> float:
     """The MAD of uniform attention: 0.417848 on an 8×8 grid."""
     rows, cols = grid_size

@@ -87,7 +87,8 @@ def similarity_by_distance(
         # Each pair once: with all patches that come after the first of the tile.
         gram_BTP = (tokens_BPD[:, start:stop] @ tokens_BPD[:, start:].mT).to(wide)
         sums_2B += masks(rows, cols, far, start, stop, wide, tokens_BPD.device) @ gram_BTP.flatten(1).T
-    near, distant = (sums / (count or math.nan) for sums, count in zip(sums_2B, _pairs(rows, cols, far), strict=True))
+    counts = pair_counts(rows, cols, far)
+    near, distant = (sums / (count or math.nan) for sums, count in zip(sums_2B, counts, strict=True))
     return SimilarityByDistance(near, distant)
 
 
@@ -106,7 +107,7 @@ def _pair_masks(
 
 
 @lru_cache(maxsize=64)
-def _pairs(rows: int, cols: int, far: int) -> tuple[int, int]:
+def pair_counts(rows: int, cols: int, far: int = FAR) -> tuple[int, int]:
     """How many pairs of patches share a side, and how many are so far apart."""
     # By offsets, each of which fits so many times; those to the other side are the same pairs.
     down, right = torch.meshgrid(torch.arange(rows), torch.arange(1 - cols, cols), indexing="ij")

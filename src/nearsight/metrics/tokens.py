@@ -29,17 +29,23 @@ def outlier_tokens(norms_P: Tensor, *, fences: float = FENCES, ratio: float = RA
     quarter of an image's patches are outliers, whatever the distribution: a second mode that is larger is not made of
     outliers. Among fewer than five patches there are none.
     """
+    return norms_P > outlier_bound(norms_P.sort(-1).values, fences=fences, ratio=ratio)
+
+
+def outlier_bound(sorted_P: Tensor, *, fences: float = FENCES, ratio: float = RATIO) -> Tensor:
+    """What norms of `outlier_tokens` are above, from norms in ascending order: [..., 1]."""
     check_at_least("fences", fences, 0)
     check_at_least("ratio", ratio, 1)
-    sorted_P = norms_P.sort(-1).values
-    low, middle, high = (_quantile(sorted_P, level) for level in (0.25, 0.5, 0.75))
-    return norms_P > torch.maximum(high + fences * (high - low), ratio * middle).unsqueeze(-1)
+    low, high = quantile(sorted_P, 0.25), quantile(sorted_P, 0.75)
+    # Beyond the upper quartile by as many ranges.
+    return torch.maximum(torch.lerp(low, high, 1 + fences), ratio * quantile(sorted_P, 0.5))
 
 
-def _quantile(sorted_P: Tensor, level: float) -> Tensor:
+def quantile(sorted_P: Tensor, level: float) -> Tensor:
+    """Interpolated linearly: [..., 1]."""
     below, part = divmod(level * (sorted_P.shape[-1] - 1), 1)
-    one, other = (sorted_P[..., min(int(below) + step, sorted_P.shape[-1] - 1)] for step in (0, 1))
-    return one + part * (other - one)
+    at = min(int(below), sorted_P.shape[-1] - 1)
+    return torch.lerp(sorted_P[..., at : at + 1], sorted_P[..., at : at + 2][..., -1:], part)
 
 
 def received_attention(attn: Tensor, *, num_prefix_tokens: int = 1) -> Tensor:
@@ -72,10 +78,10 @@ def gini(values_P: Tensor) -> Tensor:
     0 where all are equal, 1 − 1/P where one has everything: half the mean absolute difference of all pairs, relative to
     the mean. NaN if their sum is 0.
     """
-    sorted_P = to_float64(values_P).sort(-1).values
+    sorted_P = to_float64(values_P.sort(-1).values)
     count = sorted_P.shape[-1]
-    weight_P = 2 * torch.arange(1, count + 1, dtype=torch.float64, device=sorted_P.device) - count - 1
-    return (sorted_P * weight_P).sum(-1) / (count * sorted_P.sum(-1))
+    weight_P = torch.arange(1 - count, count, 2, dtype=torch.float64, device=sorted_P.device)
+    return (sorted_P @ weight_P) / (count * sorted_P.sum(-1))
 
 
 def patch_coverage(masks_BHW: Tensor, grid_size: tuple[int, int]) -> Tensor:

@@ -25,7 +25,7 @@ _TICK_LABEL = 0.25
 _PAIR, _PAIRS = 0.2, (2.4, 5.6)
 _MOST_TICKS = 16
 _LABEL_LIMIT = 40
-_LAYER, _HEAD = "layer (from 0)", "head (from 0)"
+LAYER, HEAD = "layer (from 0)", "head (from 0)"
 
 _SCALE_LABELS = {"mad": DISTANCE_LABEL, "entropy": "attention entropy\n(1 = uniform)"}
 # Not the theme's colours: the cells under the text are the same on a dark page.
@@ -51,17 +51,17 @@ def heatmaps(models: Sequence[ModelHeads], *, by_rank: bool = False) -> Figure:
         panels = figure.subplots(2, len(models), sharex=True, sharey=True, squeeze=False)
         for metric, row in zip(("mad", "entropy"), panels, strict=True):
             cells = [_cells(model, metric, layers, num_heads) for model in models]
-            largest = 1.0 if metric == "entropy" else _largest(cells)
+            largest = 1.0 if metric == "entropy" else largest_cell(cells)
             for index, panel in enumerate(row):
-                image = _draw_cells(panel, cells[index], largest, with_numbers=with_numbers)
+                image = draw_cells(panel, cells[index], largest, with_numbers=with_numbers)
                 image.set_gid(f"{metric}-model{index}")
             colour_bar(figure, image, list(row), _SCALE_LABELS[metric], pad=0.015)
-            row[0].set_ylabel(_LAYER)
+            row[0].set_ylabel(LAYER)
         for panel, model in zip(panels[0], models, strict=True):
             panel.set_title(shorten(model.label, int(width / _CHARACTER_OF_TITLE)), parse_math=False)
         for panel in panels[-1]:
-            panel.set_xlabel("head, by distance" if by_rank else _HEAD)
-        _number(panels[0, 0], layers, num_heads, most_columns=int(width / _TICK_LABEL), first_column=int(by_rank))
+            panel.set_xlabel("head, by distance" if by_rank else HEAD)
+        number_cells(panels[0, 0], layers, num_heads, width=width, first_column=int(by_rank))
     return figure
 
 
@@ -71,22 +71,27 @@ def head_heatmaps(table: HeadTable, columns: Sequence[str], *, label: str, layer
     Layers and heads count from 0; `layers` are the numbers that the table's layers have in the whole model.
     """
     num_layers, num_heads = table.mad.shape
-    width = float(np.clip(_CELL[0] * num_heads, *_PANEL_WIDTH))
-    height = float(np.clip(_CELL[1] * num_layers, *_PANEL_HEIGHT))
-    with_numbers = width / num_heads >= _CELL_FOR_NUMBER[0] and height / num_layers >= _CELL_FOR_NUMBER[1]
+    width, height, with_numbers = panel_size(num_layers, num_heads)
     with house_style():
         figure = Figure(figsize=((width + 0.9) * len(columns) + 0.4, height + 0.9), layout="constrained")
         panels = figure.subplots(1, len(columns), sharex=True, sharey=True, squeeze=False)[0]
         for name, panel in zip(columns, panels, strict=True):
             cells = table.extra[name]
-            image = _draw_cells(panel, cells, _largest([cells]), with_numbers=with_numbers)
+            image = draw_cells(panel, cells, largest_cell([cells]), with_numbers=with_numbers)
             colour_bar(figure, image, [panel], pad=0.02)
             panel.set_title(name.replace("_", " "), parse_math=False)
-            panel.set_xlabel(_HEAD)
-        panels[0].set_ylabel(_LAYER)
+            panel.set_xlabel(HEAD)
+        panels[0].set_ylabel(LAYER)
         figure.suptitle(shorten(label, int(width * len(columns) / _CHARACTER_OF_TITLE)), parse_math=False)
-        _number(panels[0], layers, num_heads, most_columns=int(width / _TICK_LABEL))
+        number_cells(panels[0], layers, num_heads, width=width)
     return figure
+
+
+def panel_size(num_layers: int, num_heads: int) -> tuple[float, float, bool]:
+    """Inches of a panel with a cell per head: width, height, and whether numbers fit into the cells."""
+    width = float(np.clip(_CELL[0] * num_heads, *_PANEL_WIDTH))
+    height = float(np.clip(_CELL[1] * num_layers, *_PANEL_HEIGHT))
+    return width, height, width / num_heads >= _CELL_FOR_NUMBER[0] and height / num_layers >= _CELL_FOR_NUMBER[1]
 
 
 def layer_lines(table: HeadTable, columns: Sequence[str], *, label: str, layers: Sequence[int]) -> Figure:
@@ -101,7 +106,7 @@ def layer_lines(table: HeadTable, columns: Sequence[str], *, label: str, layers:
         for name, panel in zip(columns, panels, strict=True):
             panel.plot(layers, table.extra[name], color=INK, marker="o", markersize=3.5, linewidth=1.2, gid=name)
             panel.set_title(name.replace("_", " "), parse_math=False)
-            panel.set_xlabel(_LAYER)
+            panel.set_xlabel(LAYER)
             panel.xaxis.get_major_locator().set_params(integer=True)
             panel.grid(axis="y")
             panel.set_ylim(bottom=min(0.0, panel.get_ylim()[0]))
@@ -117,13 +122,17 @@ def _cells(model: ModelHeads, metric: str, layers: Sequence[int], num_heads: int
     return cells
 
 
-def _largest(cells: Sequence[NDArray[np.float64]]) -> float:
+def largest_cell(cells: Sequence[NDArray[np.float64]]) -> float:
+    """The upper end of the scale of all these cells."""
     values = np.concatenate([matrix.ravel() for matrix in cells])
     # A scale from 0 to 0 cannot be drawn; with nothing above 0 any scale shows the same.
     return float(np.nanmax(values, initial=0.0)) or 1.0
 
 
-def _draw_cells(panel: Axes, cells: NDArray[np.float64], largest: float, *, with_numbers: bool) -> AxesImage:
+def draw_cells(
+    panel: Axes, cells: NDArray[np.float64], largest: float, *, with_numbers: bool, digits: int = 2
+) -> AxesImage:
+    """A cell per number, from 0 to the largest; hatched where there is none."""
     # Missing cells are transparent and let the hatched background through: they cannot be taken for a zero.
     panel.patch.set(facecolor=GRID, hatch="////", edgecolor=HATCH, linewidth=0)
     image = panel.imshow(
@@ -139,7 +148,7 @@ def _draw_cells(panel: Axes, cells: NDArray[np.float64], largest: float, *, with
         for (row, head), value in np.ndenumerate(cells):
             if np.isfinite(value):
                 colour = _readable_on(image.cmap(value / largest))
-                panel.text(head, row, f"{value:.2f}", ha="center", va="center", fontsize=7, color=colour)
+                panel.text(head, row, f"{value:.{digits}f}", ha="center", va="center", fontsize=7, color=colour)
     return image
 
 
@@ -151,10 +160,10 @@ def _readable_on(background: tuple[float, float, float, float]) -> str:
     return _DARK_TEXT if (luminance + 0.05) ** 2 > 0.05 * 1.05 else _LIGHT_TEXT
 
 
-def _number(panel: Axes, layers: Sequence[int], num_heads: int, *, most_columns: int, first_column: int = 0) -> None:
-    """The panels share their axes, so numbering one numbers all."""
+def number_cells(panel: Axes, layers: Sequence[int], num_heads: int, *, width: float, first_column: int = 0) -> None:
+    """The panels share their axes, so numbering one numbers all; `width`: of each, in inches."""
     rows = range(0, len(layers), -(-len(layers) // 16))
-    columns = range(0, num_heads, -(-num_heads // most_columns))
+    columns = range(0, num_heads, -(-num_heads // int(width / _TICK_LABEL)))
     panel.set_yticks(rows, [str(layers[row]) for row in rows])
     panel.set_xticks(columns, [str(first_column + column) for column in columns])
 
@@ -182,10 +191,10 @@ def similarity_heatmap(similarity: LayerSimilarity, *, label: str, other_label: 
             set_ticks(ticks, [str(tick) for tick in ticks])
         if other_label is None:
             panel.set_title(shorten(label, _LABEL_LIMIT), parse_math=False)
-            panel.set_xlabel(_LAYER)
-            panel.set_ylabel(_LAYER)
+            panel.set_xlabel(LAYER)
+            panel.set_ylabel(LAYER)
         else:
-            panel.set_xlabel(f"{_LAYER} of {shorten(other_label, _LABEL_LIMIT)}", parse_math=False)
-            panel.set_ylabel(f"{_LAYER} of {shorten(label, _LABEL_LIMIT)}", parse_math=False)
+            panel.set_xlabel(f"{LAYER} of {shorten(other_label, _LABEL_LIMIT)}", parse_math=False)
+            panel.set_ylabel(f"{LAYER} of {shorten(label, _LABEL_LIMIT)}", parse_math=False)
         colour_bar(figure, image, panel, "linear CKA (1 = equal up to rotation)", pad=0.02)
     return figure
