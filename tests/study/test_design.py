@@ -86,6 +86,22 @@ def test_settings_by_short_and_by_dotted_name() -> None:
         assert changed.protocol.augmentation("cutmix") == CutMix(p=0.5, alpha=0.2)
 
 
+def test_reach_stands_beside_locat() -> None:
+    schedule = (1.5, 1.5, 2, 2, 3, 3, None, None)
+    levels = {"ViT": OFF, "reach 1.5": {"reach": (1.5,)}, "schedule": {"reach": schedule}, "LocAt": {"gaug": True}}
+    for study in (Study(BASE, factors={"reach": levels}, seeds=2), Study(BASE, factors={"reach": levels}).small()):
+        models = {cell.condition: cell.config.model for cell in study.cells}
+        assert {name: model.reach for name, model in models.items()} == {
+            "ViT": (),
+            "reach 1.5": (1.5,),
+            "schedule": schedule,
+            "LocAt": (),
+        }
+    identities = {cell.config.identity for cell in Study(BASE, factors={"reach": levels}, seeds=2).cells}
+    assert len(identities) == 8
+    assert config_of("reach", {"off": OFF, "on": (1.5,)}, "on").model.reach == (1.5,)
+
+
 def test_an_augmentation_keeps_its_place() -> None:
     changed = config_of("crop", (RandomCrop(), RandomCrop(padding=2)), "padding=2")
     assert changed.protocol.augment == (RandomCrop(padding=2), HorizontalFlip())

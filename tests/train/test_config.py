@@ -89,6 +89,7 @@ def test_every_setting_that_came_later_changes_the_identity() -> None:
         *(ModelConfig(gaug=True, locat_width=width) for width in ("input", 1.0, 2.0)),
         *(ModelConfig(gaug=True, locat_scale=scale) for scale in ("none", "auto")),
         *(ModelConfig(gaug=True, locat_isotropic=True), ModelConfig(), ModelConfig(prr=True)),
+        *(ModelConfig(reach=reach) for reach in ((1.5,), (2.0,), (1.5, 1.5, 2, 2, 3, 3, None, None))),
     ]
     protocols = [Protocol(schedule="triangular"), Protocol(drop_path=0.1), Protocol(teacher="vit")]
     runs = [

@@ -48,12 +48,13 @@ def largest_difference(configs: list[RunConfig], dataset: Dataset, device: str) 
     return float((together - alone).abs().max())
 
 
-def test_a_cell_does_not_notice_its_neighbours(request: pytest.FixtureRequest) -> None:
+@pytest.mark.parametrize("reach", [(), (1.5, 3.0)])
+def test_a_cell_does_not_notice_its_neighbours(reach: tuple[float, ...], request: pytest.FixtureRequest) -> None:
     # How sums are divided among threads depends on how many cells there are.
     request.addfinalizer(partial(torch.set_num_threads, torch.get_num_threads()))
     torch.set_num_threads(1)
     data = DataConfig(name="shapes", num_train=300, num_test=20)
-    configs = cells(ModelConfig(depth=2, width=32, num_heads=2, mlp_width=32), data)
+    configs = cells(ModelConfig(depth=2, width=32, num_heads=2, mlp_width=32, reach=reach), data)
     assert largest_difference(configs, load_data(data), "cpu") < LARGEST_DIFFERENCE
 
 

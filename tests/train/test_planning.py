@@ -35,8 +35,11 @@ def test_what_must_be_alike_is_in_one_stack() -> None:
         RunConfig(data=DataConfig(name="cifar10")),
         RunConfig(protocol=dataclasses.replace(start, betas=(0.9, 0.99))),
         RunConfig(seed=3, precision="bf16"),
+        RunConfig(model=ModelConfig(reach=(1.5,))),
+        RunConfig(model=ModelConfig(reach=(1.5,) * 8), seed=4),
+        RunConfig(model=ModelConfig(reach=(2.0,))),
     ]
-    assert plan_stacks(configs, CPU) == [[0, 2, 5], [1, 8], [3], [4], [6], [7]]
+    assert plan_stacks(configs, CPU) == [[0, 2, 5], [1, 8], [3], [4], [6], [7], [9, 10], [11]]
     assert plan_stacks([], CPU) == []
 
 

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from nearsight.errors import InputError, check_at_least
 from nearsight.models.compact import COMPACT_SETTINGS, CompactViT, draw_weights
 from nearsight.models.factory import Initialization
+from nearsight.models.reach import Reach, limit_reach
 
 
 class JumboBlock(Block):  # type: ignore[misc]  # timm carries no types
@@ -108,6 +109,7 @@ class JumboViT(CompactViT):
         global_pool: str = "token",
         init: Initialization = "trunc_normal",
         position_std: float = 0.02,
+        reach: float | Reach = (),
         **kwargs: Any,
     ) -> None:
         check_at_least("num_jumbo", num_jumbo, 1)
@@ -143,6 +145,7 @@ class JumboViT(CompactViT):
             self.global_pool = ""
             self.fc_norm: nn.Module = JoinedJumbo(num_jumbo)
         self._make_head()
+        limit_reach(self, reach)  # here, where it is known how many tokens are no patches
 
     def _make_head(self) -> None:
         if self.num_classes:

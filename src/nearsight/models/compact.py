@@ -16,6 +16,7 @@ from torch import nn
 
 from nearsight.errors import InputError, check_at_least, unknown_name
 from nearsight.models.factory import Initialization
+from nearsight.models.reach import Reach, limit_reach
 from nearsight.models.zoo import pretrained_cfgs
 
 COMPACT_SETTINGS = {
@@ -50,9 +51,17 @@ class CompactViT(VisionTransformer):  # type: ignore[misc]  # timm carries no ty
         init: "trunc_normal" draws every projection from a normal of deviation 0.02 with zero biases (the ViT and DeiT
             habit); "pytorch" keeps each layer's PyTorch default (uniform, scaled by fan-in).
         position_std: deviation of the normal from which positions and the CLS and register tokens are drawn.
+        reach: how many patches far a patch attends, in all blocks or in each (`nearsight.models.reach`).
     """
 
-    def __init__(self, *, init: Initialization = "trunc_normal", position_std: float = 0.02, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *,
+        init: Initialization = "trunc_normal",
+        position_std: float = 0.02,
+        reach: float | Reach = (),
+        **kwargs: Any,
+    ) -> None:
         _check_shape(**kwargs)
         if init not in get_args(Initialization):
             raise unknown_name("initialisation", init, get_args(Initialization))
@@ -60,6 +69,7 @@ class CompactViT(VisionTransformer):  # type: ignore[misc]  # timm carries no ty
         super().__init__(weight_init="skip", **kwargs)
         self._drawn = init, position_std
         self.init_weights()
+        limit_reach(self, reach)
 
     def init_weights(self, mode: str = "", needs_reset: bool = True) -> None:
         """Draw all weights again; timm's modes are not ours, and `init` alone says how."""

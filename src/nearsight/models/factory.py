@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from nearsight.configuration import ADDED, check_choices, decode, encode, settle_numbers
 from nearsight.errors import InputError, check_at_least, check_side, unknown_name
 from nearsight.lazy import timm, torch
+from nearsight.models.reach import Reach, settled_reach
 from nearsight.tensorfile import load_tensors, save_tensors
 
 if TYPE_CHECKING:
@@ -91,6 +92,8 @@ class ModelConfig:
     """One width for rows and columns."""
     locat_scale: Literal["learned", "none", "auto"] = field(default="learned", metadata=ADDED)
     """What the kernel is multiplied by: a learned α of each query, nothing, or the size of the logits."""
+    reach: Reach = field(default=(), metadata=ADDED)
+    """How many patches far a patch attends, in all blocks or in each (1.5 1.5 2 2 3 3 None None); None: no limit."""
     channels: int = field(default=64, metadata=ADDED)
     """Of a ResNet: channels of its first stage; every later one has twice as many as the one before."""
     shuffled_tiles: int = field(default=1, metadata=ADDED)
@@ -101,6 +104,7 @@ class ModelConfig:
     def __post_init__(self) -> None:
         settle_numbers(self)
         check_choices(self)
+        object.__setattr__(self, "reach", settled_reach(self.reach, self.depth))
         if self.name not in (known := (*COMPACT_MODELS, *RESNET_MODELS)):
             raise unknown_name("model of this kind", self.name, known)
         values = {field.name: (getattr(self, field.name), field.default) for field in dataclasses.fields(self)}
@@ -162,6 +166,7 @@ class ModelConfig:
             position_std=self.position_std,
             pos_embed="learn" if self.positions else "none",
             global_pool=self.pool,
+            reach=self.reach,
             **self._locat,
         )
 

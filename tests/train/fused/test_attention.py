@@ -37,6 +37,7 @@ class Inputs(NamedTuple):
     bias_K3Hd: Tensor
     out_grad_RNHd: Tensor
     scale: float
+    mask_NM: Tensor | None = None
 
 
 SIZES = [
@@ -89,13 +90,16 @@ def reference(inputs: Inputs) -> tuple[Tensor, Tensor]:
     images_per_cell = len(inputs.qkv_RN3Hd) // len(inputs.bias_K3Hd)
     exact = inputs.qkv_RN3Hd.double() + inputs.bias_K3Hd.double().repeat_interleave(images_per_cell, 0)[:, None]
     query, key, value = exact.requires_grad_().permute(2, 0, 3, 1, 4)
-    out = torch.nn.functional.scaled_dot_product_attention(query, key, value, scale=inputs.scale).transpose(1, 2)
+    out = torch.nn.functional.scaled_dot_product_attention(
+        query, key, value, attn_mask=inputs.mask_NM, scale=inputs.scale
+    ).transpose(1, 2)
     (grad,) = torch.autograd.grad(out, exact, inputs.out_grad_RNHd.double())
     return out.detach(), grad
 
 
 def run(inputs: Inputs) -> tuple[Tensor, Tensor]:
-    return attention_forward(inputs.qkv_RN3Hd, inputs.bias_K3Hd, inputs.scale), attention_backward(*inputs)
+    out = attention_forward(inputs.qkv_RN3Hd, inputs.bias_K3Hd, inputs.scale, inputs.mask_NM)
+    return out, attention_backward(*inputs)
 
 
 def assert_near(found: Tensor, expected: Tensor, tolerance: float) -> None:
@@ -124,6 +128,28 @@ def test_against_float64(case: Case, memory: Any, monkeypatch: pytest.MonkeyPatc
         monkeypatch.setattr(attention, "tiling_of", lambda *_, **__: case.tiling)
     # In float32, the error is that of the logits.
     check(inputs, tolerance=TOLERANCE[case.dtype] * (case.sharpness if case.dtype == F32 else 1))
+
+
+MASKED = [
+    *(
+        Case(*size)
+        for size in ((1, 1, 8), (17, 2, 24), (64, 1, 24), (65, 2, 24), (80, 1, 16), (81, 1, 17), (144, 1, 32))
+    ),
+    *(Case(65, 1, 24, dtype) for dtype in (F16, BF16)),
+    *(Case(tokens, 1, 24, dtype, tiling=tiling) for tokens, dtype, tiling in TILINGS),
+]
+
+
+@pytest.mark.parametrize("case", MASKED, ids=str)
+def test_masks_against_float64(case: Case, memory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any mask that leaves every query a key."""
+    inputs = make_inputs(case, *((1, 1) if memory.device.type == "cpu" else (3, 12)), memory.normal)
+    mask_NM = memory.normal(case.tokens, case.tokens) > 0.8
+    mask_NM[:, : case.tokens // 2] &= memory.normal(case.tokens, 1) > 0  # for some, nothing in the main block
+    mask_NM |= torch.eye(case.tokens, dtype=torch.bool, device=mask_NM.device)
+    if case.tiling:
+        monkeypatch.setattr(attention, "tiling_of", lambda *_, **__: case.tiling)
+    check(inputs._replace(mask_NM=mask_NM), tolerance=TOLERANCE[case.dtype])
 
 
 def test_every_cell_has_its_bias(memory: Any) -> None:

@@ -34,6 +34,10 @@ VITS: dict[str, tuple[dict[str, Any], str]] = {
     "another GELU": ({"act_layer": "gelu_tanh"}, "a"),
     "layer scale": ({"init_values": 0.5}, ""),
     "norms of queries and keys": ({"qk_norm": True, "depth": 2}, "mm"),
+    "a reach": ({"img_size": 16, "num_heads": 2, "reach": 1.5}, "am"),
+    "a reach of its own in every block": ({"img_size": (12, 20), "depth": 3, "reach": (0, 2.3, None)}, "amamam"),
+    "a reach in the tail of the keys": ({"img_size": 32, "reg_tokens": 2, "reach": 2.0}, "am"),
+    "a reach among more tokens than attention takes": ({"img_size": 24, "patch_size": 2, "reach": 2.0}, "m"),
 }
 """Settings, and the branches that are fused."""
 
@@ -85,6 +89,7 @@ LOCAL_MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
     "width from the input": ("locat_compact_vit", {"width": "input"}, "m"),
     "layer scale": ("locat_compact_vit", {"init_values": 0.5}, ""),
     "norms of queries and keys": ("locat_compact_vit", {"qk_norm": True, "depth": 2}, "mm"),
+    "local attention with a reach": ("locat_compact_vit", {"img_size": 16, "reach": 1.5}, "m"),
     "no positions": ("compact_vit", {"pos_embed": "none"}, "am"),
     "Jumbo": ("locat_compact_jumbo_vit", {"num_jumbo": 2}, ""),
 }
@@ -143,6 +148,7 @@ POSITIONAL_MODELS: dict[str, tuple[dict[str, Any], str]] = {
     "norms of queries and keys": ({"qk_norm": True}, "pm"),
     "a norm of what was attended to": ({"scale_attn_norm": True}, "m"),
     "layer scale": ({"init_values": 0.5}, ""),
+    "a reach": ({"img_size": 16, "reach": 1.5}, "m"),
 }
 """Settings, and the branches that are fused."""
 

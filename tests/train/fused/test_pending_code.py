@@ -126,7 +126,7 @@ CODES: dict[str, tuple[Code, str]] = {
     "a scale of attention": (lambda b, x: x + b.attend(b.norm(x), scale=0.7), "a"),
     "a scale of 0": (lambda b, x: x + b.attend(b.norm(x), scale=0.0), ""),
     "a negative scale": (lambda b, x: x + b.attend(b.norm(x), scale=-0.7), ""),
-    "a mask": (lambda b, x: x + b.attend(b.norm(x), attn_mask=CAUSAL.to(x.device)), ""),
+    "a mask": (lambda b, x: x + b.attend(b.norm(x), attn_mask=CAUSAL.to(x.device)), "a"),
     "a mask without its name": (lambda b, x: x + b.attend(b.norm(x), CAUSAL.to(x.device)), ""),
     "causal attention": (lambda b, x: x + b.attend(b.norm(x), is_causal=True), ""),
     "keys as queries": (lambda b, x: x + b.attend(b.norm(x), order=(1, 0, 2)), ""),

@@ -10,7 +10,7 @@ Shape suffixes: K cells, R rows (tokens) of a cell, C channels, M hidden units, 
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice, pairwise
 from typing import Any, NamedTuple, TypeVar
 
@@ -170,14 +170,17 @@ class AttentionBranch(Branch):
     num_heads: int
     scale: float
     """Of the products of queries and keys."""
+    mask_NM: Tensor | None = field(default=None, kw_only=True)
+    """Which keys a query may attend to, if not all."""
 
     def middle(self, projected_KRo: Tensor, bias_Ko: Tensor, weights: Weights) -> Tensor:
-        attended = attention_forward(self.by_image(projected_KRo, 3), self._packed(bias_Ko), self.scale)
+        packed, bias = self.by_image(projected_KRo, 3), self._packed(bias_Ko)
+        attended = attention_forward(packed, bias, self.scale, self.mask_NM)
         return attended.view(*projected_KRo.shape[:2], -1)
 
     def middle_back(self, gradient_KRi: Tensor, projected_KRo: Tensor, bias_Ko: Tensor, weights: Weights) -> Back:
         packed, bias = self.by_image(projected_KRo, 3), self._packed(bias_Ko)
-        gradient = attention_backward(packed, bias, self.by_image(gradient_KRi), self.scale)
+        gradient = attention_backward(packed, bias, self.by_image(gradient_KRi), self.scale, self.mask_NM)
         return Back(gradient.view(projected_KRo.shape))
 
     def sum_of(self, back: Back, outer_sum_KC: Tensor, second_KCi: Tensor) -> Tensor:

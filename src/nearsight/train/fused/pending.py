@@ -110,9 +110,9 @@ def _gelu(func: Any, input: Pending, *, approximate: str = "none") -> Any:
 
 
 def _attention(func: Any, query: Any, key: Any, value: Any, *others: Any, **options: Any) -> Any:
-    masked = others or options.get("attn_mask") is not None or options.get("is_causal")
     scale = options.get("scale")
-    ordinary = not masked and not options.get("dropout_p") and (scale is None or scale > 0)
+    extra = others or options.get("is_causal") or options.get("dropout_p")
+    ordinary = not extra and (scale is None or scale > 0) and _is_one_for_all(options.get("attn_mask"), query)
     same_shape = all(isinstance(tensor, Pending) and tensor.shape == query.shape for tensor in (query, key, value))
     if not (ordinary and same_shape and query.dim() == 4):
         return NotImplemented
@@ -120,6 +120,15 @@ def _attention(func: Any, query: Any, key: Any, value: Any, *others: Any, **opti
     root = torch.empty((batch, tokens, heads, size), dtype=query.dtype, device="meta")
     operation = Operation(func, (query, key, value), options, root.transpose(1, 2), query.operation.dtype, root=root)
     return Pending.of(operation, query)
+
+
+def _is_one_for_all(mask: Tensor | None, query_BHNd: Tensor) -> bool:
+    """Whether a mask says of each pair of tokens, for all images and heads, whether one attends to the other."""
+    if mask is None:
+        return True
+    num_tokens = query_BHNd.shape[-2]
+    is_plain = type(mask) is Tensor and mask.dtype == torch.bool and mask.is_contiguous()
+    return is_plain and tuple(mask.shape) == (num_tokens, num_tokens)
 
 
 def _reshape(func: Any, input: Pending, *args: Any, **kwargs: Any) -> Any:
@@ -193,7 +202,9 @@ def _attention_branch(stream_BNC: Tensor, projection: Operation) -> tuple[Branch
     if not as_usual:
         return None
     scale = attention.kwargs.get("scale")
-    branch = AttentionBranch(norm.args[4], tokens, heads, size**-0.5 if scale is None else scale)
+    branch = AttentionBranch(
+        norm.args[4], tokens, heads, size**-0.5 if scale is None else scale, mask_NM=attention.kwargs.get("attn_mask")
+    )
     return branch, weights_of(norm, packed, projection)
 
 
