@@ -13,19 +13,22 @@ from nearsight.version import __version__
 if TYPE_CHECKING:
     from nearsight import metrics
     from nearsight.data.cifar100_sample import sample_images
-    from nearsight.lens import HeadTable, attention_maps, check_vit_adapter, measure, open_maps
+    from nearsight.lens import HeadTable, attention_maps, check_vit_adapter, intervene, measure, open_maps
     from nearsight.locat import add_locat
     from nearsight.models import create_model
+    from nearsight.probe import ablate
     from nearsight.report.sharing import HubModel, push_to_hub
 
 __all__ = [
     "HeadTable",
     "HubModel",
     "__version__",
+    "ablate",
     "add_locat",
     "attention_maps",
     "check_vit_adapter",
     "create_model",
+    "intervene",
     "measure",
     "metrics",
     "open_maps",

@@ -18,6 +18,7 @@ COMMANDS = {
     "demo": "see, induce and understand locality in three minutes, on one page",
     "measure": "how far and how selectively each head of a model looks",
     "maps": "where every head looks on each image, as a file of attention maps",
+    "ablate": "what each head is worth to a classifier, and how far heads have to reach",
     "atlas": "many models on the same pictures: one table, one page",
     "train": "train a model from a recipe",
     "study": "which part of a recipe makes attention local, with confidence intervals",

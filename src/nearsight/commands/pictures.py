@@ -21,6 +21,7 @@ from nearsight.data import DATASETS, data_folder, load_dataset, make_shapes, mea
 from nearsight.data.decoding import UnreadableError, opened_rgb
 from nearsight.data.image_folder import TEST_NAMES, listed_images, readable_images
 from nearsight.data.loading import find_source
+from nearsight.data.segmentation import SEGMENTATION_SETS, load_segmentation
 from nearsight.errors import InputError, unknown_name
 from nearsight.files import reading
 from nearsight.models.sourced import OWN
@@ -95,9 +96,13 @@ def find_pictures(images: str | None, num_images: int, data_dir: Path | None, *,
         return PixelPictures("the embedded set", pixels)
     if images in DATASETS:
         return _test_pictures(images, num_images, data_dir, files)
+    if images in SEGMENTATION_SETS:
+        pairs = load_segmentation(images, data_dir).test.pairs
+        chosen = measuring_subset(len(pairs), num_images).tolist()
+        return FilePictures(f"{images}, test", [pairs[index][0] for index in chosen])
     folder = Path(images)
     if not folder.exists() and "/" not in images and "\\" not in images:
-        raise unknown_name("data set, nor a folder that is there", images, DATASETS)
+        raise unknown_name("data set, nor a folder that is there", images, [*DATASETS, *SEGMENTATION_SETS])
     return FilePictures(images, files(folder, num_images))
 
 

@@ -9,10 +9,12 @@ if TYPE_CHECKING:
     from nearsight.lens.checks import AdapterError, AdapterReport, check_vit_adapter
     from nearsight.lens.features import LayerSimilarity, layer_similarity
     from nearsight.lens.geometry import Geometry, patch_grid
+    from nearsight.lens.intervene import average_maps, intervene
     from nearsight.lens.maps import attention_maps
     from nearsight.lens.mapsfile import LayerMaps, open_maps
     from nearsight.lens.measurement import WHAT, Measurement, measurement
     from nearsight.lens.measuring import measure
+    from nearsight.lens.plans import DropSinks, Identity, Mean, Offsets, OnlySinks, Plan, Reach, Uniform, Zero
     from nearsight.lens.positions import PositionGram, position_gram
     from nearsight.lens.rollout import attention_rollout
     from nearsight.lens.shards import Shards
@@ -24,18 +26,29 @@ __all__ = [
     "AdapterError",
     "AdapterReport",
     "AttentionTap",
+    "DropSinks",
     "Geometry",
     "HeadTable",
+    "Identity",
     "LayerMaps",
     "LayerSimilarity",
+    "Mean",
     "Measurement",
+    "Offsets",
+    "OnlySinks",
+    "Plan",
     "PositionGram",
+    "Reach",
     "Shards",
     "Site",
     "Survey",
+    "Uniform",
+    "Zero",
     "attention_maps",
     "attention_rollout",
+    "average_maps",
     "check_vit_adapter",
+    "intervene",
     "layer_similarity",
     "measure",
     "measurement",

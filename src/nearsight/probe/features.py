@@ -157,7 +157,7 @@ class HookedBlocks:
 
         with watching_outputs(self._model, [name], look):
             self._model(images)
-        return seen[0]
+        return seen[-1]  # a survey may have run before
 
 
 Watch = Callable[[Iterator[Tensor]], Iterator[Tensor]]

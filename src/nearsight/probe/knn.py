@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from nearsight.errors import InputError
 from nearsight.lazy import torch
-from nearsight.probe.search import ExactIndex, Index, check_enough
+from nearsight.probe.search import ExactIndex, Index, check_enough, unit
 from nearsight.probe.settings import KNN_KS, KNN_TEMPERATURE, check_votes
 
 if TYPE_CHECKING:
@@ -68,6 +68,24 @@ def knn_right(
         for k in ks:
             right[k].append(scores[k].argmax(1).cpu() == labels_q.cpu())
     return {k: torch.cat(parts) for k, parts in right.items()}
+
+
+def knn_right_of_others(
+    features_NC: Tensor, labels_N: Tensor, *, k: int, temperature: float = KNN_TEMPERATURE
+) -> Tensor:
+    """For each feature whether its class gets the most votes of the k nearest others, [N] bool (leave one out)."""
+    check_votes([k], temperature)
+    check_enough(len(labels_N) - 1, k, "other images")
+    unit_NC = unit(features_NC)
+    right = []
+    for at_q in torch.arange(len(labels_N), device=labels_N.device).split(_QUERIES_AT_ONCE):
+        similarity_qN = unit_NC[at_q] @ unit_NC.T
+        similarity_qN[torch.arange(len(at_q)), at_q] = -torch.inf
+        similarity_qk, neighbour_qk = similarity_qN.topk(k)
+        vote_qk = torch.exp((similarity_qk - similarity_qk[:, :1]) / temperature)
+        votes_qc = vote_qk.new_zeros(len(at_q), int(labels_N.max()) + 1)
+        right.append(votes_qc.scatter_add_(1, labels_N[neighbour_qk], vote_qk).argmax(1) == labels_N[at_q])
+    return torch.cat(right)
 
 
 def knn_accuracy(

@@ -13,6 +13,15 @@ from nearsight.errors import InputError, check_at_least, check_below_one, check_
 
 KNN_KS = (10, 20, 100, 200)
 KNN_TEMPERATURE = 0.07
+ABLATION_K = 20
+"""Neighbours of k-NN among the images that changed heads are asked about."""
+Scored = Literal["classifier", "knn"]
+"""Who says which class an image has: the model's own classifier, or the nearest other images."""
+QUESTIONS = ("heads", "reach", "removal")
+"""About changed heads: each by itself, all of a layer limited to a reach, and more and more of them."""
+USUAL_PLANS = ("zero", "identity", "uniform")
+PLANS = (*USUAL_PLANS, "mean", "offsets", "drop-sinks")
+"""What single heads do instead, by the names of `nearsight.lens`."""
 RETRIEVE_K = 30
 RETRIEVE_TEMPERATURE = 0.02
 MEMORY_SIZE = 1_000_000

@@ -9,7 +9,7 @@ Shape suffixes: B crops, C channels, H rows, W columns.
 import itertools
 import os
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache
 from threading import Lock
@@ -74,7 +74,7 @@ class TrainingCrops:
         self._kept: dict[int, tuple[Image.Image, _Labels]] = {}
         self._room, self._keeping = room, Lock()
 
-    def batches(self, first_step: int, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
+    def batches(self, first_step: int, device: torch.device) -> Generator[tuple[Tensor, Tensor], None, None]:
         """(images [B, 3, H, W] uint8, masks [B, H, W] int64) of the steps from this one on, made in threads ahead."""
         steps = iter(range(first_step, self._config.iterations))
         waiting: deque[_Coming] = deque()

@@ -10,7 +10,7 @@ L labels of masks, h rows and w columns of patches, H and W of pixels.
 import math
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -28,7 +28,6 @@ from nearsight.errors import InputError
 from nearsight.metrics.segmentation import confusion_matrix
 from nearsight.probe.scores import image_counts
 from nearsight.probe.segmentation.config import SegmentConfig
-from nearsight.probe.segmentation.crops import TrainingCrops
 from nearsight.tensorfile import load_tensors, save_tensors
 from nearsight.train.runner import TrainingError
 
@@ -121,16 +120,17 @@ class HeadTraining:
         self.seen_L = torch.zeros(NUM_LABELS, device=device, dtype=torch.bool)
         """Which labels were in crops so far."""
 
-    def train(self, crops: TrainingCrops, features: Features, after_step: Callable[[], None]) -> None:
-        """All steps that are left. `after_step` may end it by an error; the steps done until then are kept."""
+    def train(
+        self, batches: Iterable[tuple[Tensor, Tensor]], features: Features, after_step: Callable[[], object]
+    ) -> None:
+        """All steps that are left, a batch of images and masks for each.
+
+        `after_step` may end it by an error; the steps done until then are kept.
+        """
         self.head.train()
-        batches = crops.batches(self.steps_done, self._device)
-        try:
-            for images_BCHW, masks_BHW in batches:
-                self._step(features(images_BCHW), masks_BHW)
-                after_step()
-        finally:
-            batches.close()  # type: ignore[attr-defined]  # ends its threads now
+        for images_BCHW, masks_BHW in batches:
+            self._step(features(images_BCHW), masks_BHW)
+            after_step()
         self.head.eval()
 
     @torch.enable_grad()

@@ -13,7 +13,7 @@ probe goes on from its last checkpoint when it is started again; one that is com
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -192,7 +192,8 @@ class _Probe:
             _heed(stop, training)
 
         crops = TrainingCrops(self._dataset.train, self._config, fill=self._frozen.preparation.mean)
-        training.train(crops, features, after_step)
+        with closing(crops.batches(training.steps_done, self._device)) as batches:  # ends its threads at once
+            training.train(batches, features, after_step)
 
     def _keep(self, training: HeadTraining) -> None:
         if training.steps_done > 0:
