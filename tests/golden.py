@@ -24,9 +24,12 @@ from pathlib import Path
 
 import matplotlib
 
+from nearsight.files import ABLATED
 from nearsight.papers import declare_all
 from nearsight.papers.findings import write_findings
 from nearsight.papers.structure.learned_positions import write_bridge
+from nearsight.report.ablated import AblatedRuns
+from nearsight.report.ablated_tables import write_ablated_report
 from nearsight.report.probe_tables import write_probe_report
 from nearsight.report.probes import ProbeResults
 from nearsight.report.simulations import write_simulation_report
@@ -49,8 +52,10 @@ _POINTS = 0.5
 
 
 def reports() -> list[Path]:
-    """The folders under results/ that hold a report of a study, of probes, or the bridge between two studies."""
-    return [BRIDGE, *sorted(path.parent for name in ("study.json", "probes.json") for path in RESULTS.rglob(name))]
+    """The folders under results/ that hold a report of a study, of probes, of changed heads, or the bridge between two
+    studies."""
+    names = ("study.json", "probes.json", ABLATED)
+    return [BRIDGE, *sorted(path.parent for name in names for path in RESULTS.rglob(name))]
 
 
 def write(committed: Path, folder: Path) -> tuple[Path, ...]:
@@ -61,6 +66,8 @@ def write(committed: Path, folder: Path) -> tuple[Path, ...]:
         return write_bridge(RESULTS / json.loads((BRIDGE / "provenance.json").read_text())["study"], folder)
     if (committed / "probes.json").exists():
         return write_probe_report(ProbeResults.read(committed), folder)
+    if (committed / ABLATED).exists():
+        return write_ablated_report(AblatedRuns.read(committed), folder)
     if is_simulation(committed):
         return write_simulation_report(SimulationResults.read(committed), folder)
     results = StudyResults.read(committed)

@@ -40,7 +40,14 @@ _SECONDS_UNTIL_FORGOTTEN = 24 * 3600.0
 _REMAINS = re.compile(r"\..*\.(?P<mark>[0-9a-f]{8}-\d+-\d+)-[0-9a-f]{8}\.tmp.*")
 
 RUN, STUDY, PROBES, MEASURED = "config.json", "study.json", "probes.csv", "heads.csv"
-_WORDS = {STUDY: "a study", PROBES: "what nearsight probe all left", RUN: "a run", MEASURED: "a measured model"}
+ABLATED = "ablated.json"
+_WORDS = {
+    STUDY: "a study",
+    PROBES: "what nearsight probe all left",
+    ABLATED: "what nearsight ablate left of a study",
+    RUN: "a run",
+    MEASURED: "a measured model",
+}
 """What a folder holds, by one file of each kind: some files of two kinds have the same name, and would be mixed up.
 The first that exists decides: runs and studies have a heads.csv, too."""
 

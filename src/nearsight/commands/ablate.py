@@ -15,7 +15,7 @@ from nearsight.commands.options import Common, Request, parse, short_name
 from nearsight.data import DATASETS
 from nearsight.data.segmentation import SEGMENTATION_SETS
 from nearsight.errors import InputError, check_at_least, check_number, unknown_name
-from nearsight.files import MEASURED, check_kind, check_output_folder
+from nearsight.files import ABLATED, MEASURED, STUDY, check_kind, check_output_folder
 from nearsight.models.zoo import IMAGES, MODELS
 from nearsight.probe.settings import PLANS, QUESTIONS
 
@@ -29,10 +29,14 @@ class AblateOptions(Common):
     their mean attention distance and in random orders. Writes ablation-heads.csv, ablation-reach.csv,
     ablation-removal.csv, their figures, ablation.json, and what nearsight measure writes for the same images.
     Interrupted, the same command continues.
+
+    MODEL may be the folder of a study: then all its finished runs are asked, one after the other, and conditions are
+    compared over seeds; what was asked of a run before is not asked again.
     """
 
     model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL", help_behavior_hint="")]
-    """As for nearsight measure: a timm name, one of the zoo, hf:org/name, torchvision:NAME, a run folder, …"""
+    """As for nearsight measure: a timm name, one of the zoo, hf:org/name, torchvision:NAME, a run folder, …; or the
+    folder of a study."""
     data: str | None = None
     """A data set (nearsight data list) whose test images are asked about; by default that of the run, for the zoo
     cifar100-sample. One with masks is scored by mIoU."""
@@ -60,6 +64,8 @@ class AblateOptions(Common):
     """Images at once; each goes through variants-at-once models. Or auto."""
     variants_at_once: int = 8
     """Changed models that run as one batch."""
+    precision: Literal["float32", "bfloat16", "float16"] = "float32"
+    """In which the model computes; on a GPU the half ones are several times as fast."""
     pretrained: bool = False
     """Load the published weights of models of timm and torchvision, which are random otherwise."""
     checkpoint: Path | None = None
@@ -155,15 +161,24 @@ def main(arguments: Sequence[str]) -> int:
     options = parse(AblateOptions, arguments, prog="nearsight ablate")
     options.check()
     out = options.out or Path("runs") / f"ablate-{short_name(options.model)}"
-    request, reaches = options.request, options.reaches
+    request, reaches, is_study = options.request, options.reaches, (Path(options.model) / STUDY).is_file()
+    if is_study and options.has_masks:
+        raise InputError(f"the runs of a study are asked about classes, but {options.data} has masks; name one run")
     check_output_folder(out)
-    check_kind(out, MEASURED)
+    check_kind(out, ABLATED if is_study else MEASURED)
     # Here, because help and mistakes do without.
-    from nearsight.commands.ablating import ask
     from nearsight.lens.running import remembering_surveys
 
+    command = shlex.join(["nearsight", "ablate", *arguments])
     with remembering_surveys():
+        if is_study:
+            from nearsight.commands.ablating_study import ask_study
+
+            print(ask_study(options, reaches, out, command))
+            return 0
+        from nearsight.commands.ablating import ask
+
         asked = ask(options, request, reaches, out)
-    written = asked.write(shlex.join(["nearsight", "ablate", *arguments]))
+    written = asked.write(command)
     print(json.dumps(asked.as_json(written)) if options.json else "\n".join(asked.as_text()))
     return 0

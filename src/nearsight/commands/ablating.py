@@ -42,7 +42,7 @@ from nearsight.report.page.document import PAGE
 
 _AVERAGED = ("mean", "offsets")
 """Plans that need reference images."""
-_PARTS = "parts"
+PARTS = "parts"
 """Folder of what is known of the images that are done, until all are."""
 _FIT_BATCH = 16
 
@@ -63,7 +63,7 @@ class Asked:
         files = write_all(out, [self.measured], command, [section], explorer)
         files += report.write(out)
         write_json(out / "ablation.json", self._record())
-        shutil.rmtree(out / _PARTS, ignore_errors=True)
+        shutil.rmtree(out / PARTS, ignore_errors=True)
         return [*files, out / "ablation.json"]
 
     def _record(self) -> dict[str, Any]:
@@ -125,6 +125,7 @@ def ask(options: AblateOptions, request: Request, reaches: Sequence[float], out:
     """Open the model, measure it, change its heads. Only finished batches are written yet."""
     device = request.torch_device
     (one,) = prepare(request, (), device, all_decoded=False)
+    one.subject.model.to(getattr(torch, options.precision))
     if options.has_masks:
         data = _with_masks(one, request, options.num_train)
     else:
@@ -298,7 +299,7 @@ def _changed(
                 variants_at_once=options.variants_at_once,
                 device=device,
                 num_images=len(data.truth),
-                folder=out / _PARTS / canonical_hash({**record, "batch_size": batch_size}),
+                folder=out / PARTS / canonical_hash({**record, "batch_size": batch_size}),
                 on_group=progress.add,
             )
 

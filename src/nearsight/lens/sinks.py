@@ -170,7 +170,7 @@ class Sinks(Measurement):
             without_2LBH = torch.where(num_sinks_LBH > 0, sums_2LBH * keys.means_2111, without_2LBH)
         return torch.stack(
             [
-                *torch.einsum("lbwhm,swm->slbh", whole_XLBWHM[0], keys.others_SWM) / total_LBH,
+                *((whole_XLBWHM[0] * others_WM[:, None]).sum((2, 4)) / total_LBH for others_WM in keys.others_SWM),
                 outliers_LBH,
                 (share_LBHK * sinks_LBHK).sum(-1),
                 share_LBHK.amax(-1),
@@ -273,7 +273,8 @@ class _Keys:
     def spread(self, weights_BHK: Tensor) -> tuple[Tensor, Tensor]:
         """Mean distance from the centre of the image, and root mean square distance from their own: [B, H] each."""
         share_BHK = weights_BHK / weights_BHK.sum(-1, keepdim=True)
-        moments_BH3 = share_BHK @ self.moments_K3
+        # Sums and no matrix product, whose last digits depend on how many layers there are.
+        moments_BH3 = (share_BHK[..., None, :] * self.moments_K3.T).sum(-1)
         from_own_BHK2 = self.places_K2 - moments_BH3[..., None, :2]
         return moments_BH3[..., 2], (share_BHK * from_own_BHK2.square().sum(-1)).sum(-1).sqrt()
 

@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from nearsight.errors import InputError
-from nearsight.files import write_text
+from nearsight.files import ABLATED, write_text
+from nearsight.report.ablated import AblatedRuns
+from nearsight.report.ablated_tables import ablated_verdicts
 from nearsight.report.claims import Judgement, Verdicts
 from nearsight.report.marks import Drawing
 from nearsight.report.probe_tables import probe_verdicts
@@ -104,12 +106,15 @@ class Findings:
 
 
 def _read(results: Path) -> dict[str, Any]:
-    """Every study, simulation and set of probed models below a folder, by its path there; at full scale, with runs."""
+    """Every study, simulation and set of probed or changed models below a folder, by its path there: of those at full
+    scale that have runs."""
     found: dict[str, Any] = {}
-    for path in sorted([*results.rglob("study.json"), *results.rglob("probes.json")]):
+    for path in sorted(path for name in ("study.json", "probes.json", ABLATED) for path in results.rglob(name)):
         folder, name = path.parent, path.parent.relative_to(results).as_posix()
         if path.name == "probes.json":
             found[name] = ProbeResults.read(folder)
+        elif path.name == ABLATED:
+            found[name] = AblatedRuns.read(folder)
         elif is_simulation(folder):
             found[name] = SimulationResults.read(folder)
         else:
@@ -118,13 +123,15 @@ def _read(results: Path) -> dict[str, Any]:
 
 
 def _has_runs(results: Any) -> bool:
-    return isinstance(results, ProbeResults) or bool(len(results.runs))
+    return isinstance(results, ProbeResults | AblatedRuns) or bool(len(results.runs))
 
 
 def verdicts_on(results: Any) -> Verdicts | None:
-    """Of a study, a simulation or probed models."""
+    """Of a study, a simulation, or probed or changed models."""
     if isinstance(results, ProbeResults):
         return probe_verdicts(results)
+    if isinstance(results, AblatedRuns):
+        return ablated_verdicts(results)
     return simulation_verdicts(results) if isinstance(results, SimulationResults) else study_verdicts(results)
 
 

@@ -66,7 +66,7 @@ def factorial_cifar100(*, seeds: int = SEEDS) -> Study:
 
     Run     nearsight study run factorial-cifar100
     Cost    40 cells of 300 epochs of 40,000 images (480 M), and 0.6 M measured; about an hour of an H200
-    Result  not run yet
+    Result  not run yet; its plan is in results/factorial-cifar100
     """
     return ablation(_long(compact_cifar100("baseline"), 300), colour=AutoAugment(), cutmix=_CUTMIX, seeds=seeds)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from nearsight.errors import InputError
-from nearsight.files import MEASURED, PROBES, RUN, STUDY, mark_of, read_object, write_text
+from nearsight.files import ABLATED, MEASURED, PROBES, RUN, STUDY, mark_of, read_object, write_text
 from nearsight.lens import patch_grid
 from nearsight.models import load_model
 from nearsight.report.inputs import ModelHeads, model_heads, read_measured
@@ -17,25 +17,27 @@ from nearsight.train import RunFolder
 from nearsight.train.recipes import command_of
 
 if TYPE_CHECKING:
+    from nearsight.report.ablated import AblatedRuns
     from nearsight.report.probes import ProbeResults
 
-Kind = Literal["simulation", "study", "probes", "run", "measured", "several"]
-_KINDS: dict[str, Kind] = {PROBES: "probes", RUN: "run", MEASURED: "measured"}
+Kind = Literal["simulation", "study", "probes", "ablated", "run", "measured", "several"]
+_KINDS: dict[str, Kind] = {PROBES: "probes", ABLATED: "ablated", RUN: "run", MEASURED: "measured"}
 _KNOWN = (
-    "a run (config.json), a study (study.json), what `nearsight measure` leaves (heads.csv) or `nearsight probe all` "
-    "(probes.csv), or a folder of such runs or models"
+    "a run (config.json), a study (study.json), what `nearsight measure` leaves (heads.csv), `nearsight probe all` "
+    "(probes.csv) or `nearsight ablate` of a study (ablated.json), or a folder of such runs or models"
 )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Contents:
-    """What a page is made of: a study, a simulation, probes, or models."""
+    """What a page is made of: a study, a simulation, probes, changed heads, or models."""
 
     kind: Kind
     title: str
     study: StudyResults | None = None
     simulation: SimulationResults | None = None
     probes: "ProbeResults | None" = None
+    ablated: "AblatedRuns | None" = None
     models: tuple[ModelHeads, ...] = ()
     runs: Mapping[str, Path] = field(default_factory=dict)
     """Label → folder of the models that are runs."""
@@ -60,6 +62,8 @@ class Contents:
             return results.simulation_page_html(self.simulation, provenance=self.provenance)
         if self.probes is not None:
             return results.probes_page_html(self.probes, provenance=self.provenance)
+        if self.ablated is not None:
+            return results.ablated_page_html(self.ablated, provenance=self.provenance)
         assert self.study is not None
         return results.study_page_html(self.study, provenance=self.provenance, explorer=explorer)
 
@@ -71,7 +75,7 @@ def write_folder_page(folder: Path, *, explorer: BodyPart | None = None) -> Path
 
 
 def read_folder(folder: Path) -> Contents:
-    """A run, a study, probes, a measured model, or several of the latter below one folder."""
+    """A run, a study, probes, changed heads, a measured model, or several of the latter below one folder."""
     kind = kind_of(folder)
     if kind == "simulation":
         simulation = SimulationResults.read(folder)
@@ -84,6 +88,11 @@ def read_folder(folder: Path) -> Contents:
 
         probes = ProbeResults.read(folder)
         return Contents(kind=kind, title=probes.name, probes=probes, provenance=_provenance(folder))
+    if kind == "ablated":
+        from nearsight.report.ablated import AblatedRuns, changed
+
+        ablated = AblatedRuns.read(folder)
+        return Contents(kind=kind, title=changed(ablated.name), ablated=ablated, provenance=_provenance(folder))
     return read_folders(_members(folder) if kind == "several" else [folder])
 
 

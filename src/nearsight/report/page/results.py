@@ -1,5 +1,5 @@
-"""The pages of results, from a study, a simulation or probed models: the finding, the figure that shows it, tables,
-claims, and all that is needed to check them."""
+"""The pages of results, from a study, a simulation, or probed or changed models: the finding, the figure that shows it,
+tables, claims, and all that is needed to check them."""
 
 import shlex
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -8,6 +8,8 @@ from functools import partial
 from typing import Any
 
 from nearsight.errors import InputError
+from nearsight.report.ablated import AblatedRuns
+from nearsight.report.ablated_tables import ablated_report
 from nearsight.report.claims import Verdicts
 from nearsight.report.conditions import missing_notes, scale_notes, with_attention
 from nearsight.report.figures.style import NARROW
@@ -97,6 +99,29 @@ def probes_page_html(results: ProbeResults, *, provenance: Mapping[str, Any] | N
         ],
         provenance=provenance,
         again=command_html(None if command is None else str(command)),
+    )
+
+
+def ablated_page_html(results: AblatedRuns, *, provenance: Mapping[str, Any] | None = None) -> str:
+    """The text of the page."""
+    report = ablated_report(results)
+    conditions, *others = report.tables
+    hero, *figures = _drawn_html(report.figures)
+    done = Words(headline=f"The heads of {len(results.as_study().runs)} runs were changed.", sentences=())
+    commands = (provenance or {}).get("commands") or [None]
+    return _page_html(
+        report.title,
+        _words(report.verdicts, lambda: done),
+        report.notes,
+        hero,
+        [
+            Section(name="results", heading="Results", body=table_html(conditions)),
+            _claims(report.verdicts, "The answers"),
+            Section(name="figures", heading="Figures", body="".join(figures)),
+            Section(name="tables", heading="Further tables", body="".join(map(opened_html, others))),
+        ],
+        provenance=provenance,
+        again=command_html(commands[-1]),
     )
 
 
