@@ -1,4 +1,4 @@
-"""`nearsight bench {train,measure,gaug,augment,retrieve,study}`: this project and its peers on the same work."""
+"""`nearsight bench {train,measure,ablate,gaug,augment,retrieve,study}`: this project and its peers on the same work."""
 
 import contextlib
 import dataclasses
@@ -76,6 +76,22 @@ class MeasureBenchOptions(BenchOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
+class AblateBenchOptions(BenchOptions):
+    """What it costs to ask about every head: ours against whole forwards, and against a loop of hooks with maps."""
+
+    model: str = "compact_vit"
+    """A ViT of timm's with CLS."""
+    num_images: int | None = None
+    """Images that every changed model sees; 10000 on a GPU and 16 elsewhere."""
+    num_compared: int | None = None
+    """Of these, how many go through all three ways; 1000 on a GPU and 16 elsewhere."""
+    batch_size: int | None = None
+    """Images per batch; 500 on a GPU and 8 elsewhere."""
+    variants_at_once: int = 8
+    """Changed models that run as one batch."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class GaugOptions(BenchOptions):
     """Attention with the Gaussian bias against plain attention and a dense bias, and a training step with LocAt."""
 
@@ -120,6 +136,7 @@ class StudyBenchOptions(Options):
 BENCHES: dict[str, type[Options]] = {
     "train": TrainBenchOptions,
     "measure": MeasureBenchOptions,
+    "ablate": AblateBenchOptions,
     "gaug": GaugOptions,
     "augment": AugmentOptions,
     "retrieve": RetrieveBenchOptions,

@@ -16,7 +16,7 @@ from nearsight.report.ablated import ALL, AREA, NEEDED, RANK, RANK_WITHIN, Ablat
 from nearsight.report.claims import Verdicts
 from nearsight.report.conditions import missing_notes, noted, scale_notes
 from nearsight.report.figures.looks import looks
-from nearsight.report.figures.style import DISTANCE_LABEL, MUTED, house_style, light_grid
+from nearsight.report.figures.style import MUTED, house_style, light_grid
 from nearsight.report.marks import Drawing, add_fitting_legend, draw_courses, draw_dots, draw_seeds
 from nearsight.report.reports import Report
 from nearsight.report.studies import report_of
@@ -198,9 +198,9 @@ def worth_by_distance(results: AblatedRuns) -> Drawing:
             panel.yaxis.set_major_formatter("{x:g}")
             panel.set_title(condition, parse_math=False)
             light_grid(panel)
-        panels[0].set_xlim(left=0.0)
+            panel.set_xlabel("mean attention distance")
+        panels[0].set_xlim(left=-0.02)  # dots at 0 are whole
         panels[0].set_ylabel("points lost without the head")
-        figure.supxlabel(DISTANCE_LABEL, fontsize=9)
     words = (
         "A dot per head and seed; left of the dotted line are own-patch heads; above 1 point the scale is logarithmic."
     )
@@ -224,11 +224,10 @@ def removal_of_conditions(results: AblatedRuns) -> Drawing:
                 draw_courses(panel, curves.index, curves.to_numpy().T.tolist(), colour, f"{gid}-run")
                 dash = "solid" if kind == "local" else (0, (4, 2))
                 panel.plot(curves.index, curves.mean(axis=1), color=colour, linestyle=dash, linewidth=1.8, gid=gid)
-            _accuracy_axis(panel)
             panel.set_title(condition, parse_math=False)
-        for panel in panels[1:]:
-            panel.set_ylabel("")
-        figure.supxlabel("heads removed", fontsize=9)
+            panel.set_xlabel("heads removed")
+            light_grid(panel)
+        _accuracy_axis(panels[0])  # which all share
     words = "Solid: most local heads first; dashed: random orders; thick: their means, thin: single runs and orders."
     caption = "Accuracy while more and more heads give nothing."
     return noted(figure, results.as_study(), caption, words, missing=True)
