@@ -76,9 +76,7 @@ def bench_ablate(
     torch.manual_seed(0)
     vit: Any = create_model(model).to(device, dtype).eval()
     if not all(hasattr(getattr(block, "attn", None), "attn_drop") for block in getattr(vit, "blocks", [None])):
-        raise InputError(
-            f"{model} is not a ViT of timm's, whose maps a hook can change; take vit_base_patch16_224, say"
-        )
+        raise InputError(f"{model} is not a ViT of timm's, whose maps hooks change; take vit_base_patch16_224, say")
     side = vit.patch_embed.img_size
     batches = [
         torch.randn(min(batch_size, num_images - start), 3, *side, device=device, dtype=dtype)
@@ -191,7 +189,7 @@ def table(rows: Sequence[AblateRow]) -> str:
         lines += [
             f"{row.model}, {row.dtype}, {row.device}: {row.num_heads} heads × {row.num_images:,} images in "
             f"{row.seconds:,.1f} s",
-            f"  of {row.num_compared:,} images: ours {row.ours_s:,.2f} s; a whole forward per head {row.whole_s:,.2f} s "
+            f"  of {row.num_compared:,} images: ours {row.ours_s:,.2f} s; a forward per head {row.whole_s:,.2f} s "
             f"({row.whole_s / row.ours_s:.2f} ×); a loop of hooks with maps {row.hooks_s:,.2f} s "
             f"({row.hooks_s / row.ours_s:.2f} ×)",
             f"  of {row.predictions:,} predictions {row.differ} differ from whole forwards, {row.differ_to_hooks} from "
