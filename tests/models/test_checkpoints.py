@@ -87,14 +87,23 @@ def test_safetensors(tmp_path: Path) -> None:
     assert_same(model, state)
 
 
-def test_a_head_for_other_classes_is_left_out(tmp_path: Path) -> None:
+def test_a_head_for_other_classes_is_taken_with_them(tmp_path: Path) -> None:
     state = small_vit(seed=1, num_classes=7).state_dict()
     torch.save(state, tmp_path / "weights.pth")
     model = small_vit()
+    assert "left random" not in load_checkpoint(model, tmp_path / "weights.pth")
+    assert_same(model, state)
+    assert model.num_classes == 7
+    assert model(torch.zeros(1, 3, 32, 32)).shape == (1, 7)
+
+
+def test_a_head_of_another_width_is_left_out(tmp_path: Path) -> None:
+    state = small_vit(seed=1).state_dict()
+    torch.save({**state, "head.weight": torch.zeros(7, 5), "head.bias": torch.zeros(7)}, tmp_path / "weights.pth")
+    model = small_vit()
     head = model.state_dict()["head.weight"].clone()
-    assert "left random, as attention does not need it: head.weight, head.bias" in load_checkpoint(
-        model, tmp_path / "weights.pth"
-    )
+    note = load_checkpoint(model, tmp_path / "weights.pth")
+    assert "left random, as attention does not need it: head.weight, head.bias" in note
     assert torch.equal(model.state_dict()["head.weight"], head)
     assert torch.equal(model.state_dict()["norm.weight"], state["norm.weight"])
 

@@ -36,7 +36,7 @@ def load_checkpoint(model: nn.Module, path: Path) -> str:
     """Load the weights of a file into `model`; a sentence that says what was taken, left out and not used.
 
     Every weight in front of the classifier must be there with its shape; the classifier may differ, because attention
-    does not depend on it.
+    does not depend on it. One of timm's gets as many classes as the file has.
     """
     nested = list(_unwrapped(_read(path)))
     if not nested:
@@ -45,6 +45,9 @@ def load_checkpoint(model: nn.Module, path: Path) -> str:
     fits = [(_best_fit(model, stored), stored, opened) for stored, opened in nested]
     # Of equals the first, in the order of `_NESTINGS`.
     (prefix, weights, converted), stored, opened = max(fits, key=lambda fit: _num_fitting(fit[0][1], own))
+    if (num_classes := _classes_of(weights, model)) not in (None, getattr(model, "num_classes", None)):
+        model.reset_classifier(num_classes)  # type: ignore[operator]
+        own = model.state_dict()
     left_out = [name for name, weight in own.items() if name not in weights or weights[name].shape != weight.shape]
     missing = [name for name in left_out if not _is_behind_attention(model, name)]
     if missing:
@@ -152,6 +155,16 @@ def _timm_conversion(model: nn.Module) -> Callable[[Weights, nn.Module], Weights
             found: Callable[[Weights, nn.Module], Weights] = convert
             return found
     return None
+
+
+def _classes_of(weights: Weights, model: nn.Module) -> int | None:
+    """How many classes these weights are for, where the model can be given as many."""
+    timms: Any = model
+    if not hasattr(model, "reset_classifier") or not isinstance(own := timms.get_classifier(), nn.Linear):
+        return None
+    name = next(name for name, module in model.named_modules() if module is own)
+    given = weights.get(f"{name}.weight")
+    return len(given) if given is not None and given.shape[1:] == own.weight.shape[1:] else None
 
 
 def _is_behind_attention(model: nn.Module, name: str) -> bool:
