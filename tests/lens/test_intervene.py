@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from nearsight import attention_maps, intervene, measure
 from nearsight.errors import InputError
 from nearsight.lens import DropSinks, Identity, Mean, Offsets, OnlySinks, Plan, Reach, Uniform, Zero, average_maps
+from nearsight.lens.intervene import intervening
 from nearsight.metrics import attention_distance
 
 BASE: dict[str, Callable[..., Plan]] = {
@@ -113,6 +114,23 @@ def test_all_heads_of_all_layers(name: str) -> None:
     with torch.no_grad():
         expected = expected_output(family, model, images, [Identity()])
     assert_same(under(model, Identity(), images), expected)
+
+
+@pytest.mark.parametrize("plan", ["zero", "uniform", "reach", "drop-sinks"])
+@pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if "drop-sinks" not in family.without])
+def test_plans_for_images_of_a_batch_are_each_alone(name: str, plan: str) -> None:
+    """Those of other heads go on from one another and are changed as one; the next to last one does not."""
+    family, model, images = made(name)
+    layer = next(iter(family.chosen))
+    heads = [*range(np.isfinite(measure(model, images).mad[int(layer)]).sum())][:3]
+    plans = [BASE[plan](family, {layer: [head]}) for head in (*heads, heads[0])]
+    plans.insert(-1, Reach(1.5, {layer: [0]}, beyond=True))
+    size = len(images)
+    groups = [(one, slice(number * size, (number + 1) * size)) for number, one in enumerate(plans)]
+    with torch.no_grad(), intervening(model, groups):
+        found = output_of(model(images.repeat(len(plans), 1, 1, 1)))
+    for one, (_, its) in zip(plans, groups, strict=True):
+        assert_same(found[its], under(model, one, images), family.tolerance)
 
 
 @pytest.mark.parametrize("plan", [Reach(2.0, {0: [1], 1: [0, 2]}), Identity({0: [1], 1: None})])

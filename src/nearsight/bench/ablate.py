@@ -132,14 +132,14 @@ class _Predictions(Classes):
         self._kept: list[Tensor] = []
 
     def kept(self, output_B: Tensor, truth: Any) -> Tensor:
-        self._kept.append(output_B.argmax(-1).cpu())
+        self._kept.append(output_B.argmax(-1))
         return super().kept(output_B, truth)
 
     def predictions(self, num_variants: int) -> Tensor:
         """[variants, images]; what is kept first of each batch is of the unchanged model."""
         per_batch = num_variants + 1
         batches = [self._kept[start + 1 : start + per_batch] for start in range(0, len(self._kept), per_batch)]
-        return torch.cat([torch.stack(batch) for batch in batches], dim=1)
+        return torch.cat([torch.stack(batch) for batch in batches], dim=1).cpu()
 
 
 def _by_hooks(vit: Any, images: Sequence[Tensor], heads: Heads) -> Tensor:

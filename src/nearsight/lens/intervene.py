@@ -35,6 +35,8 @@ _ARRANGED = Layout((), 0, (1,), (2,))
 """Of tensors that are [B, W, H, …] already."""
 _MOST_BYTES = 2**31
 """Of average maps."""
+_TILE_BYTES = 2**27
+"""Of one tensor of a tile on a GPU: more than measuring takes, which has other work besides."""
 Group = tuple[Plan, slice]
 """A plan, and the images of a batch that it is for."""
 
@@ -102,6 +104,67 @@ class _Part:
     heads: tuple[int, ...]
     images: slice
     prepared: Any
+
+    def goes_on(self, other: "_Part") -> bool:
+        """Whether other images come next, in which as many heads do the same."""
+        ours, theirs = ({**vars(part.plan), "heads": None} for part in (self, other))
+        return (
+            type(self.plan) is type(other.plan)
+            and self.prepared is other.prepared is None
+            and len(self.heads) == len(other.heads)
+            and self.images.stop is not None
+            and self.images.stop == other.images.start
+            and self.images.stop - self.images.start == other.images.stop - other.images.start
+            and ours == theirs
+        )
+
+
+class _Chosen:
+    """The heads of parts that go on from one another, which are changed as one: a GPU would wait for a launch each."""
+
+    def __init__(self, parts: Sequence[_Part], device: torch.device) -> None:
+        self.plan, self.prepared, self.heads = parts[0].plan, parts[0].prepared, parts[0].heads
+        self._images = slice(parts[0].images.start, parts[-1].images.stop)
+        self._of_all = range(len(parts)), [part.heads for part in parts]
+        self._index_GK: tuple[Tensor, Tensor] | None = None
+        if len(parts) > 1:
+            number_G1, heads_GK = (torch.tensor(list(which), device=device) for which in self._of_all)
+            self._index_GK = number_G1[:, None], heads_GK
+
+    def of(self, tensor_BWHNx: Tensor) -> Tensor:
+        """Of their images, their part: [B, W, K, N, x]."""
+        tensor_BWHNx = tensor_BWHNx[self._images]
+        if self._index_GK is None:
+            return tensor_BWHNx[:, :, list(self.heads)]
+        number_G1, heads_GK = self._index_GK
+        chosen_GKBWNx: Tensor = tensor_BWHNx.unflatten(0, (len(heads_GK), -1))[number_G1, :, :, heads_GK]
+        return chosen_GKBWNx.movedim(1, 3).flatten(0, 1)
+
+    def put(self, tensor_BWHNx: Tensor, queries: slice, values_BWKTx: Tensor) -> None:
+        """Into their part; a single number into all of it."""
+        tensor_BWHNx = tensor_BWHNx[self._images]
+        if self._index_GK is None:
+            tensor_BWHNx[:, :, list(self.heads), queries] = values_BWKTx
+            return
+        number_G1, heads_GK = self._index_GK
+        if values_BWKTx.dim():
+            values_BWKTx = values_BWKTx.unflatten(0, (len(heads_GK), -1)).movedim(3, 1)
+        tensor_BWHNx.unflatten(0, (len(heads_GK), -1))[number_G1, :, :, heads_GK, queries] = values_BWKTx
+
+
+def _joined(parts: Sequence[_Part], site: Site, device: torch.device) -> Iterator[_Chosen]:
+    """As few as there can be: one for those that go on from one another."""
+    of_each_head = site.hidden_WHNM is not None and site.hidden_WHNM.shape[1] > 1
+    group: list[_Part] = []
+    for part in parts:
+        if group and not of_each_head and group[-1].goes_on(part):
+            group.append(part)
+            continue
+        if group:
+            yield _Chosen(group, device)
+        group = [part]
+    if group:
+        yield _Chosen(group, device)
 
 
 _active = threading.local()
@@ -283,18 +346,18 @@ def _changed_output(attention: FusedAttention, site: Site, parts: Sequence[_Part
     with torch._C.DisableTorchFunction(), in_full_precision(output.device):
         output_BWHNv, value_BWHMv = arrange(output).clone(), arrange(attention.value)
         weights_BWHNM = _weights(attention, site) if attention.finish and attention.finish.needs_weights else None
-        for part in parts:
-            if isinstance(part.plan, Zero):
+        for chosen in _joined(parts, site, output.device):
+            if isinstance(chosen.plan, Zero):
                 for tensor in (output_BWHNv, weights_BWHNM):
                     if tensor is not None:
-                        _put(tensor, part, slice(None), tensor.new_zeros(()))
+                        chosen.put(tensor, slice(None), tensor.new_zeros(()))
                 continue
-            values_BWHMv = value_BWHMv[part.images][:, :, list(part.heads)]
-            chosen = _chosen_part(attention, site, part)
-            for queries, new_BWHTM in _changed_rows(chosen, _arranged(site, part), part):
-                _put(output_BWHNv, part, queries, (new_BWHTM @ values_BWHMv.to(new_BWHTM.dtype)).to(output.dtype))
+            values_BWHMv = chosen.of(value_BWHMv)
+            one = _chosen_part(attention, site, chosen)
+            for queries, new_BWHTM in _changed_rows(one, _arranged(site, chosen.heads), chosen):
+                chosen.put(output_BWHNv, queries, (new_BWHTM @ values_BWHMv.to(new_BWHTM.dtype)).to(output.dtype))
                 if weights_BWHNM is not None:
-                    _put(weights_BWHNM, part, queries, new_BWHTM.to(output.dtype))
+                    chosen.put(weights_BWHNM, queries, new_BWHTM.to(output.dtype))
         changed_output = site.geometry.layout.restore(output_BWHNv, output.shape[:-2])
         if weights_BWHNM is not None:
             weights_BWHNM = site.geometry.layout.restore(weights_BWHNM, output.shape[:-2])
@@ -309,54 +372,53 @@ def _changed_weights(attention: ExplicitAttention, site: Site, parts: Sequence[_
     weights = attention.weights.movedim(site.axes, (-2, -1))
     with torch._C.DisableTorchFunction(), in_full_precision(weights.device):
         weights_BWHNM = site.geometry.layout.arrange(weights).clone()
-        for part in parts:
-            if isinstance(part.plan, Zero):
-                _put(weights_BWHNM, part, slice(None), weights.new_zeros(()))
+        for chosen in _joined(parts, site, weights.device):
+            if isinstance(chosen.plan, Zero):
+                chosen.put(weights_BWHNM, slice(None), weights.new_zeros(()))
                 continue
-            one = ExplicitAttention(weights_BWHNM[part.images][:, :, list(part.heads)], site.operand)
-            for queries, new_BWHTM in _changed_rows(one, _arranged(site, part), part):
-                _put(weights_BWHNM, part, queries, new_BWHTM.to(weights.dtype))
+            one = ExplicitAttention(chosen.of(weights_BWHNM), site.operand)
+            for queries, new_BWHTM in _changed_rows(one, _arranged(site, chosen.heads), chosen):
+                chosen.put(weights_BWHNM, queries, new_BWHTM.to(weights.dtype))
         restored = site.geometry.layout.restore(weights_BWHNM, weights.shape[:-2])
         return restored.movedim((-2, -1), site.axes)
 
 
-def _put(tensor_BWHNx: Tensor, part: _Part, queries: slice, values: Tensor) -> None:
-    tensor_BWHNx[part.images][:, :, list(part.heads), queries] = values
-
-
-def _arranged(site: Site, part: _Part) -> Site:
+def _arranged(site: Site, heads: Sequence[int]) -> Site:
     """The site of the chosen heads, whose axes are in order."""
     hidden = site.hidden_WHNM
     if hidden is not None and hidden.shape[1] > 1:
-        hidden = hidden[:, list(part.heads)]
+        hidden = hidden[:, list(heads)]
     geometry = replace(site.geometry, layout=_ARRANGED)
-    return replace(site, geometry=geometry, num_heads=len(part.heads), axes=(-2, -1), hidden_WHNM=hidden)
+    return replace(site, geometry=geometry, num_heads=len(heads), axes=(-2, -1), hidden_WHNM=hidden)
 
 
-def _chosen_part(attention: FusedAttention, site: Site, part: _Part) -> FusedAttention:
-    arrange, heads = site.geometry.layout.arrange, list(part.heads)
-    mask = attention.mask
+def _all_images(heads: tuple[int, ...], device: torch.device) -> _Chosen:
+    return _Chosen([_Part(Zero(), heads, slice(None), None)], device)
+
+
+def _chosen_part(attention: FusedAttention, site: Site, chosen: _Chosen) -> FusedAttention:
+    arrange, mask = site.geometry.layout.arrange, attention.mask
     if mask is not None:
-        mask = arrange(mask.expand(*attention.query.shape[:-1], attention.key.shape[-2]))[part.images][:, :, heads]
-    query, key = (arrange(tokens)[part.images][:, :, heads] for tokens in (attention.query, attention.key))
+        mask = chosen.of(arrange(mask.expand(*attention.query.shape[:-1], attention.key.shape[-2])))
+    query, key = (chosen.of(arrange(tokens)) for tokens in (attention.query, attention.key))
     return FusedAttention(query, key, attention.scale, mask, attention.is_causal)
 
 
 def _weights(attention: FusedAttention, site: Site) -> Tensor:
-    heads = tuple(range(site.num_heads))
-    whole = _Part(Zero(), heads, slice(None), None)
-    found = tiles(_chosen_part(attention, site, whole), _arranged(site, whole), whole=True)
+    whole = _all_images(tuple(range(site.num_heads)), attention.query.device)
+    found = tiles(_chosen_part(attention, site, whole), _arranged(site, whole.heads), whole=True)
     return torch.cat([tile.log_weights_BWHTM.softmax(-1) for tile in found], dim=-2).to(attention.query.dtype)
 
 
-def _changed_rows(attention: Attention, site: Site, part: _Part) -> Iterator[tuple[slice, Tensor]]:
+def _changed_rows(attention: Attention, site: Site, chosen: _Chosen) -> Iterator[tuple[slice, Tensor]]:
     """Some queries at a time, with what they attend to by the plan: [B, W, H, T, M]."""
     dtype = torch.promote_types(attention.dtype, torch.float32)
-    known = part.plan.look(attention, site, dtype, part.prepared)
+    known = chosen.plan.look(attention, site, dtype, chosen.prepared)
     start = 0
-    for tile in tiles(attention, site, dtype=dtype, whole=True):
+    tile_bytes = _TILE_BYTES if attention.device.type == "cuda" else None
+    for tile in tiles(attention, site, dtype=dtype, whole=True, tile_bytes=tile_bytes):
         queries = slice(start, start + tile.log_weights_BWHTM.shape[-2])
-        yield queries, _respread(tile, part.plan, part.plan.log_spread(tile, queries, known))
+        yield queries, _respread(tile, chosen.plan, chosen.plan.log_spread(tile, queries, known))
         start = queries.stop
 
 
@@ -424,7 +486,7 @@ def _average_maps(
         if (site := found.sites.get(call)) is None or site.layer not in chosen:
             return
         attention = candidates[site.operand]()
-        part = _Part(Zero(), chosen[site.layer], slice(None), None)
+        part = _all_images(chosen[site.layer], attention.device)
         if isinstance(attention, ExplicitAttention):
             weights = site.geometry.layout.arrange(attention.weights.movedim(site.axes, (-2, -1)))
             attention = ExplicitAttention(weights[:, :, list(part.heads)], site.operand)
@@ -434,7 +496,7 @@ def _average_maps(
         with in_full_precision(attention.device):
             rows = [
                 _softmax(tile.log_weights_BWHTM)
-                for tile in tiles(attention, _arranged(site, part), dtype=dtype, whole=True)
+                for tile in tiles(attention, _arranged(site, part.heads), dtype=dtype, whole=True)
             ]
             sums[site.name] = sums.get(site.name, 0.0) + torch.cat([row.double().sum(0) for row in rows], dim=-2).cpu()
 

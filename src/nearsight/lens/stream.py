@@ -329,7 +329,8 @@ class _Fused(_Source):
             log_BWHTM = log_BWHTM.masked_fill(~self._before(queries), -math.inf)
         if self.mask_BWHNM is not None:
             mask = self.mask_BWHNM[..., queries, :]
-            log_BWHTM = log_BWHTM.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else log_BWHTM + mask
+            is_bool = mask.dtype == torch.bool
+            log_BWHTM = log_BWHTM.masked_fill(~mask, -math.inf) if is_bool else log_BWHTM + mask.to(self.dtype)
         allowed = self.shown_to(queries)
         num_keys = None if allowed is None else (allowed & ~self.others_WM[:, None, None, :]).sum(-1)
         return self.finish(log_BWHTM, queries, num_keys, allowed)

@@ -56,7 +56,7 @@ class Readout(ABC):
 
     @abstractmethod
     def kept(self, output_B: Tensor, truth: Truth) -> Tensor:
-        """Of one variant and one batch, what `values` needs: [B, D] on the CPU."""
+        """Of one variant and one batch, what `values` needs: [B, D]."""
 
     @abstractmethod
     def values(self, kept_ND: Tensor, truth: Sequence[Truth], device: torch.device) -> NDArray[np.float64]:
@@ -90,13 +90,13 @@ class Classes(Readout):
         return logits_of(self._model(images_BCHW))
 
     def kept(self, output_B: Tensor, truth: Truth) -> Tensor:
-        labels_B, num_classes = torch.as_tensor(truth).cpu(), output_B.shape[1]
+        labels_B, num_classes = torch.as_tensor(truth), output_B.shape[1]
         if not 0 <= int(labels_B.min()) <= int(labels_B.max()) < num_classes:
             raise InputError(
                 f"labels go from {int(labels_B.min())} to {int(labels_B.max())}, but the model has {num_classes} "
                 "classes; score='knn' asks for no classifier"
             )
-        return (output_B.argmax(-1).cpu() == labels_B)[:, None]
+        return (output_B.argmax(-1) == labels_B.to(output_B.device, non_blocking=True))[:, None]
 
     def values(self, kept_ND: Tensor, truth: Sequence[Truth], device: torch.device) -> NDArray[np.float64]:
         return np.asarray(kept_ND[:, 0].double())
@@ -129,7 +129,7 @@ class Neighbours(Readout):
         return seen[-1]
 
     def kept(self, output_B: Tensor, truth: Truth) -> Tensor:
-        return unit(output_B.float()).half().cpu()  # of length 1, so that half precision is enough
+        return unit(output_B.float()).half()  # of length 1, so that half precision is enough
 
     def values(self, kept_ND: Tensor, truth: Sequence[Truth], device: torch.device) -> NDArray[np.float64]:
         labels_N = torch.cat([torch.as_tensor(labels_B).cpu() for labels_B in truth]).to(device)

@@ -143,7 +143,8 @@ def _try_all(
         kept |= {number: read.kept(output_B, truth) for number, output_B in zip(which, outputs, strict=True)}
         on_group(len(truth) * len(which))
     chain.forget()
-    return torch.stack([kept[number] for number in sorted(kept)])
+    # All at once: to fetch those of each forward would be to wait for it, with nothing left to do for the device.
+    return torch.stack([kept[number] for number in sorted(kept)]).cpu()
 
 
 def _groups(found: Survey, variants: Sequence[Variant], at_once: int) -> list[tuple[int, Sequence[int]]]:
