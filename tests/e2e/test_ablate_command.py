@@ -1,6 +1,7 @@
 """`nearsight ablate`: a small classifier on embedded images; its files, its words, and what it refuses."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
@@ -66,6 +67,55 @@ def test_tables_figures_page_and_sentences(capsys: pytest.CaptureFixture[str]) -
     assert not Path("out/ablation-reach.csv").exists()  # of another call
     assert not Path("out/figures/ablation-removal.png").exists()
     assert not Path("out/parts").exists()
+
+
+def test_half_precision_at_whatever_fits_into_memory(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def found(run: Callable[[int], torch.Tensor], *_: object) -> int:
+        assert [run(num).shape for num in (1, 2)] == [(1, 10), (2, 10)]
+        assert run(2).dtype == torch.bfloat16
+        return 64
+
+    monkeypatch.setattr("nearsight.commands.ablating.find_batch_size", found)
+    given = ("--data", "shapes", "--image-size", "32", "--what", "heads", "--plans", "identity", "--out", "out")
+    run("tiny:ten", *given, "--precision", "bfloat16")
+    assert capsys.readouterr().out.startswith("Unchanged: ")
+
+
+def test_a_study_is_asked_run_by_run_and_no_run_twice(capsys: pytest.CaptureFixture[str]) -> None:
+    study = ("interventions-cifar100", "--scale", "small", "--seeds", "1", "--device", "cpu", "--out", "study")
+    assert main(["study", "run", *study]) == 0
+    capsys.readouterr()
+    call = ("study", "--plans", "zero", "--reach", "1.5", "--orders", "1", "--out", "out")
+    run(*call, "--what", "heads,reach")
+    said = capsys.readouterr()
+    assert "Baseline, seed 0 (1 of 4): heads, reach" in said.err
+    assert "4 runs, 1 seed per condition" in said.out
+    heads, reaches = (pd.read_csv(f"out/{name}.csv") for name in TABLES[:2])
+    assert len(heads["run"].unique()) == 4
+    assert set(reaches["layer"]) == {*map(str, range(reaches["layer"].nunique() - 1)), "all"}
+    assert (heads["accuracy"] + heads["loss"]).round(6).eq(heads["base"].round(6)).all()
+
+    run(*call)
+    said = capsys.readouterr()
+    assert "seed 0 (1 of 4): removal" in said.err
+    assert pd.read_csv("out/ablation-heads.csv").equals(heads)
+    run(*call, "--json")
+    said = capsys.readouterr()
+    assert said.err == ""
+    rows = json.loads(said.out)["runs"]
+    assert {row["condition"] for row in rows} == {"Baseline", "+CutMix", "Modern", "Modern + LocAt"}
+    assert all(isinstance(row["area"], float) for row in rows)
+    plan = json.loads(Path("out/plan.json").read_text(encoding="utf-8"))["plans"]
+    assert [entry["finished"] for entry in plan] == [0]
+    assert {"reach-cutmix", "removal-Baseline"} <= {claim["id"] for claim in plan[0]["claims"]}
+    verdict = Path("out/verdict.md").read_text(encoding="utf-8")
+    assert "Do layers of +CutMix need less reach than those of Baseline? (our question) | planned" in verdict
+    assert set(json.loads(Path("out/provenance.json").read_text(encoding="utf-8"))["weights_sha256"]) == {*heads["run"]}
+    assert 'id="claims"' in Path("out/report.html").read_text(encoding="utf-8")
+    assert main(["report", "out", "--out", "page"]) == 0
+    run("study", "--data", "voc", "--out", "other", code=2)
 
 
 def test_knn_averages_and_one_object(capsys: pytest.CaptureFixture[str]) -> None:

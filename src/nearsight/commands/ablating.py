@@ -305,7 +305,8 @@ def _changed(
 
     if options.batch_size == "auto":
         some = next(subject.images.batches(2))
-        size = find_batch_size(lambda num: subject.model(some[:num].to(device)), subject.image_size, device)
+        with running(subject.model, device) as run, without_gradients():
+            size = find_batch_size(lambda num: run.model(run.brought(some[:num])), subject.image_size, device)
         size = max(1, size // options.variants_at_once)
     else:
         size = int(options.batch_size)
