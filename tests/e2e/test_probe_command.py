@@ -117,6 +117,65 @@ def test_retrieval_on_a_small_voc(factory, voc, capsys):
     assert (code, "takes multiples of 4; use --image-size 52" in printed.err) == (2, True)
 
 
+@pytest.fixture
+def street(voc, tmp_path):
+    """The images of that VOC as a folder of one's own, of three classes."""
+    folder = tmp_path / "street"
+    shutil.copytree(voc / "voc-small" / "JPEGImages", folder / "images")
+    shutil.copytree(voc / "voc-small" / "SegmentationClass", folder / "masks")
+    (folder / "classes.json").write_text('["road", "sky", "tree"]')
+    return folder
+
+
+def test_images_and_masks_of_ones_own(factory, street, tmp_path, capsys):
+    own = ["--data", str(street), "--device", "cpu", "--test-share", "0.5", "--json"]
+    code, printed = run(["retrieve", factory[0], *own], capsys)
+    assert code == 0, printed.err
+    result = json.loads(printed.out)
+    assert (result["data"]["name"], result["data"]["num_test"]) == ("street", 3)
+    assert list(result["models"][0]["per_class_iou"]) == ["road", "sky", "tree"]
+    assert result["folder"].startswith("runs/retrieve-street-")
+    # The same images as two folders, with numbers that are not those of the classes.
+    (street / "masks").rename(tmp_path / "labels")
+    for path in (tmp_path / "labels").iterdir():
+        numbers = np.asarray(Image.open(path))
+        Image.fromarray(1000 * numbers.astype(np.uint16)).save(path)
+    (tmp_path / "names.json").write_text('{"0": "road", "1000": "sky", "2000": "tree"}')
+    (street / "classes.json").unlink()
+    two = ["--masks", str(tmp_path / "labels"), "--classes", str(tmp_path / "names.json")]
+    code, printed = run(["retrieve", factory[0], *own, *two, "--out", "again"], capsys)
+    assert code == 0, printed.err
+    assert json.loads(printed.out)["models"][0]["mean_iou"] == result["models"][0]["mean_iou"]
+    steps = ["--iterations", "2", "--batch-size", "2"]
+    code, printed = run(["segment", factory[0], *own, *two, *steps], capsys)
+    assert code == 0, printed.err
+    (found,) = json.loads(printed.out)["models"]
+    assert (found["data"], found["num_train"], found["num_test"]) == (tmp_path.name, 3, 3)
+    dense = ["--dense-data", str(street), *own[2:], *two, "--probes", "retrieve", "segment"]
+    quick = ["--segment-iterations", "2", "--segment-batch-size", "2", "--out", "all"]
+    code, printed = run(["all", factory[0], *dense, *quick], capsys)
+    assert code == 0, printed.err
+    scores = {row["measure"]: row["value"] for row in json.loads(printed.out)["results"]}
+    assert scores == {"retrieve_miou": result["models"][0]["mean_iou"], "segment_miou": found["miou"]}
+
+
+def test_bad_folders_of_ones_own_are_one_line(factory, street, voc, capsys):
+    Image.new("RGB", (48, 40)).save(street / "masks" / "train0.png")
+    cases = [
+        (["--data", "stret"], "'stret' is not a known data set with masks, nor a folder that is there"),
+        (["--data", "./stret"], "stret is not there, but a folder with images and masks is needed"),
+        (["--data", str(street)], "train0.png is a picture in colours (RGB)"),
+        (["--data", str(street / "images")], "has no folder 'images'; put pictures into images"),
+        (["--data", str(street), "--test-share", "1"], "the share of test images is 1.0"),
+        (["--data", "voc-small", "--data-dir", str(voc), "--ignore-value", "0"], "--ignore-value is for a folder of"),
+    ]
+    for probe in ("retrieve", "segment"):
+        for options, message in cases:
+            code, printed = run([probe, factory[0], *options], capsys)
+            assert (code, message in printed.err, printed.err.count("\n")) == (2, True, 1), printed.err
+    assert not Path("runs").exists()
+
+
 def test_models_of_other_sizes_and_those_that_do_not_say_theirs(factory, voc, tmp_path, capsys):
     of_classes = [*SETTINGS, "--ks", "5", "--cache-dir", str(tmp_path / "c")]
     of_patches = ["--data-dir", str(voc), "--device", "cpu"]

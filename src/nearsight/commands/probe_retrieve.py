@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from math import isnan
 from typing import TYPE_CHECKING, Any
 
+from nearsight.commands.masked import OwnMasks
 from nearsight.commands.options import parse
 from nearsight.commands.probe import Outcome, ProbeRequest, describe
-from nearsight.data.segmentation import MaskedImages, SegmentationSet, load_segmentation
+from nearsight.data.segmentation import SegmentationSet
 from nearsight.errors import check_at_least, check_positive
 from nearsight.lazy import pd
 from nearsight.probe import FeatureSpec
@@ -52,15 +53,6 @@ class RetrieveSettings:
     @property
     def spec(self) -> FeatureSpec:
         return FeatureSpec(block=self.block, place=self.place, tokens="patches")
-
-
-def first_images(dataset: SegmentationSet, num_train: int | None, num_test: int | None) -> SegmentationSet:
-    """The data set with so many of its images at most, the first ones."""
-
-    def some(images: MaskedImages, num: int | None) -> MaskedImages:
-        return images if num is None else replace(images, pairs=images.pairs[:num])
-
-    return replace(dataset, train=some(dataset.train, num_train), test=some(dataset.test, num_test))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +118,7 @@ def retrieved(
 
 
 @dataclass(frozen=True, kw_only=True)
-class RetrieveOptions(ProbeRequest, RetrieveSettings):
+class RetrieveOptions(ProbeRequest, OwnMasks, RetrieveSettings):
     """Segment test images by retrieval (Hummingbird): the k nearest patches of training images say what a patch shows.
 
     Images are squeezed to the size the model takes, or to --image-size; predictions are judged at the size of the
@@ -134,7 +126,8 @@ class RetrieveOptions(ProbeRequest, RetrieveSettings):
     """
 
     data: str = "voc-small"
-    """A data set with masks: ade20k, pascal-context, coco-stuff, voc2012, camvid, voc-small."""
+    """A data set with masks: ade20k, pascal-context, coco-stuff, voc2012, camvid, voc-small; or a folder of your own
+    with images, masks and classes.json in it."""
     image_size: int | None = None
     """Side of the square that images are squeezed to; by default what the model takes. The larger, the more patches."""
 
@@ -158,9 +151,7 @@ def main(arguments: Sequence[str]) -> int:
     from nearsight.report.tables import percent  # here, because it takes half a second
 
     settings = options.settings
-    dataset = first_images(load_segmentation(options.data, options.data_dir), options.num_train, options.num_test)
-    dataset.train.check_labelled("training")
-    dataset.test.check_labelled("test")
+    dataset = options.load_masked(options.data, options.data_dir, options.num_train, options.num_test)
     frozen, out = options.opened("retrieve", dataset.name)
     found = [retrieved(options, one, dataset, settings) for one in frozen]
     models = [{**one.described, **one.numbers(dataset)} for one in found]
