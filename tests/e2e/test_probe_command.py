@@ -45,6 +45,13 @@ def factory(tmp_path, monkeypatch):
     return ["probed_models:one", "probed_models:other"]
 
 
+@pytest.fixture(autouse=True)
+def cache_home(tmp_path, monkeypatch):
+    """Features of patches are kept without being asked for."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
 def run(arguments, capsys):
     code = main(["probe", *arguments])
     return code, capsys.readouterr()
@@ -159,6 +166,61 @@ def test_images_and_masks_of_ones_own(factory, street, tmp_path, capsys):
     assert scores == {"retrieve_miou": result["models"][0]["mean_iou"], "segment_miou": found["miou"]}
 
 
+def test_the_same_options_everywhere(capsys):
+    """What several probes have is one option, with one text."""
+    texts = {}
+    for probe in ("knn", "linear", "segment", "retrieve", "all"):
+        with pytest.raises(SystemExit):
+            main(["probe", probe, "--help"])
+        shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
+        for option in ("--num-train", "--num-test", "--cache-dir"):
+            start = shown.index(f" {option} ")
+            texts.setdefault(option, set()).add(shown[start : shown.index("(default:", start)])
+    assert {option: len(found) for option, found in texts.items()} == dict.fromkeys(texts, 1), texts
+
+
+def test_maps_of_patches_are_kept(factory, voc, cache_home, capsys, monkeypatch):
+    retrieval = ["retrieve", factory[0], "--data-dir", str(voc), "--device", "cpu", "--json", "--num-train", "2"]
+    steps = ["--iterations", "2", "--batch-size", "2"]
+    segmentation = [
+        "segment",
+        factory[0],
+        "--data-dir",
+        str(voc),
+        "--device",
+        "cpu",
+        "--json",
+        "--num-test",
+        "2",
+        *steps,
+    ]
+
+    def numbers(command, name):
+        code, printed = run(command, capsys)
+        assert code == 0, printed.err
+        return json.loads(printed.out)["models"][0][name], printed.err
+
+    first, told = numbers(retrieval, "mean_iou")
+    assert "train features: 2 images measured" in told
+    kept = {path: path.stat().st_mtime_ns for path in cache_home.glob("nearsight/features/*/features.npy")}
+    assert len(kept) == 2
+    again, told = numbers(retrieval, "mean_iou")
+    assert (again, "train features: 0 images measured" in told) == (first, True)
+    assert {path: path.stat().st_mtime_ns for path in kept} == kept
+    segmented, _ = numbers([*segmentation, "--out", "one"], "miou")
+    assert len(list(cache_home.glob("nearsight/features/*/features.npy"))) == 3  # all test images have one size
+    # As much as nothing is kept where nobody asked for it, and all of it in a folder that was named.
+    monkeypatch.setattr("nearsight.probe.cache.MAPS_BYTES", 1000)
+    monkeypatch.setenv("XDG_CACHE_HOME", "elsewhere")
+    assert numbers(retrieval, "mean_iou")[0] == first
+    assert numbers([*segmentation, "--out", "two"], "miou")[0] == segmented
+    assert not Path("elsewhere").exists()
+    assert numbers([*segmentation, "--out", "three", "--cache-dir", "named"], "miou")[0] == segmented
+    assert numbers([*segmentation, "--out", "four", "--cache-dir", "named"], "miou")[0] == segmented
+    assert len(list(Path("named").glob("*/features.npy"))) == 1
+    assert numbers([*retrieval, "--cache-dir", "named"], "mean_iou")[0] == first
+
+
 def test_bad_folders_of_ones_own_are_one_line(factory, street, voc, capsys):
     Image.new("RGB", (48, 40)).save(street / "masks" / "train0.png")
     cases = [
@@ -258,8 +320,9 @@ def test_all_probes_of_two_models_agree_with_each_alone(factory, voc, tmp_path, 
     assert list(found) == [(model, measure) for model in factory for measure in measures]
     assert all(0 <= row["low"] <= row["value"] <= row["high"] <= 1 for row in found.values())
     assert {row["num_images"] for row in found.values()} == {40, 3}
-    # The features of both probes of classes are those of one pass: two parts of each model.
-    assert len(list((voc / "cache").iterdir())) == 4
+    # The features of both probes of classes are those of one pass: two parts of each model. Retrieval keeps maps of
+    # both parts, segmentation those of the test images.
+    assert len(list((voc / "cache").iterdir())) == 2 * (2 + 2 + 1)
     rows = list(csv.DictReader((out / "probes.csv").open()))
     assert [float(row["value"]) for row in rows] == [row["value"] for row in found.values()]
     assert (out / "probes.md").read_text().count("probed_models:") == 2

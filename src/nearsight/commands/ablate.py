@@ -22,7 +22,7 @@ from nearsight.probe.settings import PLANS, QUESTIONS
 
 
 @dataclass(frozen=True, kw_only=True)
-class AblateOptions(Common, OwnMasks):
+class AblateOptions(OwnMasks, Common):
     """Change heads of a model, and see how much of its score on test images is left.
 
     Each head by itself gives nothing (zero), attends to its own patch alone (identity) or to all patches alike

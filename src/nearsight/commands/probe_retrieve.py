@@ -11,13 +11,15 @@ from typing import TYPE_CHECKING, Any
 from nearsight.commands.masked import OwnMasks
 from nearsight.commands.options import parse
 from nearsight.commands.probe import Outcome, ProbeRequest, describe
-from nearsight.data.segmentation import SegmentationSet
+from nearsight.data.segmentation import MaskedImages, SegmentationSet
 from nearsight.errors import check_at_least, check_positive
 from nearsight.lazy import pd
 from nearsight.probe import FeatureSpec
 from nearsight.probe.settings import MEMORY_SIZE, RETRIEVE_K, RETRIEVE_TEMPERATURE, IndexKind, Place
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from nearsight.probe import Score
     from nearsight.probe.frozen import FrozenModel
     from nearsight.probe.retrieve import RetrievalResult
@@ -91,6 +93,7 @@ def retrieved(
     size of images, for complaints."""
     from nearsight.commands.progress import MeasuringProgress
     from nearsight.probe import Retriever, build_memory, miou_score, retrieve
+    from nearsight.probe.cache import keeps_maps, whole_maps
     from nearsight.probe.frozen import at_size
 
     if settings.image_size is not None:
@@ -101,6 +104,24 @@ def retrieved(
             "batch_size": request.images_at_once(reader, frozen),
             "device": request.torch_device,
         }
+
+        def kept(part: str, images: MaskedImages) -> Tensor | None:
+            if not keeps_maps(reader, frozen.preparation.size, len(images), request.cache_dir):
+                return None
+            with MeasuringProgress(f"{frozen.label}, {part} features", len(images)) as progress:
+                return whole_maps(
+                    reader,
+                    images,
+                    frozen.preparation,
+                    model=frozen.identity,
+                    data=dataset.fingerprint,
+                    part=part,
+                    folder=request.cache_dir,
+                    watch=progress.counted,
+                    **common,
+                )
+
+        maps = {"train": kept("train", dataset.train), "test": kept("test", dataset.test)}
         with MeasuringProgress(f"{frozen.label}, memory", len(dataset.train)) as progress:
             memory = build_memory(
                 reader,
@@ -109,16 +130,25 @@ def retrieved(
                 size=settings.memory_size,
                 seed=settings.seed,
                 watch=progress.counted,
+                kept_NChw=maps["train"],
                 **common,
             )
         retriever = Retriever(memory, k=settings.k, temperature=settings.temperature, index=settings.index)
         with MeasuringProgress(f"{frozen.label}, retrieval", len(dataset.test)) as progress:
-            result = retrieve(reader, retriever, dataset, frozen.preparation, watch=progress.counted, **common)
+            result = retrieve(
+                reader,
+                retriever,
+                dataset,
+                frozen.preparation,
+                watch=progress.counted,
+                kept_NChw=maps["test"],
+                **common,
+            )
         return Retrieved(result=result, score=miou_score(result.counts_N3c), described=describe(frozen, reader))
 
 
 @dataclass(frozen=True, kw_only=True)
-class RetrieveOptions(ProbeRequest, OwnMasks, RetrieveSettings):
+class RetrieveOptions(OwnMasks, ProbeRequest, RetrieveSettings):
     """Segment test images by retrieval (Hummingbird): the k nearest patches of training images say what a patch shows.
 
     Images are squeezed to the size the model takes, or to --image-size; predictions are judged at the size of the

@@ -14,7 +14,6 @@ from nearsight.commands.options import parse, short_name, stoppable
 from nearsight.commands.probe import ModelsRequest
 from nearsight.configuration import field_docs
 from nearsight.data.segmentation import SEGMENTATION_SETS
-from nearsight.errors import InputError
 from nearsight.files import check_output_folder
 from nearsight.probe.segmentation.config import OWN_FOLDER, REFERENCE_SIZE, SegmentConfig, default_settings
 
@@ -27,7 +26,7 @@ Settings that are not given are those of S2 for the data set, scaled down for mo
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SegmentRequest(ModelsRequest, OwnMasks):
+class SegmentRequest(OwnMasks, ModelsRequest):
     """The options that are not the probe's own settings."""
 
     data: str = "voc-small"
@@ -41,13 +40,10 @@ class SegmentRequest(ModelsRequest, OwnMasks):
 
 def main(arguments: Sequence[str]) -> int:
     options = parse(_options(), arguments, prog="nearsight probe segment", description=_DESCRIPTION)
-    if not options.models:
-        raise InputError(
-            "no model is named; write nearsight probe segment MODEL, and see nearsight probe segment --help"
-        )
+    options.check("segment")
     out = options.out or options.default_folder("segment", short_name(options.data))
     check_output_folder(out)
-    dataset = options.load_masked(options.data, options.data_dir)
+    dataset = options.load_masked(options.data, options.data_dir, options.num_train, options.num_test)
     from nearsight.commands.probing_segment import probe_models
 
     return stoppable(lambda stop: probe_models(options, dataset, out, stop))

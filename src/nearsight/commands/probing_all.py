@@ -48,7 +48,7 @@ Found: TypeAlias = "tuple[Mapping[str, Score], Mapping[str, Any]]"
 
 
 @dataclass(frozen=True, kw_only=True)
-class AllRequest(KnnRequest, OwnMasks):
+class AllRequest(OwnMasks, KnnRequest):
     """The options of all probes together."""
 
     probes: tuple[ProbeName, ...] = (*OF_CLASSES, *OF_PATCHES)
@@ -59,7 +59,7 @@ class AllRequest(KnnRequest, OwnMasks):
     """A data set with masks for retrieval and segmentation, or a folder of your own with images, masks and
     classes.json; --data is for k-NN and linear."""
     dense_num_train: int | None = None
-    """Its training images at most, the first ones."""
+    """Its training images at most, the first ones; --num-train is for k-NN and linear."""
     dense_num_test: int | None = None
     """Its test images at most, likewise."""
     dense_place: Place = "block"
@@ -236,6 +236,8 @@ class AllProbes:
                     listener=progress,
                     stop=self._stop,
                     checkpoint_every=request.checkpoint_every,
+                    keep=True,
+                    cache=request.cache_dir,
                     show=drawn if request.pictures else None,
                 )
             found = folder.read_result()
