@@ -166,6 +166,27 @@ def test_images_and_masks_of_ones_own(factory, street, tmp_path, capsys):
     assert scores == {"retrieve_miou": result["models"][0]["mean_iou"], "segment_miou": found["miou"]}
 
 
+def test_retrieval_by_the_protocol_of_hummingbird(factory, voc, cache_home, capsys):
+    command = ["retrieve", factory[0], "--data-dir", str(voc), "--device", "cpu", "--seed", "3"]
+    hummingbird = [*command, "--protocol", "hummingbird", "--augmentation-epochs", "2", "--out", "out"]
+    code, printed = run([*hummingbird, "--json"], capsys)
+    assert code == 0, printed.err
+    result = json.loads(printed.out)
+    (model,) = result["models"]
+    assert (result["settings"]["protocol"], result["settings"]["augmentation_epochs"]) == ("hummingbird", 2)
+    assert (model["place"], model["memory_patches"]) == ("norm", 2 * 3 * 64)
+    assert len(model["per_class_iou"]) == 21
+    assert model["per_class_iou"]["person"] == 0  # absent, and counts
+    assert model["mean_iou"] == pytest.approx(np.mean(list(model["per_class_iou"].values())))
+    assert model["mean_iou_low"] <= model["mean_iou"] <= model["mean_iou_high"]
+    assert not list(cache_home.glob("nearsight/features/*"))  # crops are not kept
+    assert "by the protocol hummingbird" in run(hummingbird, capsys)[1].out
+    code, printed = run([*hummingbird, "--place", "block", "--json"], capsys)
+    assert json.loads(printed.out)["models"][0]["place"] == "block"
+    code, printed = run([*command, "--augmentation-epochs", "2"], capsys)
+    assert (code, "--augmentation-epochs is for --protocol hummingbird" in printed.err) == (2, True)
+
+
 def test_the_same_options_everywhere(capsys):
     """What several probes have is one option, with one text."""
     texts = {}
