@@ -240,6 +240,14 @@ def test_maps_of_patches_are_kept(factory, voc, cache_home, capsys, monkeypatch)
     assert numbers([*segmentation, "--out", "four", "--cache-dir", "named"], "miou")[0] == segmented
     assert len(list(Path("named").glob("*/features.npy"))) == 1
     assert numbers([*retrieval, "--cache-dir", "named"], "mean_iou")[0] == first
+    # A place that cannot be written to matters only to who named it.
+    monkeypatch.setattr("nearsight.probe.cache.MAPS_BYTES", 2**30)
+    Path("taken").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", "taken")
+    assert numbers(retrieval, "mean_iou")[0] == first
+    assert numbers([*segmentation, "--out", "five"], "miou")[0] == segmented
+    code, printed = run([*retrieval, "--cache-dir", "taken"], capsys)
+    assert (code, "lies below taken, which is a file" in printed.err) == (2, True), printed.err
 
 
 def test_bad_folders_of_ones_own_are_one_line(factory, street, voc, capsys):

@@ -116,18 +116,23 @@ def retrieved(
         def kept(part: str, images: MaskedImages) -> Tensor | None:
             if not keeps_maps(reader, frozen.preparation.size, len(images), request.cache_dir):
                 return None
-            with MeasuringProgress(f"{frozen.label}, {part} features", len(images)) as progress:
-                return whole_maps(
-                    reader,
-                    images,
-                    frozen.preparation,
-                    model=frozen.identity,
-                    data=dataset.fingerprint,
-                    part=part,
-                    folder=request.cache_dir,
-                    watch=progress.counted,
-                    **common,
-                )
+            try:
+                with MeasuringProgress(f"{frozen.label}, {part} features", len(images)) as progress:
+                    return whole_maps(
+                        reader,
+                        images,
+                        frozen.preparation,
+                        model=frozen.identity,
+                        data=dataset.fingerprint,
+                        part=part,
+                        folder=request.cache_dir,
+                        watch=progress.counted,
+                        **common,
+                    )
+            except InputError:
+                if request.cache_dir is not None:
+                    raise
+                return None  # nobody asked for them to be kept: a full disk, say, stops nothing
 
         maps = {"train": kept("train", dataset.train), "test": kept("test", dataset.test)}
         with MeasuringProgress(f"{frozen.label}, memory", len(dataset.train)) as progress:

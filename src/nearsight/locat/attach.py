@@ -217,8 +217,9 @@ def _refine(model: Any) -> None:
     if isinstance(model, _WINDOWED):
         pool = model.head.global_pool
         pool.__class__ = RefinedMapPool
-        pool.num_heads, pool.channels_first = num_heads, isinstance(model, GlobalContextVit)
-        if pool.channels_first:  # which makes another head for another number of classes
+        pool.num_heads = num_heads
+        if isinstance(model, GlobalContextVit):  # which makes another head for another number of classes
+            pool.channels_first = True
             model.reset_classifier = partial(_reset_maps_classifier, model)
         return
     include_prefix = getattr(model, "pool_include_prefix", False)

@@ -74,7 +74,7 @@ class RefinedMapPool(SelectAdaptivePool2d):  # type: ignore[misc]  # timm carrie
     """Refinement and then pooling, for models that pool maps: their head's `global_pool`, by its class."""
 
     num_heads: int
-    channels_first: bool
+    channels_first = False
     """Whether the maps that come are [B, C, R, c], and not [B, R, c, C]."""
 
     def forward(self, maps: Tensor) -> Tensor:

@@ -30,7 +30,7 @@ from nearsight.probe.frozen import FAILURES, FrozenModel, Preparation, check_sid
 from nearsight.probe.segmentation.config import SegmentConfig
 from nearsight.probe.segmentation.crops import TrainingCrops
 from nearsight.probe.segmentation.head import Features, HeadTraining, LossRow, Prediction, Tester
-from nearsight.probe.segmentation.kept import kept_maps
+from nearsight.probe.segmentation.kept import Kept, kept_maps
 from nearsight.probe.segmentation.result import SegmentFolder, SegmentResult, probe_record
 from nearsight.probe.settings import FeatureSpec
 from nearsight.tensorfile import save_tensors
@@ -181,17 +181,7 @@ class _Probe:
                 trained = time.perf_counter()
                 tester = Tester(dataset.test, features, training.head, config, step=self._step)
                 if self.keeps:
-                    tester.kept = kept_maps(
-                        self._frozen,
-                        dataset.test,
-                        config,
-                        features,
-                        tester,
-                        data=dataset.fingerprint,
-                        step=self._step,
-                        dtype=features.dtype,
-                        folder=self.cache,
-                    )
+                    tester.kept = self._kept_maps(features, tester)
                 result = self._test(tester, training, listener, stop)
                 if show is not None:
                     chosen = measuring_subset(len(dataset.test), NUM_SHOWN, config.seed)
@@ -218,6 +208,24 @@ class _Probe:
         side = self._config.crop, self._config.crop
         with reading(self._frozen.model, self._spec, image_size=side, device=self._device) as reader:
             yield _PixelReader(reader, self._frozen.preparation, self._device)
+
+    def _kept_maps(self, features: _PixelReader, tester: Tester) -> Kept:
+        try:
+            return kept_maps(
+                self._frozen,
+                self._dataset.test,
+                self._config,
+                features,
+                tester,
+                data=self._dataset.fingerprint,
+                step=self._step,
+                dtype=features.dtype,
+                folder=self.cache,
+            )
+        except InputError:
+            if self.cache is not None:
+                raise
+            return lambda _: None  # nobody asked for them to be kept: a full disk, say, stops nothing
 
     def _train(
         self, training: HeadTraining, features: Features, listener: SegmentListener, stop: Stop, every: int
