@@ -76,6 +76,9 @@ def test_the_gaussians_of_locat_are_written(capsys: pytest.CaptureFixture[str]) 
     assert held["command"].startswith("nearsight model locat_compact_vit.modern_cifar100")
     assert main(["model", "own_models:locat", "--num-images", "2", "--out", "one"]) == 0
     assert "one/figures/widths.png" in capsys.readouterr().out
+    refused = ["model", "own_models:locat", "--num-images", "2", "--images", "no-such-set", "--out", "none"]
+    assert main(refused) == 2
+    assert not Path("none").exists()
 
 
 @pytest.mark.parametrize(

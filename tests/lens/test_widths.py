@@ -6,7 +6,7 @@ import timm
 import torch
 
 from nearsight.errors import InputError
-from nearsight.lens.widths import ALPHA, COLUMNS, PERCENTILES, ROWS, gaussian_widths, has_widths
+from nearsight.lens.widths import ALPHA, COLUMNS, PERCENTILES, ROWS, gaussian_widths
 from nearsight.locat import add_locat
 from nearsight.locat.gaussian import GaussianHeads
 from nearsight.models import create_model
@@ -78,8 +78,6 @@ def test_statistics_are_those_of_all_numbers(kind: str) -> None:
 
 def test_models_without_gaussians_and_without_images() -> None:
     plain = create_model("compact_vit", depth=1)
-    assert not has_widths(plain)
-    assert not has_widths(add_locat(create_model("compact_vit", depth=1), gaug=False))
     with pytest.raises(InputError, match="has no Gaussian-augmented attention"):
         gaussian_widths(plain, torch.zeros(1, 3, 32, 32))
     with pytest.raises(InputError, match="no images"):

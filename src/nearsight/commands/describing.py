@@ -12,13 +12,13 @@ from torch import nn
 
 from nearsight.commands.model import ModelOptions
 from nearsight.commands.options import folders_of
-from nearsight.commands.probe import open_frozen
+from nearsight.commands.probe import UNTRAINED, open_frozen
 from nearsight.commands.subjects import open_subjects
 from nearsight.files import output_folder, write_json, write_text
 from nearsight.lens.cost import Cost, forward_cost
 from nearsight.lens.running import NoSpatialAttentionError, running, surveyed
 from nearsight.lens.survey import Site
-from nearsight.lens.widths import gaussian_widths, has_widths
+from nearsight.lens.widths import Widths, gaussian_widths
 from nearsight.locat.gaussian import GaussianHeads
 from nearsight.locat.refine import REFINEMENTS
 
@@ -217,14 +217,24 @@ def as_text(described: Sequence[Described], files: Sequence[Path]) -> str:
 
 def write(options: ModelOptions, described: Sequence[Described], command: str) -> list[Path]:
     """The numbers of all models, and the Gaussians of those that have some."""
+    # Here, because whatever draws figures takes half a second to load.
+    from nearsight.report.figures.style import save_figure
+    from nearsight.report.figures.widths import widths_figure
+
     assert options.out is not None
+    # All that takes long or may fail before the first file.
+    found = [_widths(options, one) for one in described]
     out = output_folder(options.out)
     rows = [{name: value for name, value in one.record().items() if _is_simple(value)} for one in described]
     write_text(out / "models.csv", pd.DataFrame(rows).to_csv(index=False))
     write_json(out / "models.json", {"command": command, "models": [one.record() for one in described]})
     files = [out / "models.csv", out / "models.json"]
-    for text, folder in zip(options.models, folders_of(options.models, out), strict=True):
-        files += _write_widths(options, text, folder)
+    for folder, one in zip(folders_of(options.models, out), found, strict=True):
+        if one is not None:
+            title, widths = one
+            write_text(output_folder(folder) / "widths.csv", widths.frame.to_csv(index=False))
+            figure = widths_figure(widths.frame, label=title)
+            files += [folder / "widths.csv", *save_figure(figure, output_folder(folder / "figures"), "widths")]
     return files
 
 
@@ -232,19 +242,12 @@ def _is_simple(value: Any) -> bool:
     return not isinstance(value, list | dict)
 
 
-def _write_widths(options: ModelOptions, text: str, folder: Path) -> list[Path]:
-    # Here, because whatever draws figures takes half a second to load.
-    from nearsight.report.figures.style import save_figure
-    from nearsight.report.figures.widths import widths_figure
-
-    device = options.torch_device
-    one_model = replace(options, models=(text,), pretrained=options.pretrained and not Path(text).is_dir())
-    (subject,) = open_subjects(one_model, device)
-    if not has_widths(subject.model):
-        return []
-    widths = gaussian_widths(subject.model, subject.images.batches(_BATCH), device=device)
-    output_folder(folder)
-    write_text(folder / "widths.csv", widths.frame.to_csv(index=False))
+def _widths(options: ModelOptions, one: Described) -> tuple[str, Widths] | None:
+    """A title, and the Gaussians of a model on images; None where there are none, or none that were trained."""
+    if one.locat_parameters is None or one.text.startswith(UNTRAINED):
+        return None
+    pretrained = options.pretrained and not Path(one.text).is_dir()
+    (subject,) = open_subjects(replace(options, models=(one.text,), pretrained=pretrained), options.torch_device)
+    widths = gaussian_widths(subject.model, subject.images.batches(_BATCH), device=options.torch_device)
     images = "1 image" if widths.num_images == 1 else f"{widths.num_images} images"
-    figure = widths_figure(widths.frame, label=f"{subject.label} on {images} of {subject.images.name}")
-    return [folder / "widths.csv", *save_figure(figure, output_folder(folder / "figures"), "widths")]
+    return f"{subject.label} on {images} of {subject.images.name}", widths

@@ -63,11 +63,6 @@ class Widths:
     num_images: int
 
 
-def has_widths(model: nn.Module) -> bool:
-    """Whether it has Gaussian-augmented attention."""
-    return any(isinstance(module, GaussianHeads) for module in model.modules())
-
-
 def gaussian_widths(
     model: nn.Module, images: Tensor | Iterable[Tensor], *, batch_size: int = 16, device: torch.device | None = None
 ) -> Widths:
