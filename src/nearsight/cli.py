@@ -22,6 +22,7 @@ COMMANDS = {
     "atlas": "many models on the same pictures: one table, one page",
     "train": "train a model from a recipe",
     "study": "which part of a recipe makes attention local, with confidence intervals",
+    "model": "what a model is, and what a forward of it costs",
     "probe": "what the features of a frozen model are worth",
     "report": "one page of a run, a study or a measured model, or of several side by side",
     "share": "a run as others can load it, in a folder or on the Hugging Face Hub",

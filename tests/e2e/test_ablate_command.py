@@ -4,9 +4,11 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 
 from nearsight.cli import main
@@ -129,6 +131,25 @@ def test_knn_averages_and_one_object(capsys: pytest.CaptureFixture[str]) -> None
     assert "mean and offsets are averages over 8 training images of shapes" in found["notes"]
     assert "runs/ablate-tiny-ten/ablation-heads.csv" in found["files"]
     assert all(Path(path).exists() for path in found["files"])
+
+
+def test_masks_of_ones_own(capsys: pytest.CaptureFixture[str]) -> None:
+    generator = np.random.default_rng(0)
+    for kind in ("images", "masks"):
+        Path("own", kind).mkdir(parents=True)
+    for number in range(5):
+        mask = generator.integers(0, 2, (4, 4), dtype=np.uint8).repeat(8, 0).repeat(8, 1)
+        Image.fromarray(mask * 200).save(f"own/images/{number}.png")
+        Image.fromarray(mask).save(f"own/masks/{number}.png")
+    call = ("tiny:ten", "--data", "own", "--image-size", "32", "--what", "heads", "--plans", "zero", "--steps", "3")
+    run(*call, code=2)
+    assert "own/classes.json is not there" in capsys.readouterr().err
+    assert not Path("runs").exists()
+    Path("own/classes.json").write_text('["floor", "thing"]')
+    run(*call, "--json")
+    found = json.loads(capsys.readouterr().out)
+    assert "mIoU of a head on the patches of the last block, 1 images" in found["sentences"][0]
+    assert "training images of own" in found["notes"][0]
 
 
 @pytest.mark.parametrize(

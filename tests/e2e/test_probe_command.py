@@ -45,6 +45,13 @@ def factory(tmp_path, monkeypatch):
     return ["probed_models:one", "probed_models:other"]
 
 
+@pytest.fixture(autouse=True)
+def cache_home(tmp_path, monkeypatch):
+    """Features of patches are kept without being asked for."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
 def run(arguments, capsys):
     code = main(["probe", *arguments])
     return code, capsys.readouterr()
@@ -115,6 +122,149 @@ def test_retrieval_on_a_small_voc(factory, voc, capsys):
     assert found["memory_patches"] == 12 * 12 * 3
     code, printed = run([*larger, "50"], capsys)
     assert (code, "takes multiples of 4; use --image-size 52" in printed.err) == (2, True)
+
+
+@pytest.fixture
+def street(voc, tmp_path):
+    """The images of that VOC as a folder of one's own, of three classes."""
+    folder = tmp_path / "street"
+    shutil.copytree(voc / "voc-small" / "JPEGImages", folder / "images")
+    shutil.copytree(voc / "voc-small" / "SegmentationClass", folder / "masks")
+    (folder / "classes.json").write_text('["road", "sky", "tree"]')
+    return folder
+
+
+def test_images_and_masks_of_ones_own(factory, street, tmp_path, capsys):
+    own = ["--data", str(street), "--device", "cpu", "--test-share", "0.5", "--json"]
+    code, printed = run(["retrieve", factory[0], *own], capsys)
+    assert code == 0, printed.err
+    result = json.loads(printed.out)
+    assert (result["data"]["name"], result["data"]["num_test"]) == ("street", 3)
+    assert list(result["models"][0]["per_class_iou"]) == ["road", "sky", "tree"]
+    assert result["folder"].startswith("runs/retrieve-street-")
+    # The same images as two folders, with numbers that are not those of the classes.
+    (street / "masks").rename(tmp_path / "labels")
+    for path in (tmp_path / "labels").iterdir():
+        numbers = np.asarray(Image.open(path))
+        Image.fromarray(1000 * numbers.astype(np.uint16)).save(path)
+    (tmp_path / "names.json").write_text('{"0": "road", "1000": "sky", "2000": "tree"}')
+    (street / "classes.json").unlink()
+    two = ["--masks", str(tmp_path / "labels"), "--classes", str(tmp_path / "names.json")]
+    code, printed = run(["retrieve", factory[0], *own, *two, "--out", "again"], capsys)
+    assert code == 0, printed.err
+    assert json.loads(printed.out)["models"][0]["mean_iou"] == result["models"][0]["mean_iou"]
+    steps = ["--iterations", "2", "--batch-size", "2"]
+    code, printed = run(["segment", factory[0], *own, *two, *steps], capsys)
+    assert code == 0, printed.err
+    (found,) = json.loads(printed.out)["models"]
+    assert (found["data"], found["num_train"], found["num_test"]) == (tmp_path.name, 3, 3)
+    dense = ["--dense-data", str(street), *own[2:], *two, "--probes", "retrieve", "segment"]
+    quick = ["--segment-iterations", "2", "--segment-batch-size", "2", "--out", "all"]
+    code, printed = run(["all", factory[0], *dense, *quick], capsys)
+    assert code == 0, printed.err
+    scores = {row["measure"]: row["value"] for row in json.loads(printed.out)["results"]}
+    assert scores == {"retrieve_miou": result["models"][0]["mean_iou"], "segment_miou": found["miou"]}
+
+
+def test_retrieval_by_the_protocol_of_hummingbird(factory, voc, cache_home, capsys):
+    command = ["retrieve", factory[0], "--data-dir", str(voc), "--device", "cpu", "--seed", "3"]
+    hummingbird = [*command, "--protocol", "hummingbird", "--augmentation-epochs", "2", "--out", "out"]
+    code, printed = run([*hummingbird, "--json"], capsys)
+    assert code == 0, printed.err
+    result = json.loads(printed.out)
+    (model,) = result["models"]
+    assert (result["settings"]["protocol"], result["settings"]["augmentation_epochs"]) == ("hummingbird", 2)
+    assert (model["place"], model["memory_patches"]) == ("norm", 2 * 3 * 64)
+    assert len(model["per_class_iou"]) == 21
+    assert model["per_class_iou"]["person"] == 0  # absent, and counts
+    assert model["mean_iou"] == pytest.approx(np.mean(list(model["per_class_iou"].values())))
+    assert model["mean_iou_low"] <= model["mean_iou"] <= model["mean_iou_high"]
+    assert not list(cache_home.glob("nearsight/features/*"))  # crops are not kept
+    assert "by the protocol hummingbird" in run(hummingbird, capsys)[1].out
+    code, printed = run([*hummingbird, "--place", "block", "--json"], capsys)
+    assert json.loads(printed.out)["models"][0]["place"] == "block"
+    code, printed = run([*command, "--augmentation-epochs", "2"], capsys)
+    assert (code, "--augmentation-epochs is for --protocol hummingbird" in printed.err) == (2, True)
+
+
+def test_the_same_options_everywhere(capsys):
+    """What several probes have is one option, with one text."""
+    texts = {}
+    for probe in ("knn", "linear", "segment", "retrieve", "all"):
+        with pytest.raises(SystemExit):
+            main(["probe", probe, "--help"])
+        shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
+        for option in ("--num-train", "--num-test", "--cache-dir"):
+            start = shown.index(f" {option} ")
+            texts.setdefault(option, set()).add(shown[start : shown.index("(default:", start)])
+    assert {option: len(found) for option, found in texts.items()} == dict.fromkeys(texts, 1), texts
+
+
+def test_maps_of_patches_are_kept(factory, voc, cache_home, capsys, monkeypatch):
+    retrieval = ["retrieve", factory[0], "--data-dir", str(voc), "--device", "cpu", "--json", "--num-train", "2"]
+    steps = ["--iterations", "2", "--batch-size", "2"]
+    segmentation = [
+        "segment",
+        factory[0],
+        "--data-dir",
+        str(voc),
+        "--device",
+        "cpu",
+        "--json",
+        "--num-test",
+        "2",
+        *steps,
+    ]
+
+    def numbers(command, name):
+        code, printed = run(command, capsys)
+        assert code == 0, printed.err
+        return json.loads(printed.out)["models"][0][name], printed.err
+
+    first, told = numbers(retrieval, "mean_iou")
+    assert "train features: 2 images measured" in told
+    kept = {path: path.stat().st_mtime_ns for path in cache_home.glob("nearsight/features/*/features.npy")}
+    assert len(kept) == 2
+    again, told = numbers(retrieval, "mean_iou")
+    assert (again, "train features: 0 images measured" in told) == (first, True)
+    assert {path: path.stat().st_mtime_ns for path in kept} == kept
+    segmented, _ = numbers([*segmentation, "--out", "one"], "miou")
+    assert len(list(cache_home.glob("nearsight/features/*/features.npy"))) == 3  # all test images have one size
+    # As much as nothing is kept where nobody asked for it, and all of it in a folder that was named.
+    monkeypatch.setattr("nearsight.probe.cache.MAPS_BYTES", 1000)
+    monkeypatch.setenv("XDG_CACHE_HOME", "elsewhere")
+    assert numbers(retrieval, "mean_iou")[0] == first
+    assert numbers([*segmentation, "--out", "two"], "miou")[0] == segmented
+    assert not Path("elsewhere").exists()
+    assert numbers([*segmentation, "--out", "three", "--cache-dir", "named"], "miou")[0] == segmented
+    assert numbers([*segmentation, "--out", "four", "--cache-dir", "named"], "miou")[0] == segmented
+    assert len(list(Path("named").glob("*/features.npy"))) == 1
+    assert numbers([*retrieval, "--cache-dir", "named"], "mean_iou")[0] == first
+    # A place that cannot be written to matters only to who named it.
+    monkeypatch.setattr("nearsight.probe.cache.MAPS_BYTES", 2**30)
+    Path("taken").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", "taken")
+    assert numbers(retrieval, "mean_iou")[0] == first
+    assert numbers([*segmentation, "--out", "five"], "miou")[0] == segmented
+    code, printed = run([*retrieval, "--cache-dir", "taken"], capsys)
+    assert (code, "lies below taken, which is a file" in printed.err) == (2, True), printed.err
+
+
+def test_bad_folders_of_ones_own_are_one_line(factory, street, voc, capsys):
+    Image.new("RGB", (48, 40)).save(street / "masks" / "train0.png")
+    cases = [
+        (["--data", "stret"], "'stret' is not a known data set with masks, nor a folder that is there"),
+        (["--data", "./stret"], "stret is not there, but a folder with images and masks is needed"),
+        (["--data", str(street)], "train0.png is a picture in colours (RGB)"),
+        (["--data", str(street / "images")], "has no folder 'images'; put pictures into images"),
+        (["--data", str(street), "--test-share", "1"], "the share of test images is 1.0"),
+        (["--data", "voc-small", "--data-dir", str(voc), "--ignore-value", "0"], "--ignore-value is for a folder of"),
+    ]
+    for probe in ("retrieve", "segment"):
+        for options, message in cases:
+            code, printed = run([probe, factory[0], *options], capsys)
+            assert (code, message in printed.err, printed.err.count("\n")) == (2, True, 1), printed.err
+    assert not Path("runs").exists()
 
 
 def test_models_of_other_sizes_and_those_that_do_not_say_theirs(factory, voc, tmp_path, capsys):
@@ -199,8 +349,9 @@ def test_all_probes_of_two_models_agree_with_each_alone(factory, voc, tmp_path, 
     assert list(found) == [(model, measure) for model in factory for measure in measures]
     assert all(0 <= row["low"] <= row["value"] <= row["high"] <= 1 for row in found.values())
     assert {row["num_images"] for row in found.values()} == {40, 3}
-    # The features of both probes of classes are those of one pass: two parts of each model.
-    assert len(list((voc / "cache").iterdir())) == 4
+    # The features of both probes of classes are those of one pass: two parts of each model. Retrieval keeps maps of
+    # both parts, segmentation those of the test images.
+    assert len(list((voc / "cache").iterdir())) == 2 * (2 + 2 + 1)
     rows = list(csv.DictReader((out / "probes.csv").open()))
     assert [float(row["value"]) for row in rows] == [row["value"] for row in found.values()]
     assert (out / "probes.md").read_text().count("probed_models:") == 2

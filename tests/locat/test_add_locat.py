@@ -285,7 +285,6 @@ def test_two_processes_train_as_one(tmp_path: Path) -> None:
     ("name", "options", "locat", "message"),
     [
         ("resnet18", {}, {}, "LocAt cannot be added to ResNet"),
-        ("gcvit_xxtiny", {}, {}, "GlobalContextVit: its attention stays in small windows"),
         ("swinv2_tiny_window8_256", {}, {}, "SwinTransformerV2: "),
         ("vit_relpos_small_patch16_224", {}, {}, "VisionTransformerRelPos: "),
         ("vit_base_patch16_siglip_224", {}, {}, r"pools by attention \(AttentionPoolLatent\).*prr=False"),

@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 
 import tyro
 
+from nearsight.commands.masked import OwnMasks
 from nearsight.commands.options import Common, Request, parse, short_name
 from nearsight.data import DATASETS
 from nearsight.data.segmentation import SEGMENTATION_SETS
@@ -21,7 +22,7 @@ from nearsight.probe.settings import PLANS, QUESTIONS
 
 
 @dataclass(frozen=True, kw_only=True)
-class AblateOptions(Common):
+class AblateOptions(OwnMasks, Common):
     """Change heads of a model, and see how much of its score on test images is left.
 
     Each head by itself gives nothing (zero), attends to its own patch alone (identity) or to all patches alike
@@ -39,7 +40,7 @@ class AblateOptions(Common):
     folder of a study."""
     data: str | None = None
     """A data set (nearsight data list) whose test images are asked about; by default that of the run, for the zoo
-    cifar100-sample. One with masks is scored by mIoU."""
+    cifar100-sample. One with masks is scored by mIoU; so is a folder of your own, with images and masks."""
     what: tuple[str, ...] = QUESTIONS
     """What to ask: heads (each by itself), reach (all heads of a layer, or of all), removal (more and more heads)."""
     plans: tuple[str, ...] = ()
@@ -98,7 +99,8 @@ class AblateOptions(Common):
         if self.data is not None:
             if not self.has_masks:
                 if self.data not in DATASETS:
-                    raise unknown_name("data set", self.data, [*DATASETS, *SEGMENTATION_SETS])
+                    kind = "data set, nor a folder that is there"
+                    raise unknown_name(kind, self.data, [*DATASETS, *SEGMENTATION_SETS])
             elif self.score is not None:
                 raise InputError(f"{self.data} has masks, which are scored by mIoU; leave out --score {self.score}")
             return self.data
@@ -110,7 +112,9 @@ class AblateOptions(Common):
 
     @property
     def has_masks(self) -> bool:
-        return self.data in SEGMENTATION_SETS
+        if self.data is None or self.data in DATASETS:
+            return False
+        return self.data in SEGMENTATION_SETS or Path(self.data).exists()
 
     def check(self) -> None:
         """Refuse what is wrong at a first look."""

@@ -26,7 +26,7 @@ from nearsight.commands.pictures import (
 from nearsight.commands.progress import SECONDS_BETWEEN_LINES, BarOrLines
 from nearsight.commands.subjects import images_record
 from nearsight.data import Dataset, load_dataset, measuring_subset
-from nearsight.data.segmentation import MaskedImages, SegmentationSet, load_segmentation
+from nearsight.data.segmentation import SEGMENTATION_SETS, MaskedImages, SegmentationSet
 from nearsight.errors import InputError
 from nearsight.files import canonical_hash, write_json
 from nearsight.lens import HeadTable, Survey, average_maps
@@ -106,6 +106,8 @@ class _Data:
     train: Images | None
     train_truth: Any = None
     num_classes: int
+    labels: str | None = None
+    """What identifies masks that may be edited."""
 
 
 class _Masks:
@@ -124,10 +126,16 @@ class _Masks:
 def ask(options: AblateOptions, request: Request, reaches: Sequence[float], out: Path) -> Asked:
     """Open the model, measure it, change its heads. Only finished batches are written yet."""
     device = request.torch_device
+    masked = None
+    if options.has_masks:
+        assert options.data is not None
+        masked = options.load_masked(options.data, options.data_dir)
+        if options.data not in SEGMENTATION_SETS:
+            request = replace(request, images=str(masked.test.pairs[0][0].parent))  # one image is looked at first
     (one,) = prepare(request, (), device, all_decoded=False)
     one.subject.model.to(getattr(torch, options.precision))
-    if options.has_masks:
-        data = _with_masks(one, request, options.num_train)
+    if masked is not None:
+        data = _with_masks(one, masked, request, options.num_train)
     else:
         data = _with_labels(one, request, needs_train=_needs_reference(options))
     one = replace(one, subject=replace(one.subject, images=data.test))
@@ -180,19 +188,16 @@ def _with_labels(one: Prepared, request: Request, *, needs_train: bool) -> _Data
     )
 
 
-def _with_masks(one: Prepared, request: Request, num_train: int) -> _Data:
+def _with_masks(one: Prepared, dataset: SegmentationSet, request: Request, num_train: int) -> _Data:
     """Whole images, squeezed to the model's size, so that every pixel of a mask has its patch."""
     images = one.subject.images
     assert isinstance(images, PreparedImages)
-    assert request.images is not None
     assert request.num_images is not None
-    dataset: SegmentationSet = load_segmentation(request.images, request.data_dir)
     parts = []
     for part, masked, number in (
         ("test", dataset.test, request.num_images),
         ("training", dataset.train, num_train),
     ):
-        masked.check_labelled(part)
         pairs = [masked.pairs[index] for index in measuring_subset(len(masked), number).tolist()]
         pictures = FilePictures(f"{dataset.name}, {part}", [image for image, _ in pairs])
         config = {**images.data_config, "crop_pct": 1.0, "crop_mode": "squash"}
@@ -205,6 +210,7 @@ def _with_masks(one: Prepared, request: Request, num_train: int) -> _Data:
         train=train,
         train_truth=train_truth,
         num_classes=dataset.num_classes,
+        labels=dataset.fingerprint if dataset.labels_by_content else None,
     )
 
 
@@ -270,6 +276,8 @@ def _changed(
         "options": {name: getattr(options, name) for name in named},
         "head": weights_hash(read.head) if isinstance(read, Pixels) else None,
     }
+    if data.labels is not None:
+        record["labels"] = data.labels
 
     def try_at(batch_size: int) -> Tried:
         with _Progress(subject.label) as progress:

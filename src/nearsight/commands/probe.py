@@ -59,7 +59,7 @@ def _probe(name: str, arguments: list[str]) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelsRequest(Common):
-    """The options that say which models are probed."""
+    """The options of every probe: which models, on how many images, and where their features are kept."""
 
     models: Annotated[
         tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="MODEL [MODEL ...]", help_behavior_hint="")
@@ -72,6 +72,22 @@ class ModelsRequest(Common):
     """File with your own weights of the model: safetensors, or a state dict that torch.save wrote."""
     image_size: int | None = None
     """Side of the images that the model takes, where it does not say so or can take others; a run has its own."""
+    num_train: int | None = None
+    """Training images at most; of a data set with masks the first ones."""
+    num_test: int | None = None
+    """Test images at most, likewise."""
+    cache_dir: Path | None = None
+    """Folder that keeps features of whole images for the next time; by default in the user's cache folder, but there
+    not more than 1 GiB of the maps of each part of a data set with masks. Random crops are not kept."""
+
+    def check(self, probe: str) -> None:
+        """Refuse what is wrong at a first look."""
+        if not self.models:
+            raise InputError(
+                f"no model is named; write nearsight probe {probe} MODEL, and see nearsight probe {probe} --help"
+            )
+        for name in ("image_size", "num_train", "num_test"):
+            check_at_least(f"--{name.replace('_', '-')}", 1 if (value := getattr(self, name)) is None else value, 1)
 
     def frozen(self, seed: int, **sizes: int | None) -> list[FrozenModel]:
         """The models, opened; what is wrong with them is found here. `sizes`: see `open_frozen`."""
@@ -96,10 +112,6 @@ class ProbeRequest(ModelsRequest):
     """Block whose features are read, from 0 or from the end; of hierarchical timm models the stage."""
     batch_size: int | None = None
     """Images per forward; as many as memory takes by default."""
-    num_train: int | None = None
-    """Training images at most."""
-    num_test: int | None = None
-    """Test images at most."""
     seed: int = 0
     """Of random weights, splits, orders and samples."""
     out: Path | None = None
@@ -107,10 +119,8 @@ class ProbeRequest(ModelsRequest):
 
     def check(self, probe: str) -> None:
         """Refuse what is wrong at a first look."""
-        if not self.models:
-            raise InputError(f"no model is named; write nearsight probe {probe} MODEL, and see --help")
-        for name in ("image_size", "batch_size", "num_train", "num_test"):
-            check_at_least(f"--{name.replace('_', '-')}", 1 if (value := getattr(self, name)) is None else value, 1)
+        super().check(probe)
+        check_at_least("--batch-size", 1 if self.batch_size is None else self.batch_size, 1)
         check_number("--seed", self.seed)
 
     @property

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from nearsight.commands.options import parse
@@ -42,8 +41,6 @@ class ClassRequest(ProbeRequest):
     """CLS, the mean of the patches, or both; by default CLS where there is one."""
     crop_pct: float = 1.0
     """Share of a resized image's side that is cut out of its centre (DINO: 0.875); not for images of the right size."""
-    cache_dir: Path | None = None
-    """Folder that keeps the features; by default in the user's cache folder."""
 
     @property
     def spec(self) -> FeatureSpec:

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from math import isnan
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
+from nearsight.commands.masked import OwnMasks
 from nearsight.commands.options import parse
 from nearsight.commands.probe import Outcome, ProbeRequest, describe
-from nearsight.data.segmentation import MaskedImages, SegmentationSet, load_segmentation
-from nearsight.errors import check_at_least, check_positive
+from nearsight.data.segmentation import MaskedImages, SegmentationSet
+from nearsight.errors import InputError, check_at_least, check_positive
 from nearsight.lazy import pd
 from nearsight.probe import FeatureSpec
 from nearsight.probe.settings import MEMORY_SIZE, RETRIEVE_K, RETRIEVE_TEMPERATURE, IndexKind, Place
 
 if TYPE_CHECKING:
-    from nearsight.probe import Score
+    from torch import Tensor
+
+    from nearsight.probe import FeatureReader, Score
     from nearsight.probe.frozen import FrozenModel
     from nearsight.probe.retrieve import RetrievalResult
 
@@ -54,15 +57,6 @@ class RetrieveSettings:
         return FeatureSpec(block=self.block, place=self.place, tokens="patches")
 
 
-def first_images(dataset: SegmentationSet, num_train: int | None, num_test: int | None) -> SegmentationSet:
-    """The data set with so many of its images at most, the first ones."""
-
-    def some(images: MaskedImages, num: int | None) -> MaskedImages:
-        return images if num is None else replace(images, pairs=images.pairs[:num])
-
-    return replace(dataset, train=some(dataset.train, num_train), test=some(dataset.test, num_test))
-
-
 @dataclass(frozen=True, kw_only=True)
 class Retrieved:
     """What retrieval found, and with which features."""
@@ -94,11 +88,18 @@ def retrieved(
     settings: RetrieveSettings,
     *,
     size_option: str = "--image-size",
+    augmentation_epochs: int | None = None,
 ) -> Retrieved:
-    """Segment the test images of a data set by the patches of its training images. `size_option`: what asked for the
-    size of images, for complaints."""
+    """Segment the test images of a data set by the patches of its training images.
+
+    Args:
+        size_option: what asked for the size of images, for complaints.
+        augmentation_epochs: how often the training images go into the memory, by the protocol of Hummingbird; None for
+            the usual one.
+    """
     from nearsight.commands.progress import MeasuringProgress
     from nearsight.probe import Retriever, build_memory, miou_score, retrieve
+    from nearsight.probe.cache import keeps_maps, whole_maps
     from nearsight.probe.frozen import at_size
 
     if settings.image_size is not None:
@@ -109,6 +110,31 @@ def retrieved(
             "batch_size": request.images_at_once(reader, frozen),
             "device": request.torch_device,
         }
+        if augmentation_epochs is not None:
+            return _by_hummingbird(frozen, dataset, settings, reader, augmentation_epochs, common)
+
+        def kept(part: str, images: MaskedImages) -> Tensor | None:
+            if not keeps_maps(reader, frozen.preparation.size, len(images), request.cache_dir):
+                return None
+            try:
+                with MeasuringProgress(f"{frozen.label}, {part} features", len(images)) as progress:
+                    return whole_maps(
+                        reader,
+                        images,
+                        frozen.preparation,
+                        model=frozen.identity,
+                        data=dataset.fingerprint,
+                        part=part,
+                        folder=request.cache_dir,
+                        watch=progress.counted,
+                        **common,
+                    )
+            except InputError:
+                if request.cache_dir is not None:
+                    raise
+                return None  # nobody asked for them to be kept: a full disk, say, stops nothing
+
+        maps = {"train": kept("train", dataset.train), "test": kept("test", dataset.test)}
         with MeasuringProgress(f"{frozen.label}, memory", len(dataset.train)) as progress:
             memory = build_memory(
                 reader,
@@ -117,16 +143,54 @@ def retrieved(
                 size=settings.memory_size,
                 seed=settings.seed,
                 watch=progress.counted,
+                kept_NChw=maps["train"],
                 **common,
             )
         retriever = Retriever(memory, k=settings.k, temperature=settings.temperature, index=settings.index)
         with MeasuringProgress(f"{frozen.label}, retrieval", len(dataset.test)) as progress:
-            result = retrieve(reader, retriever, dataset, frozen.preparation, watch=progress.counted, **common)
+            result = retrieve(
+                reader,
+                retriever,
+                dataset,
+                frozen.preparation,
+                watch=progress.counted,
+                kept_NChw=maps["test"],
+                **common,
+            )
         return Retrieved(result=result, score=miou_score(result.counts_N3c), described=describe(frozen, reader))
 
 
+def _by_hummingbird(
+    frozen: FrozenModel,
+    dataset: SegmentationSet,
+    settings: RetrieveSettings,
+    reader: FeatureReader,
+    num_epochs: int,
+    common: dict[str, Any],
+) -> Retrieved:
+    from nearsight.commands.progress import MeasuringProgress
+    from nearsight.probe import Retriever, hummingbird, miou_score
+
+    with MeasuringProgress(f"{frozen.label}, memory", len(dataset.train) * num_epochs) as progress:
+        memory = hummingbird.build_memory(
+            reader,
+            dataset,
+            frozen.preparation,
+            num_epochs=num_epochs,
+            size=settings.memory_size,
+            seed=settings.seed,
+            watch=progress.counted,
+            **common,
+        )
+    retriever = Retriever(memory, k=settings.k, temperature=settings.temperature, index=settings.index)
+    with MeasuringProgress(f"{frozen.label}, retrieval", len(dataset.test)) as progress:
+        result = hummingbird.retrieve(reader, retriever, dataset, frozen.preparation, watch=progress.counted, **common)
+    score = miou_score(result.counts_N3c, count_absent=True)
+    return Retrieved(result=result, score=score, described=describe(frozen, reader))
+
+
 @dataclass(frozen=True, kw_only=True)
-class RetrieveOptions(ProbeRequest, RetrieveSettings):
+class RetrieveOptions(OwnMasks, ProbeRequest, RetrieveSettings):
     """Segment test images by retrieval (Hummingbird): the k nearest patches of training images say what a patch shows.
 
     Images are squeezed to the size the model takes, or to --image-size; predictions are judged at the size of the
@@ -134,9 +198,18 @@ class RetrieveOptions(ProbeRequest, RetrieveSettings):
     """
 
     data: str = "voc-small"
-    """A data set with masks: ade20k, pascal-context, coco-stuff, voc2012, camvid, voc-small."""
+    """A data set with masks: ade20k, pascal-context, coco-stuff, voc2012, camvid, voc-small; or a folder of your own
+    with images, masks and classes.json in it."""
     image_size: int | None = None
     """Side of the square that images are squeezed to; by default what the model takes. The larger, the more patches."""
+    place: Place | None = None  # type: ignore[assignment]  # settled in `settings`, by the protocol
+    """Features as the block returns them, after the final norm (norm), or refined (prr); by default block, and norm of
+    --protocol hummingbird."""
+    protocol: Literal["nearsight", "hummingbird"] = "nearsight"
+    """hummingbird: as open-hummingbird-eval does it, with an augmented memory, masks of the images' size, ignored
+    pixels in the first class, matched classes, and absent ones counted with 0."""
+    augmentation_epochs: int = 1
+    """Of --protocol hummingbird: how often the training images go into the memory, augmented anew each time."""
 
     def __post_init__(self) -> None:
         """The settings check themselves when they are made of these options."""
@@ -148,7 +221,15 @@ class RetrieveOptions(ProbeRequest, RetrieveSettings):
 
     @property
     def settings(self) -> RetrieveSettings:
-        return RetrieveSettings(**{field.name: getattr(self, field.name) for field in fields(RetrieveSettings)})
+        given = {field.name: getattr(self, field.name) for field in fields(RetrieveSettings)}
+        usual: Place = "norm" if self.protocol == "hummingbird" else "block"
+        return RetrieveSettings(**{**given, "place": self.place or usual})
+
+    def check(self, probe: str) -> None:
+        super().check(probe)
+        check_at_least("--augmentation-epochs", self.augmentation_epochs, 1)
+        if self.protocol == "nearsight" and self.augmentation_epochs != 1:
+            raise InputError("--augmentation-epochs is for --protocol hummingbird; the usual memory is not augmented")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -158,12 +239,12 @@ def main(arguments: Sequence[str]) -> int:
     from nearsight.report.tables import percent  # here, because it takes half a second
 
     settings = options.settings
-    dataset = first_images(load_segmentation(options.data, options.data_dir), options.num_train, options.num_test)
-    dataset.train.check_labelled("training")
-    dataset.test.check_labelled("test")
+    dataset = options.load_masked(options.data, options.data_dir, options.num_train, options.num_test)
     frozen, out = options.opened("retrieve", dataset.name)
-    found = [retrieved(options, one, dataset, settings) for one in frozen]
+    augmented = options.augmentation_epochs if options.protocol == "hummingbird" else None
+    found = [retrieved(options, one, dataset, settings, augmentation_epochs=augmented) for one in frozen]
     models = [{**one.described, **one.numbers(dataset)} for one in found]
+    of_protocol = "" if options.protocol == "nearsight" else f" by the protocol {options.protocol}"
     keys = ("model", "mean_iou", "mean_iou_low", "mean_iou_high", "pixel_accuracy", "memory_patches", "memory_bytes")
     shown = [
         {
@@ -176,9 +257,13 @@ def main(arguments: Sequence[str]) -> int:
     ]
     outcome = Outcome(
         probe="retrieve",
-        title=f"Retrieval on {dataset.name}: mIoU over the data set and pixel accuracy in per cent",
+        title=f"Retrieval on {dataset.name}{of_protocol}: mIoU over the data set and pixel accuracy in per cent",
         data={"name": dataset.name, "num_classes": dataset.num_classes, "num_test": models[0]["num_images"]},
-        settings=asdict(settings),
+        settings={
+            "protocol": options.protocol,
+            **asdict(settings),
+            **({} if augmented is None else {"augmentation_epochs": augmented}),
+        },
         models=models,
         numbers=pd.DataFrame([{key: model[key] for key in keys} for model in models]),
         shown=pd.DataFrame(shown),

@@ -9,13 +9,13 @@ from typing import Annotated, Any, get_type_hints
 
 import tyro
 
-from nearsight.commands.options import parse, stoppable
+from nearsight.commands.masked import OwnMasks
+from nearsight.commands.options import parse, short_name, stoppable
 from nearsight.commands.probe import ModelsRequest
 from nearsight.configuration import field_docs
-from nearsight.data.segmentation import SEGMENTATION_SETS, load_segmentation
-from nearsight.errors import InputError
+from nearsight.data.segmentation import SEGMENTATION_SETS
 from nearsight.files import check_output_folder
-from nearsight.probe.segmentation.config import REFERENCE_SIZE, SegmentConfig, default_settings
+from nearsight.probe.segmentation.config import OWN_FOLDER, REFERENCE_SIZE, SegmentConfig, default_settings
 
 _DESCRIPTION = """Train a segmentation head on the frozen features of models, and test it on whole images.
 
@@ -26,11 +26,12 @@ Settings that are not given are those of S2 for the data set, scaled down for mo
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SegmentRequest(ModelsRequest):
+class SegmentRequest(OwnMasks, ModelsRequest):
     """The options that are not the probe's own settings."""
 
     data: str = "voc-small"
-    """A data set with masks: ade20k, pascal-context, coco-stuff, voc2012, camvid, voc-small."""
+    """A data set with masks: ade20k, pascal-context, coco-stuff, voc2012, camvid, voc-small; or a folder of your own
+    with images, masks and classes.json in it."""
     checkpoint_every: int = 500
     """Iterations between checkpoints; a kill costs those since the last, SIGINT and SIGTERM none."""
     out: Path | None = None
@@ -39,13 +40,10 @@ class SegmentRequest(ModelsRequest):
 
 def main(arguments: Sequence[str]) -> int:
     options = parse(_options(), arguments, prog="nearsight probe segment", description=_DESCRIPTION)
-    if not options.models:
-        raise InputError(
-            "no model is named; write nearsight probe segment MODEL, and see nearsight probe segment --help"
-        )
-    out = options.out or options.default_folder("segment", options.data)
+    options.check("segment")
+    out = options.out or options.default_folder("segment", short_name(options.data))
     check_output_folder(out)
-    dataset = load_segmentation(options.data, options.data_dir)
+    dataset = options.load_masked(options.data, options.data_dir, options.num_train, options.num_test)
     from nearsight.commands.probing_segment import probe_models
 
     return stoppable(lambda stop: probe_models(options, dataset, out, stop))
@@ -54,7 +52,8 @@ def main(arguments: Sequence[str]) -> int:
 def _options() -> type[Any]:
     """The request and every setting of the probe. Where data set and model have a say, None leaves it to them."""
     hints, docs = get_type_hints(SegmentConfig), field_docs(SegmentConfig)
-    usual = {name: default_settings(name, image_size=REFERENCE_SIZE, step=1) for name in SEGMENTATION_SETS}
+    sets = (*SEGMENTATION_SETS, OWN_FOLDER)
+    usual = {name: default_settings(name, image_size=REFERENCE_SIZE, step=1) for name in sets}
     settings: list[tuple[str, Any, Any]] = []
     for field in dataclasses.fields(SegmentConfig):
         kind, default = hints[field.name], field.default

@@ -19,10 +19,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from nearsight.commands.masked import OwnMasks
 from nearsight.commands.probe_classes import KnnRequest, Probed, knn_found, linear_found, probed
-from nearsight.commands.probe_retrieve import RetrieveSettings, first_images, retrieved
+from nearsight.commands.probe_retrieve import RetrieveSettings, retrieved
 from nearsight.data import Dataset
-from nearsight.data.segmentation import SegmentationSet, load_segmentation
+from nearsight.data.segmentation import SegmentationSet
 from nearsight.errors import InputError, check_at_least
 from nearsight.files import read_object
 from nearsight.probe import LinearConfig
@@ -47,7 +48,7 @@ Found: TypeAlias = "tuple[Mapping[str, Score], Mapping[str, Any]]"
 
 
 @dataclass(frozen=True, kw_only=True)
-class AllRequest(KnnRequest):
+class AllRequest(OwnMasks, KnnRequest):
     """The options of all probes together."""
 
     probes: tuple[ProbeName, ...] = (*OF_CLASSES, *OF_PATCHES)
@@ -55,9 +56,10 @@ class AllRequest(KnnRequest):
     linear_epochs: int = LinearConfig.num_epochs
     """Over which the linear classifiers are trained."""
     dense_data: str = "voc-small"
-    """A data set with masks for retrieval and segmentation; --data is for k-NN and linear."""
+    """A data set with masks for retrieval and segmentation, or a folder of your own with images, masks and
+    classes.json; --data is for k-NN and linear."""
     dense_num_train: int | None = None
-    """Its training images at most, the first ones."""
+    """Its training images at most, the first ones; --num-train is for k-NN and linear."""
     dense_num_test: int | None = None
     """Its test images at most, likewise."""
     dense_place: Place = "block"
@@ -121,10 +123,8 @@ class AllRequest(KnnRequest):
             if "knn" in self.probes:
                 self.check_enough(dataset)
         if set(OF_PATCHES) & set(self.probes):
-            whole = load_segmentation(self.dense_data, self.data_dir)
-            dense = first_images(whole, self.dense_num_train, self.dense_num_test)
-            dense.train.check_labelled("training")
-            dense.test.check_labelled("test")
+            sizes = self.dense_num_train, self.dense_num_test
+            dense = self.load_masked(self.dense_data, self.data_dir, *sizes)
         return dataset, dense
 
 
@@ -236,6 +236,8 @@ class AllProbes:
                     listener=progress,
                     stop=self._stop,
                     checkpoint_every=request.checkpoint_every,
+                    keep=True,
+                    cache=request.cache_dir,
                     show=drawn if request.pictures else None,
                 )
             found = folder.read_result()

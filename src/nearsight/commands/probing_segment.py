@@ -80,6 +80,8 @@ def probe_models(options: Any, dataset: SegmentationSet, out: Path, stop: Stop) 
                 listener=progress,
                 stop=stop,
                 checkpoint_every=options.checkpoint_every,
+                keep=True,
+                cache=options.cache_dir,
                 show=functools.partial(draw_predictions, dataset, one.label, path / "figures"),
             )
         folders.append(folder)

@@ -104,8 +104,15 @@ def opened_rgb(image: Path | bytes, *, shorter_side: int = 0) -> Iterator[Image.
         yield rgb
 
 
+def stored_size(image: Path) -> tuple[int, int]:
+    """(columns, rows) of a picture, from the head of its file alone; what could not be opened is refused here, too."""
+    with _unreadable(), _content(image) as file, Image.open(file, formats=FORMATS) as picture:
+        _pixels_needed(picture, 0)
+        return picture.size
+
+
 def open_rgb(image: Path | bytes) -> Image.Image:
-    """The same, for callers that hold one picture at a time."""
+    """The same as `opened_rgb`, for callers that hold one picture at a time."""
     with opened_rgb(image) as picture:
         return picture
 

@@ -6,6 +6,7 @@ from typing import Any, Literal, TypeVar
 
 from timm.layers import SelectAdaptivePool2d
 from timm.models.eva import Eva
+from timm.models.gcvit import GlobalContextVit, GlobalContextVitBlock
 from timm.models.swin_transformer import SwinTransformer
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
@@ -17,8 +18,9 @@ from nearsight.locat.refine import RefinedMapPool, RefinedPool
 
 Model = TypeVar("Model", bound=nn.Module)
 
+_WINDOWED = SwinTransformer | GlobalContextVit
+"""Models whose attention is in windows, and whose heads pool maps."""
 _OTHERS = {
-    "GlobalContextVit": "its attention stays in small windows, where S2 found no gain (App. H)",
     "SwinTransformerV2": "its attention compares directions, so that nothing says how strong a bias has to be",
     "VisionTransformerRelPos": "its attention takes its own bias for one grid alone",
 }
@@ -37,13 +39,14 @@ def add_locat(
     blocks: Iterable[int] | None = None,
     initial_grid: tuple[int, int] | None = None,
 ) -> Model:
-    """Make a timm ViT, RoPE-ViT (Eva) or Swin attend locally and refine its patches; returns the same object.
+    """Make a timm ViT, RoPE-ViT (Eva), Swin or GCViT attend locally and refine its patches; returns the same object.
 
     Its weights keep their names and values. New ones are two small layers in each attention, `gaug.log_var` and
     `gaug.log_alpha`: 195 numbers where heads have 64 channels. They are drawn from torch's global generator.
 
     Args:
-        gaug: Gaussian-augmented attention, in every block.
+        gaug: Gaussian-augmented attention, in every block; of GCViT in those whose queries have places among the keys:
+            not where queries of the whole image meet one of several windows.
         prr: patch representation refinement, between the final norm and the pooling that the model has. It sits where
             timm keeps attention pooling: choosing another pooling in `reset_classifier` takes it off. A norm that the
             model has after its pooling comes before the refinement.
@@ -85,9 +88,11 @@ def _check_grid(initial_grid: Any) -> None:
 
 def _check_model(model: nn.Module) -> None:
     name = type(model).__name__
-    if not isinstance(model, VisionTransformer | Eva | SwinTransformer):
+    if not isinstance(model, VisionTransformer | Eva | _WINDOWED):
         reason = _OTHERS.get(name, "how its patches meet in attention is not known here")
-        raise InputError(f"LocAt cannot be added to {name}: {reason}; it takes timm's VisionTransformer, Eva and Swin")
+        raise InputError(
+            f"LocAt cannot be added to {name}: {reason}; it takes timm's VisionTransformer, Eva, Swin and GCViT"
+        )
 
 
 def _attentions(model: Any, blocks: Iterable[int] | None) -> list[nn.Module]:
@@ -98,7 +103,16 @@ def _attentions(model: Any, blocks: Iterable[int] | None) -> list[nn.Module]:
             f"LocAt cannot be added to {name} with patch_drop_rate: without some of its patches an image has no grid"
         )
     those_of_model = _blocks(model)
-    chosen = range(len(those_of_model)) if blocks is None else _chosen(blocks, len(those_of_model), name)
+    if blocks is None:
+        chosen = [number for number, block in enumerate(those_of_model) if not _is_without_places(block)]
+    else:
+        chosen = _chosen(blocks, len(those_of_model), name)
+    for number in chosen:
+        if _is_without_places(those_of_model[number]):
+            raise InputError(
+                f"block {number} of {name} has queries of the whole image, which have no places in one of its windows; "
+                "leave it out"
+            )
     found = [attention for number in chosen for attention in _attentions_of_block(those_of_model[number], name)]
     attentions = list(dict.fromkeys(found))  # blocks may be shared
     for attention in attentions:
@@ -136,15 +150,24 @@ def _attentions_of_block(block: nn.Module, model_name: str) -> list[nn.Module]:
 
 
 def _blocks(model: Any) -> list[nn.Module]:
-    stages = [stage.blocks for stage in model.layers] if isinstance(model, SwinTransformer) else [model.blocks]
-    return [block for stage in stages for block in stage]
+    if isinstance(model, SwinTransformer):
+        return [block for stage in model.layers for block in stage.blocks]
+    if isinstance(model, GlobalContextVit):
+        return [block for stage in model.stages for block in stage.blocks]
+    return list(model.blocks)
+
+
+def _is_without_places(block: Any) -> bool:
+    """Whether it is a block of GCViT in which queries of the whole image meet one of several windows. Such a query is
+    of another part of the image than the key at the same place of the window."""
+    return isinstance(block, GlobalContextVitBlock) and block.attn.use_global and block.num_windows > 1
 
 
 def _make_local(
     model: Any, attentions: list[Any], config: GaussianConfig, initial_grid: tuple[int, int] | None
 ) -> None:
     grids = None
-    if not isinstance(model, SwinTransformer):
+    if not isinstance(model, _WINDOWED):
         grids = GridRecord(model.patch_embed, _blocks(model), model.num_prefix_tokens)
     for attention in attentions:
         grid_size = initial_grid or (attention.window_size if grids is None else model.patch_embed.grid_size)
@@ -170,7 +193,7 @@ def _in_features(attention: Any) -> int:
 
 def _check_pooling(model: Any) -> None:
     name = type(model).__name__
-    if isinstance(model, SwinTransformer):
+    if isinstance(model, _WINDOWED):
         pool: nn.Module = model.head.global_pool
         if type(pool) is not SelectAdaptivePool2d:
             raise InputError(f"{name} pools by {type(pool).__name__}, which refinement does not fit; use prr=False")
@@ -191,9 +214,13 @@ def _check_pooling(model: Any) -> None:
 
 def _refine(model: Any) -> None:
     num_heads = _num_heads(model)
-    if isinstance(model, SwinTransformer):
-        model.head.global_pool.__class__ = RefinedMapPool
-        model.head.global_pool.num_heads = num_heads
+    if isinstance(model, _WINDOWED):
+        pool = model.head.global_pool
+        pool.__class__ = RefinedMapPool
+        pool.num_heads = num_heads
+        if isinstance(model, GlobalContextVit):  # which makes another head for another number of classes
+            pool.channels_first = True
+            model.reset_classifier = partial(_reset_maps_classifier, model)
         return
     include_prefix = getattr(model, "pool_include_prefix", False)
     model.attn_pool = RefinedPool(
@@ -233,3 +260,12 @@ def _reset_classifier(model: Any, num_classes: int, global_pool: str | None = No
             model.attn_pool = None
             model.pool_include_prefix = pool.include_prefix
     type(model).reset_classifier(model, num_classes, global_pool)
+
+
+def _reset_maps_classifier(model: Any, num_classes: int, global_pool: str | None = None, **options: Any) -> None:
+    """That of timm, with refinement in the new head, unless it pools in another way."""
+    before = model.head.global_pool
+    stays = global_pool is None or global_pool == before.pool_type
+    type(model).reset_classifier(model, num_classes, global_pool, **options)
+    if stays and isinstance(before, RefinedMapPool):
+        _refine(model)

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from timm.layers import Attention, AttentionRope, apply_rot_embed_cat
 from timm.models.eva import EvaAttention
+from timm.models.gcvit import WindowAttentionGlobal
 from timm.models.swin_transformer import WindowAttention
 from torch import Tensor, nn
 from torch.overrides import handle_torch_function, has_torch_function
@@ -245,6 +246,37 @@ class LocalWindowAttention(_Local, WindowAttention):  # type: ignore[misc]
         return output_BNC
 
 
+class LocalWindowAttentionGlobal(_Local, WindowAttentionGlobal):  # type: ignore[misc]
+    """That of `GlobalContextVit`: in windows, or of queries that are made of the whole image. The latter have places
+    only where one window is the whole map; queries and keys then share its grid."""
+
+    def forward(self: Any, x: Tensor, q_global: Tensor | None = None) -> Tensor:
+        if self.use_global and q_global is not None:
+            if q_global.shape[0] != x.shape[0]:
+                raise InputError(
+                    f"{x.shape[0]} windows of {q_global.shape[0]} images came to an attention whose queries are of the "
+                    "whole image, which have no places in one of several windows; add LocAt to the other blocks alone"
+                )
+            query = q_global.reshape(*x.shape[:2], self.num_heads, -1).transpose(1, 2)
+            key, value = self.qkv(x).unflatten(-1, (2, self.num_heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+        else:
+            query, key, value = _unpacked(self.qkv(x), self.num_heads)
+        rows, cols = self.window_size
+        grid = Grid(rows, cols, 0)
+        gaussians = self.gaug(query, key, x, grid, self.scale)
+        attended_BNC = _attend(
+            (query, key, value),
+            self.gaug,
+            gaussians,
+            grid,
+            scale=self.scale,
+            mask=self.rel_pos.get_bias(),
+            dropout_p=self._dropout_p,
+        )
+        output_BNC: Tensor = self.proj_drop(self.proj(attended_BNC))
+        return output_BNC
+
+
 def _unpacked(qkv_BNC: Tensor, num_heads: int) -> tuple[Tensor, Tensor, Tensor]:
     """Queries, keys and values, [B, H, N, d]."""
     query, key, value = qkv_BNC.unflatten(-1, (3, num_heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
@@ -256,4 +288,5 @@ LOCAL_CLASSES: dict[type[nn.Module], type[nn.Module]] = {
     AttentionRope: LocalAttentionRope,
     EvaAttention: LocalEvaAttention,
     WindowAttention: LocalWindowAttention,
+    WindowAttentionGlobal: LocalWindowAttentionGlobal,
 }

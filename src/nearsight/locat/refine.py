@@ -71,12 +71,17 @@ class RefinedPool(nn.Module):
 
 
 class RefinedMapPool(SelectAdaptivePool2d):  # type: ignore[misc]  # timm carries no types
-    """Refinement and then pooling, for models that pool maps [B, R, c, C]: their head's `global_pool`, by its class."""
+    """Refinement and then pooling, for models that pool maps: their head's `global_pool`, by its class."""
 
     num_heads: int
+    channels_first = False
+    """Whether the maps that come are [B, C, R, c], and not [B, R, c, C]."""
 
-    def forward(self, map_BRcC: Tensor) -> Tensor:
-        pooled: Tensor = super().forward(self.refined(map_BRcC))
+    def forward(self, maps: Tensor) -> Tensor:
+        if self.channels_first:
+            pooled: Tensor = super().forward(self.refined(maps.movedim(1, -1)).movedim(-1, 1))
+        else:
+            pooled = super().forward(self.refined(maps))
         return pooled
 
     def refined(self, map_BRcC: Tensor) -> Tensor:
@@ -98,7 +103,7 @@ def refined_map(model: Any, images: Tensor) -> Tensor:
         raise InputError(f"{type(model).__name__} does not refine its patches: add_locat(model, prr=True) first")
     features: Tensor = model.forward_features(images)
     if isinstance(pool, RefinedMapPool):
-        return pool.refined(features).movedim(-1, 1)
+        return pool.refined(features.movedim(1, -1) if pool.channels_first else features).movedim(-1, 1)
     refined_BPC = pool.refined(features)[:, pool.num_prefix :]
     rows_cols = model.patch_embed.dynamic_feat_size(tuple(images.shape[-2:]))
     refined_BCRc: Tensor = refined_BPC.transpose(1, 2).unflatten(2, rows_cols)

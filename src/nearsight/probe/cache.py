@@ -18,9 +18,10 @@ import json
 import os
 import zlib
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -28,15 +29,18 @@ from numpy.lib.format import open_memmap
 from torch import Tensor
 
 from nearsight.data.locations import user_cache_folder
+from nearsight.data.segmentation import MaskedImages
 from nearsight.errors import InputError
 from nearsight.files import canonical_hash, output_folder, read_object, write_json
-from nearsight.probe.features import FeatureReader, Watch, unwatched
+from nearsight.probe.features import Watch, unwatched
 from nearsight.probe.frozen import Preparation
 from nearsight.probe.settings import FeatureSpec
 
 VERSION = 1
 """Raise it whenever the same key would mean other numbers."""
 CHUNK_BYTES = 32 * 2**20
+MAPS_BYTES = 2**30
+"""Of maps of patches, which are large: more of one data set are kept only where a folder for them was named."""
 _TOLERANCE = 2e-3
 """In deviations of the features: other devices, batch sizes and libraries round differently, but not by that much."""
 
@@ -63,13 +67,24 @@ class FeatureKey:
         return canonical_hash(self.described())
 
 
+class MapReader(Protocol):
+    """What reads features of images of one size or of several."""
+
+    @property
+    def spec(self) -> FeatureSpec:
+        """Resolved."""
+        ...
+
+    def __call__(self, images: Tensor, /) -> Tensor: ...
+
+
 def default_folder() -> Path:
     return user_cache_folder() / "features"
 
 
 def cached_features(
     key: FeatureKey,
-    reader: FeatureReader,
+    reader: MapReader,
     images: Callable[[int, int], Tensor],
     num_images: int,
     *,
@@ -89,7 +104,7 @@ def cached_features(
     place = output_folder((folder or default_folder()) / key.identity)
     with _locked(place):
         _check_record(place / "record.json", key.described())
-        first = reader(images(0, 1)).cpu().numpy()
+        first = reader(images(0, 1)).float().cpu().numpy()
         array = _open_array(place, (num_images, *first.shape[1:]))
         chunks = _Chunks(place / "chunks.json", array)
         if chunks.intact(0) and not np.allclose(array[:1], first, rtol=0, atol=_TOLERANCE * first.std()):
@@ -100,6 +115,36 @@ def cached_features(
         _fill(chunks, reader, images, batch_size, watch)
     # Copy-on-write: torch wants memory it may write to, and the file must not change.
     return torch.from_numpy(np.load(place / "features.npy", mmap_mode="c"))
+
+
+def keeps_maps(reader: MapReader, size: tuple[int, int], num_images: int, folder: Path | None) -> bool:
+    """Whether so many maps of patches are kept."""
+    return folder is not None or 4 * num_images * reader(torch.zeros(1, 3, *size)).numel() <= MAPS_BYTES
+
+
+def whole_maps(
+    reader: MapReader,
+    images: MaskedImages,
+    preparation: Preparation,
+    *,
+    model: str,
+    data: str,
+    part: str,
+    device: torch.device,
+    folder: Path | None = None,
+    batch_size: int = 16,
+    watch: Watch = unwatched,
+) -> Tensor:
+    """The maps of all images of a data set with masks, squeezed to the model's size, [N, C, h, w]. See
+    `cached_features`; model and data: what identifies them."""
+    key = FeatureKey(model=model, data=data, part=f"{part}, whole", spec=reader.spec, preparation=preparation)
+
+    def prepared(begin: int, end: int) -> Tensor:
+        opened = threads.map(images.__getitem__, range(begin, end))
+        return torch.cat([preparation.whole(image_CHW, device) for image_CHW, _ in opened])
+
+    with ThreadPoolExecutor() as threads:
+        return cached_features(key, reader, prepared, len(images), folder=folder, batch_size=batch_size, watch=watch)
 
 
 def _check_record(path: Path, described: Mapping[str, Any]) -> None:
@@ -178,7 +223,7 @@ class _Chunks:
 
 
 def _fill(
-    chunks: _Chunks, reader: FeatureReader, images: Callable[[int, int], Tensor], batch_size: int, watch: Watch
+    chunks: _Chunks, reader: MapReader, images: Callable[[int, int], Tensor], batch_size: int, watch: Watch
 ) -> None:
     missing = [number for number in range(len(chunks)) if not chunks.intact(number)]
     spans = [
@@ -187,7 +232,7 @@ def _fill(
         for first, end in [chunks.span(number)]
         for begin in range(first, end, batch_size)
     ]
-    batches = (reader(images(begin, end)).cpu() for _, begin, end in spans)
+    batches = (reader(images(begin, end)).float().cpu() for _, begin, end in spans)
     for (number, begin, end), features in zip(spans, watch(batches), strict=True):
         chunks.array[begin:end] = features.numpy()
         if end == chunks.span(number)[1]:

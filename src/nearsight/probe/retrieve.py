@@ -10,10 +10,12 @@ by row, C channels, c classes, k neighbours, H rows and W columns of pixels, h r
 """
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -81,36 +83,59 @@ def image_quotas(num_images: int, size: int) -> list[int]:
     return [(number + 1) * size // num_images - number * size // num_images for number in range(num_images)]
 
 
+Opened = Callable[[int], tuple[Tensor, Tensor]]
+"""From the place of an image to (what is prepared, its mask [H, W]), in a thread."""
+
+
 def patch_maps(
-    reader: FeatureReader,
-    images: MaskedImages,
-    preparation: Preparation,
+    read: Callable[[Tensor], Tensor],
+    opened: Opened,
+    prepared: Callable[[Tensor], Tensor],
+    num_images: int,
     *,
     batch_size: int,
-    device: torch.device,
     watch: Watch = unwatched,
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """(feature map [C, h, w], mask [H, W]) of each image, which threads read one batch ahead."""
     masks: deque[Tensor] = deque()
-    num_images = len(images)
 
     def maps() -> Iterator[Tensor]:
         with ThreadPoolExecutor() as threads:
             try:
                 starts = range(0, num_images, batch_size)
-                ahead = [threads.submit(images.__getitem__, number) for number in range(min(batch_size, num_images))]
+                ahead = [threads.submit(opened, number) for number in range(min(batch_size, num_images))]
                 for start in starts:
-                    opened = [future.result() for future in ahead]
+                    found = [future.result() for future in ahead]
                     following = range(start + batch_size, min(start + 2 * batch_size, num_images))
-                    ahead = [threads.submit(images.__getitem__, number) for number in following]
-                    masks.extend(mask_HW for _, mask_HW in opened)
-                    yield reader(torch.cat([preparation.whole(image_CHW, device) for image_CHW, _ in opened]))
+                    ahead = [threads.submit(opened, number) for number in following]
+                    masks.extend(mask_HW for _, mask_HW in found)
+                    yield read(torch.cat([prepared(image) for image, _ in found]))
             finally:
                 threads.shutdown(cancel_futures=True)
 
     for maps_BChw in watch(maps()):
         for map_Chw in maps_BChw:
             yield map_Chw, masks.popleft()
+
+
+def _whole_maps(
+    reader: FeatureReader,
+    images: MaskedImages,
+    preparation: Preparation,
+    kept_NChw: Tensor | None,
+    device: torch.device,
+    **options: Any,
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Of whole images, squeezed to the model's size; features that are kept are not computed again."""
+    if kept_NChw is None:
+        whole = partial(preparation.whole, device=device)
+        return patch_maps(reader, images.__getitem__, whole, len(images), **options)
+    kept = kept_NChw
+
+    def opened(number: int) -> tuple[Tensor, Tensor]:
+        return kept[number : number + 1], images.mask(number)
+
+    return patch_maps(lambda maps_BChw: maps_BChw, opened, lambda map_1Chw: map_1Chw.to(device), len(images), **options)
 
 
 def build_memory(
@@ -123,16 +148,18 @@ def build_memory(
     batch_size: int = 16,
     device: torch.device | str = "cpu",
     watch: Watch = unwatched,
+    kept_NChw: Tensor | None = None,
 ) -> PatchMemory:
     """The labelled patches of the training images, or a random choice of them where there are more than `size`.
 
     Every image may give the same number of patches; which of its patches those are depends on seed and image alone.
+    `kept_NChw`: the features of the training images, where they are known (`kept_maps`).
     """
     check_at_least("--memory-size", size, 1)
     device, count = torch.device(device), len(dataset.train)
     found: list[Tensor] = []
     labels: list[Tensor] = []
-    maps = patch_maps(reader, dataset.train, preparation, batch_size=batch_size, device=device, watch=watch)
+    maps = _whole_maps(reader, dataset.train, preparation, kept_NChw, device, batch_size=batch_size, watch=watch)
     for number, (quota, (map_Chw, mask_HW)) in enumerate(zip(image_quotas(count, size), maps, strict=True)):
         grid_size = (map_Chw.shape[1], map_Chw.shape[2])
         labels_Pc = pooled_labels(mask_HW.to(device), grid_size, dataset.num_classes, dataset.ignore_index)
@@ -215,12 +242,13 @@ def retrieve(
     batch_size: int = 16,
     device: torch.device | str = "cpu",
     watch: Watch = unwatched,
+    kept_NChw: Tensor | None = None,
 ) -> RetrievalResult:
-    """Segment the test images from the memory."""
+    """Segment the test images from the memory. `kept_NChw`: their features, where they are known."""
     device = torch.device(device)
     confusion_cc = torch.zeros(dataset.num_classes, dataset.num_classes, dtype=torch.int64)
     counts: list[Tensor] = []
-    maps = patch_maps(reader, dataset.test, preparation, batch_size=batch_size, device=device, watch=watch)
+    maps = _whole_maps(reader, dataset.test, preparation, kept_NChw, device, batch_size=batch_size, watch=watch)
     # The patches of a batch are searched together: those of one image are too few to keep a device busy.
     while batch := list(islice(maps, batch_size)):
         predictions_Qc = retriever.predict(torch.cat([map_Chw.flatten(1).T for map_Chw, _ in batch]))

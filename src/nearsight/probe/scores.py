@@ -60,11 +60,14 @@ def image_counts(confusion_CC: Tensor) -> Tensor:
     return torch.stack([confusion_CC.diagonal(), confusion_CC.sum(1), confusion_CC.sum(0)])
 
 
-def miou_score(counts_N3C: Tensor, *, num_resamples: int = NUM_RESAMPLES, seed: int = 0) -> Score:
+def miou_score(
+    counts_N3C: Tensor, *, num_resamples: int = NUM_RESAMPLES, seed: int = 0, count_absent: bool = False
+) -> Score:
     """The mean IoU over the data set.
 
     A class that a resample neither has nor predicts is left out of its mean, as in the whole data set. With few images
-    that lifts resamples without the rare, hard classes, and the interval reaches further up than down.
+    that lifts resamples without the rare, hard classes, and the interval reaches further up than down. Or they
+    `count_absent` classes with 0.
     """
     num_classes = counts_N3C.shape[2]
 
@@ -74,7 +77,7 @@ def miou_score(counts_N3C: Tensor, *, num_resamples: int = NUM_RESAMPLES, seed: 
         present_RC = union_RC > 0
         ious_RC = hits_RC / np.where(present_RC, union_RC, 1.0)
         # Images without a single labelled pixel alone have no mIoU; percentiles leave it out.
-        num_present_R = present_RC.sum(1)
+        num_present_R = np.full(len(hits_RC), num_classes) if count_absent else present_RC.sum(1)
         return np.where(num_present_R > 0, ious_RC.sum(1) / np.maximum(num_present_R, 1), np.nan)
 
     return bootstrapped(counts_N3C.double().flatten(1).cpu().numpy(), mean_iou, num_resamples, seed)

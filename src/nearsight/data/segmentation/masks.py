@@ -7,6 +7,7 @@ Shape suffixes: C channels, H rows, W columns.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -39,6 +40,8 @@ class LabelTable:
 
     class_of_number: Mapping[int, int]
     ignored_numbers: frozenset[int]
+    way_out: str = ""
+    """What to do about a number that is neither, after a semicolon."""
 
     @classmethod
     def starting_at(cls, first: int, num_classes: int, *, ignored: Iterable[int]) -> Self:
@@ -51,17 +54,29 @@ class LabelTable:
 
     def classes(self, numbers_HW: NDArray[np.integer], mask: Path) -> NDArray[np.uint8]:
         """The classes of a mask; numbers that are not labels are an error that names them."""
-        table = np.full(256, _INVALID, dtype=np.int16)
-        table[list(self.class_of_number)] = list(self.class_of_number.values())
-        table[list(self.ignored_numbers)] = IGNORED
-        classes_HW = np.where((numbers_HW < 0) | (numbers_HW > 255), _INVALID, table[numbers_HW & 255])
+        table = self._table
+        if numbers_HW.dtype == np.uint8:
+            classes_HW = table[numbers_HW]
+        else:
+            known_HW = (numbers_HW >= 0) & (numbers_HW < len(table))
+            classes_HW = np.where(known_HW, table[np.where(known_HW, numbers_HW, 0)], _INVALID)
         if classes_HW.min(initial=0) == _INVALID:
             wrong = ", ".join(str(number) for number in np.unique(numbers_HW[classes_HW == _INVALID])[:5])
             raise InputError(
                 f"{mask} has labels out of range: {wrong}; its data set has {min(self.class_of_number)} to "
-                f"{max(self.class_of_number)}, and ignores {_in_words(self.ignored_numbers)}"
+                f"{max(self.class_of_number)}, and ignores {_in_words(self.ignored_numbers)}{self.way_out}"
             )
-        return classes_HW.astype(np.uint8)
+        as_bytes_HW: NDArray[np.uint8] = classes_HW.astype(np.uint8)
+        return as_bytes_HW
+
+    @cached_property
+    def _table(self) -> NDArray[np.int16]:
+        """The class of every number from 0 on."""
+        ignored = [number for number in self.ignored_numbers if number >= 0]  # a number below 0 is in no file
+        table = np.full(max([255, *self.class_of_number, *ignored]) + 1, _INVALID, dtype=np.int16)
+        table[list(self.class_of_number)] = list(self.class_of_number.values())
+        table[ignored] = IGNORED
+        return table
 
 
 def _in_words(numbers: Iterable[int]) -> str:
@@ -98,8 +113,11 @@ class MaskedImages:
 
     def mask(self, index: int) -> Tensor:
         """One mask alone, [H, W] uint8."""
-        path = self.pairs[index][1]
-        return torch.from_numpy(self.labels.classes(_read_numbers(path), path))
+        return torch.from_numpy(self.labels.classes(self.numbers(index), self.pairs[index][1]))
+
+    def numbers(self, index: int) -> NDArray[np.integer]:
+        """What the file of a mask holds, [H, W]."""
+        return _read_numbers(self.pairs[index][1])
 
     def name(self, index: int) -> str:
         """The name of an image: its file's name, without the ending."""
@@ -122,7 +140,10 @@ def _read_numbers(mask: Path) -> NDArray[np.integer]:
     except UnreadableError as error:
         raise InputError(f"{mask} cannot be read: {error}; get it again") from error
     if mode not in _INDEXED_MODES:
-        raise InputError(f"{mask} is a picture in colours ({mode}), but a mask holds one label number per pixel")
+        raise InputError(
+            f"{mask} is a picture in colours ({mode}), but a mask holds one label number per pixel; "
+            "save it as a palette PNG, or as a grey one of 8 or 16 bits"
+        )
     return numbers.astype(np.int32) if mode != "L" else numbers
 
 
@@ -230,6 +251,8 @@ class SegmentationSet:
     """The images that published numbers are on."""
     ignore_index: int = IGNORED
     """The label of pixels without a class."""
+    labels_by_content: bool = False
+    """Of a folder that may be edited: the fingerprint is that of what its masks say, and of the names of classes."""
 
     @property
     def num_classes(self) -> int:
@@ -238,6 +261,8 @@ class SegmentationSet:
     @cached_property
     def fingerprint(self) -> str:
         """Digest of the names and sizes of all its files: to read a hundred thousand of them would take minutes."""
+        if self.labels_by_content:
+            return self._fingerprint_of_labels()
         with reading(self.folder):
             files = [
                 [str(path.relative_to(self.folder)), path.stat().st_size]
@@ -246,6 +271,18 @@ class SegmentationSet:
                 for path in pair
             ]
         return canonical_hash([self.name, files], digits=64)
+
+    def _fingerprint_of_labels(self) -> str:
+        parts = []
+        for part in (self.train, self.test):
+            files = []
+            for image, mask in part.pairs:
+                with reading(mask), mask.open("rb") as file:
+                    digest = hashlib.file_digest(file, "sha256").hexdigest()
+                files.append([image.name, image.stat().st_size, digest])
+            numbers = sorted(part.labels.class_of_number.items())
+            parts.append([files, numbers, sorted(part.labels.ignored_numbers)])
+        return canonical_hash([self.class_names, parts], digits=64)
 
 
 def find_segmentation(name: str, data_dir: Path | None = None) -> SegmentationSource:

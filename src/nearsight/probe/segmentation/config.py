@@ -9,11 +9,14 @@ from types import MappingProxyType
 from typing import Any
 
 from nearsight.configuration import check_choices
+from nearsight.data.segmentation import SEGMENTATION_SETS
 from nearsight.errors import InputError, check_at_least, check_numbers, check_positive, check_probability
 from nearsight.probe.settings import Place
 
 REFERENCE_SIZE = 224
 """Side of the images that S2's models were trained on, in pixels."""
+OWN_FOLDER = "own folder"
+"""For whatever is not registered."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,9 +78,11 @@ class SegmentConfig:
 _CHANGES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         "pascal-context": {"crop": 480, "shortest": 520, "longest": 520},
-        # Not in S2. CamVid is 360×480; 20,000 steps would show each of the small VOC's 311 images 2,000 times.
+        # Not in S2. CamVid is 360×480; 20,000 steps would show each of the small VOC's 311 images 2,000 times. A folder
+        # of one's own may be as small.
         "camvid": {"crop": 352, "shortest": 360},
         "voc-small": {"iterations": 2_000, "batch_size": 16},
+        OWN_FOLDER: {"iterations": 2_000, "batch_size": 16},
     }
 )
 
@@ -91,7 +96,7 @@ def default_settings(dataset: str, *, image_size: int, step: int) -> dict[str, A
     Args:
         step: sides of images have to be multiples of this.
     """
-    settings = dict(_CHANGES.get(dataset, {}))
+    settings = dict(_CHANGES.get(dataset if dataset in SEGMENTATION_SETS else OWN_FOLDER, {}))
     base = SegmentConfig(**settings)
     smaller = min(1.0, image_size / REFERENCE_SIZE)
     for name in ("crop", "shortest", "longest"):

@@ -218,26 +218,34 @@ class Tester:
     """Predicts the classes of all pixels of whole images."""
 
     def __init__(
-        self, images: MaskedImages, features: Features, head: nn.Module, config: SegmentConfig, *, step: int
+        self,
+        images: MaskedImages,
+        features: Features,
+        head: nn.Module,
+        config: SegmentConfig,
+        *,
+        step: int,
     ) -> None:
         self._images, self._features, self._head, self._config, self._step = images, features, head, config, step
+        self.kept: Callable[[int], Tensor | None] = lambda _: None
+        """The features of the image in a place [1, C, h, w], where they are known."""
 
     def predictions(self, indices: Sequence[int], device: torch.device) -> Iterator[Prediction]:
         """In the order of `indices`; images are read and resized in threads, some ahead of the model."""
         num_threads = os.cpu_count() or 1
-        waiting: deque[Future[tuple[Tensor, Tensor, Tensor]]] = deque()
+        waiting: deque[tuple[int, Future[tuple[Tensor, Tensor, Tensor]]]] = deque()
         with ThreadPoolExecutor(num_threads) as threads:
             try:
                 for index in indices:
-                    waiting.append(threads.submit(self._prepared, index))
+                    waiting.append((index, threads.submit(self.prepared, index)))
                     if len(waiting) > 2 * num_threads:
-                        yield self._predicted(*waiting.popleft().result(), device)
+                        yield self._predicted(*waiting.popleft(), device)
                 while waiting:
-                    yield self._predicted(*waiting.popleft().result(), device)
+                    yield self._predicted(*waiting.popleft(), device)
             finally:
                 threads.shutdown(cancel_futures=True)
 
-    def _prepared(self, index: int) -> tuple[Tensor, Tensor, Tensor]:
+    def prepared(self, index: int) -> tuple[Tensor, Tensor, Tensor]:
         """(the image, its mask, the image as the model gets it)."""
         image_CHW, truth_HW = self._images[index]
         rows, columns = whole_size((image_CHW.shape[1], image_CHW.shape[2]), self._config, self._step)
@@ -246,8 +254,12 @@ class Tester:
         return image_CHW, truth_HW, torch.from_numpy(resized_HWC.transpose(2, 0, 1).copy())
 
     @torch.no_grad()
-    def _predicted(self, image_CHW: Tensor, truth_HW: Tensor, resized_CHW: Tensor, device: torch.device) -> Prediction:
-        features = self._features(resized_CHW.unsqueeze(0).to(device))
+    def _predicted(
+        self, index: int, prepared: Future[tuple[Tensor, Tensor, Tensor]], device: torch.device
+    ) -> Prediction:
+        image_CHW, truth_HW, resized_CHW = prepared.result()
+        kept = self.kept(index)
+        features = self._features(resized_CHW.unsqueeze(0).to(device)) if kept is None else kept.to(device)
         rows, columns = truth_HW.shape
         labels_HW = pixel_logits(self._head, features, (rows, columns)).argmax(1)[0]
         return Prediction(image_CHW, truth_HW, labels_HW)

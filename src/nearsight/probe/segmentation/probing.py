@@ -14,6 +14,7 @@ probe goes on from its last checkpoint when it is started again; one that is com
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +25,12 @@ from nearsight.data import measuring_subset
 from nearsight.data.segmentation import SegmentationSet
 from nearsight.errors import InputError, check_at_least
 from nearsight.models.sourced import one_line
-from nearsight.probe.features import reading
-from nearsight.probe.frozen import FAILURES, FrozenModel, check_side, size_step, take_other_sizes
+from nearsight.probe.features import FeatureReader, reading
+from nearsight.probe.frozen import FAILURES, FrozenModel, Preparation, check_side, size_step, take_other_sizes
 from nearsight.probe.segmentation.config import SegmentConfig
 from nearsight.probe.segmentation.crops import TrainingCrops
 from nearsight.probe.segmentation.head import Features, HeadTraining, LossRow, Prediction, Tester
+from nearsight.probe.segmentation.kept import Kept, kept_maps
 from nearsight.probe.segmentation.result import SegmentFolder, SegmentResult, probe_record
 from nearsight.probe.settings import FeatureSpec
 from nearsight.tensorfile import save_tensors
@@ -71,6 +73,8 @@ def probe_segmentation(
     stop: Stop | None = None,
     checkpoint_every: int = 500,
     show: Show | None = None,
+    keep: bool = False,
+    cache: Path | None = None,
 ) -> SegmentFolder:
     """Train and test a head in the folder `path`, or finish what is missing there.
 
@@ -81,6 +85,8 @@ def probe_segmentation(
             `ProbeStoppedError` raised.
         checkpoint_every: iterations between checkpoints; a kill costs those since the last one. It changes no number.
         show: given some predictions, before the probe is complete.
+        keep: keep the features of whole test images for another head, in the folder `cache`, by default in the user's
+            cache folder, but there not more than 1 GiB.
     """
     check_at_least("checkpoint_every", checkpoint_every, 1)
     folder = SegmentFolder(path)
@@ -91,12 +97,38 @@ def probe_segmentation(
     dataset.train.check_labelled("training")
     dataset.test.check_labelled("test")
     probe = _Probe(frozen, dataset, config, folder, record, torch.device(device))
+    probe.keeps, probe.cache = keep, cache
     probe.run(listener or SegmentListener(), stop or Stop(), checkpoint_every, show)
     return folder
 
 
+@dataclass(frozen=True)
+class _PixelReader:
+    """From pixels to features; on a GPU the model computes in bfloat16, the head in float32."""
+
+    reader: FeatureReader
+    preparation: Preparation
+    device: torch.device
+
+    @property
+    def spec(self) -> FeatureSpec:
+        return self.reader.spec
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.bfloat16 if self.device.type == "cuda" else torch.float32
+
+    def __call__(self, images_BCHW: Tensor) -> Tensor:
+        normalized_BCHW = self.preparation.normalized(images_BCHW.to(self.device))
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.dtype == torch.bfloat16):
+            return self.reader(normalized_BCHW)
+
+
 class _Probe:
     """One head in training or testing."""
+
+    keeps = False
+    cache: Path | None = None
 
     def __init__(
         self,
@@ -148,6 +180,8 @@ class _Probe:
                 self._keep(training)
                 trained = time.perf_counter()
                 tester = Tester(dataset.test, features, training.head, config, step=self._step)
+                if self.keeps:
+                    tester.kept = self._kept_maps(features, tester)
                 result = self._test(tester, training, listener, stop)
                 if show is not None:
                     chosen = measuring_subset(len(dataset.test), NUM_SHOWN, config.seed)
@@ -170,17 +204,28 @@ class _Probe:
         )
 
     @contextmanager
-    def _features(self) -> Iterator[Features]:
-        """From pixels to features; on a GPU the model computes in bfloat16, the head in float32."""
+    def _features(self) -> Iterator[_PixelReader]:
         side = self._config.crop, self._config.crop
         with reading(self._frozen.model, self._spec, image_size=side, device=self._device) as reader:
+            yield _PixelReader(reader, self._frozen.preparation, self._device)
 
-            def features(images_BCHW: Tensor) -> Tensor:
-                normalized_BCHW = self._frozen.preparation.normalized(images_BCHW)
-                with torch.autocast(self._device.type, torch.bfloat16, enabled=self._device.type == "cuda"):
-                    return reader(normalized_BCHW)
-
-            yield features
+    def _kept_maps(self, features: _PixelReader, tester: Tester) -> Kept:
+        try:
+            return kept_maps(
+                self._frozen,
+                self._dataset.test,
+                self._config,
+                features,
+                tester,
+                data=self._dataset.fingerprint,
+                step=self._step,
+                dtype=features.dtype,
+                folder=self.cache,
+            )
+        except InputError:
+            if self.cache is not None:
+                raise
+            return lambda _: None  # nobody asked for them to be kept: a full disk, say, stops nothing
 
     def _train(
         self, training: HeadTraining, features: Features, listener: SegmentListener, stop: Stop, every: int
