@@ -1,4 +1,4 @@
-"""Which runs train together: those that can be one stack, and as many of them as memory takes."""
+"""Which runs can train as one stack, and how many of them memory takes."""
 
 import math
 import os
@@ -25,23 +25,10 @@ _NUM_COPIES = 8
 _CGROUP = Path("/sys/fs/cgroup")
 
 
-def plan_stacks(configs: Sequence[RunConfig], device: torch.device) -> list[list[int]]:
-    """The positions of the runs of each stack. Stacks of one shape are of equal size, give or take one."""
-    by_key: dict[object, list[int]] = {}
-    for position, config in enumerate(configs):
-        by_key.setdefault(config.stack_key, []).append(position)
-    available = SHARE_OF_FREE_MEMORY * free_bytes(device) if configs else 0.0
-    stacks = []
-    for members in by_key.values():
-        most = max(1, min(MOST_CELLS, int(available // cell_bytes(configs[members[0]]))))
-        num_stacks = math.ceil(len(members) / most)
-        size, larger = divmod(len(members), num_stacks)
-        begin = 0
-        for number in range(num_stacks):
-            end = begin + size + (number < larger)
-            stacks.append(members[begin:end])
-            begin = end
-    return stacks
+def num_slots(config: RunConfig, device: torch.device, most: int = MOST_CELLS) -> int:
+    """How many runs of this kind train at once: what memory takes, and no more than pay, or than `most`."""
+    available = SHARE_OF_FREE_MEMORY * free_bytes(device)
+    return max(1, min(most, MOST_CELLS, int(available // cell_bytes(config))))
 
 
 def cell_bytes(config: RunConfig) -> int:
