@@ -237,7 +237,7 @@ def test_a_run_that_cannot_begin_leaves_its_slot_to_the_next(tmp_path: Path, alo
         folder.checkpoint.write_bytes(b"no tensors")
     for number in (0, 2):
         (folders[number].path / "config.json").write_bytes((alone[number].path / "config.json").read_bytes())
-    with pytest.raises(InputError, match="2 runs could not go on: .*is damaged.*is damaged"):
+    with pytest.raises(InputError, match=r"2 runs could not go on: .*is damaged.*is damaged"):
         train_runs(configs, folders)
     for number in (1, 3):
         assert_same_run(folders[number], alone[number])

@@ -109,8 +109,7 @@ class _Listed:
         return taken
 
     def give_up(self, run: Run, error: Exception) -> None:
-        if error not in self.errors:  # one may be of several runs
-            self.errors.append(error)
+        self.errors.append(error)
 
 
 def train_runs(
@@ -261,10 +260,10 @@ def _train_some(
         trainer.train()
         return
     except DivergedError as error:
-        gone = {cell.folder.path for cell in error.cells}
-        for cell in error.cells:
-            line.give_up((cell.config, cell.folder), error)
-        left = [run for run in trainer.left if run[1].path not in gone]
+        gone = dict(error.apart())
+        for run, own in gone.items():
+            line.give_up(run, own)
+        left = [run for run in trainer.left if run not in gone]
     except Exception as error:
         if not is_out_of_memory(error):
             raise

@@ -3,7 +3,7 @@
 import contextlib
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
 import pandas as pd
@@ -24,12 +24,20 @@ _FINISHED = "finished"
 """What the first process says to those that wait while it finishes a run."""
 
 
+Run = tuple[RunConfig, RunFolder]
+
+
 class DivergedError(TrainingError):
     """The loss of some cells of a stack is not finite."""
 
     def __init__(self, messages: Sequence[str], cells: Sequence[Cell]) -> None:
         super().__init__(f"{'; '.join(messages)}. {way_out_of_divergence(cells[0].config.precision)}")
-        self.cells = cells
+        self.cells, self._messages = cells, messages
+
+    def apart(self) -> "Iterator[tuple[Run, DivergedError]]":
+        """The error of each run."""
+        for cell, message in zip(self.cells, self._messages, strict=True):
+            yield (cell.config, cell.folder), DivergedError([message], [cell])
 
 
 class Listener:
@@ -45,9 +53,6 @@ class Listener:
         """A stack did not fit into memory; its runs go on in stacks of these sizes, one after the other."""
 
     def finished(self, config: RunConfig, folder: RunFolder) -> None: ...
-
-
-Run = tuple[RunConfig, RunFolder]
 
 
 class Line(Protocol):
@@ -86,12 +91,14 @@ class Trainer:
         self._checkpoint_every, self._processes = checkpoint_every, processes
         self._cells = [Cell(*run) for run in runs]
         """Slot by slot; among them some that have just ended."""
+        self._given_up: list[Cell] = []
         self._course: TimeCourse | None = None
 
     @property
     def left(self) -> list[Run]:
-        """What was taken and is not complete."""
-        return [(cell.config, cell.folder) for cell in self._cells if not cell.folder.is_complete]
+        """What was taken, and is neither complete nor given up."""
+        going = [cell for cell in self._cells if not (cell.folder.is_complete or cell in self._given_up)]
+        return [(cell.config, cell.folder) for cell in going]
 
     def train(self) -> None:
         configs = [cell.config for cell in self._cells]
@@ -116,6 +123,7 @@ class Trainer:
             cell = self._cells[position]
             if isinstance(outcome, InputError):
                 failed.append(position)
+                self._given_up.append(cell)
                 self._line.give_up((cell.config, cell.folder), outcome)
                 continue
             cell.progress = outcome
