@@ -5,6 +5,7 @@ import dataclasses
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -18,7 +19,8 @@ from nearsight.study.folder import StudyFolder
 from nearsight.study.lock import Locks
 from nearsight.study.runner import Place, Runner, StudyListener, Task
 from nearsight.study.worker import StudyWorker, Work, training
-from nearsight.train import RunFolder, RunName, Stop
+from nearsight.train import RunFolder, RunName, Stop, load_data
+from nearsight.train.runner import Load
 from nearsight.work import (
     Retries,
     check_device,
@@ -54,6 +56,8 @@ class LocalExecutor:
     """One runner, here, its cells stacked."""
 
     device: torch.device | str = "cpu"
+    load: Load = load_data
+    """How it gets a data set."""
 
     def check(self) -> None:
         """This process needs no check."""
@@ -75,7 +79,7 @@ class LocalExecutor:
                     wanted.setdefault(cell.run, []).append((place, cell))
                 ranks |= work.ranks
             runs = sorted(wanted, key=lambda run: ranks.get(run, 0.0))
-            runner = Runner(training(works[0], self.device, stop))
+            runner = Runner(partial(training(works[0], self.device, stop), load=self.load))
             runner.run([Task(tuple(wanted[run])) for run in runs], works[0].cells_per_stack)
         return runner.failed
 

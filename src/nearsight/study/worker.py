@@ -17,7 +17,7 @@ from nearsight.study.design import Cell
 from nearsight.study.folder import StudyFolder
 from nearsight.study.location import StudyPublisher
 from nearsight.study.lock import Locks
-from nearsight.study.runner import Place, Runner, StudyListener, Task, Train
+from nearsight.study.runner import Place, Runner, StudyListener, Task
 from nearsight.train import (
     DataConfig,
     RunName,
@@ -51,7 +51,8 @@ class Work:
     """By what the cells are in that order, the smallest first; so those of several studies can be put into one."""
 
 
-def training(work: Work, device: torch.device | str, stop: Stop) -> Train:
+def training(work: Work, device: torch.device | str, stop: Stop) -> Callable[..., None]:
+    """A `Train` that still takes what else `train_queue` does."""
     return partial(
         train_queue, device=device, data_dir=work.data_dir, stop=stop, checkpoint_every=work.checkpoint_every
     )

@@ -8,7 +8,7 @@ a time as memory takes; when one ends, the next of its kind takes its slot. Kind
 import functools
 import gc
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -71,6 +71,9 @@ def train_run(
         checkpoint_every=checkpoint_every,
     )
     return folder
+
+
+Load = Callable[[DataConfig, Path | None], Dataset]
 
 
 class RunQueue(Protocol):
@@ -169,6 +172,7 @@ def train_queue(
     stop: Stop | None = None,
     checkpoint_every: int = 1,
     most: int = MOST_CELLS,
+    load: Load = load_data,
 ) -> None:
     """Train what a queue gives, kind by kind.
 
@@ -178,6 +182,7 @@ def train_queue(
         checkpoint_every: epochs between checkpoints. A kill costs the epochs since the last one; an end that can be
             seen coming (a stop, an error) costs none.
         most: slots of a stack at most; fewer where memory does not take so many.
+        load: how a data set is got.
     """
     check_at_least("checkpoint_every", checkpoint_every, 1)
     device, processes = torch.device(device), Processes.joined()
@@ -191,7 +196,7 @@ def train_queue(
         while runs := line.take(line.slots):
             data = runs[0][0].data
             if loaded is None or loaded[0] != data:
-                loaded = data, load_data(data, data_dir)
+                loaded = data, load(data, data_dir)
             _train_some(runs, line, loaded[1], device, listener or Listener(), stop or Stop(), checkpoint_every)
 
 
