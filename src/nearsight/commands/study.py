@@ -153,6 +153,8 @@ def _power(arguments: list[str]) -> int:
 
 def _run(arguments: list[str]) -> int:
     options = parse(RunOptions, arguments, prog="nearsight study run")
+    if not options.names:
+        raise InputError("no study is named; give its NAME, as `nearsight study list` calls it")
     recipes = [find_study_or_simulation(name) for name in options.names]
     from nearsight.study import Simulation
 
