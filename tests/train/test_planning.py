@@ -38,7 +38,8 @@ def test_what_must_be_alike_is_in_one_stack() -> None:
 
 def test_no_stack_is_larger_than_what_pays_or_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planning, "free_bytes", lambda device: 2**40)
-    assert num_slots(RunConfig(), CPU) == num_slots(RunConfig(), CPU, 1000) == MOST_CELLS == 24
+    assert num_slots(RunConfig(), torch.device("cuda")) == MOST_CELLS == 24
+    assert num_slots(RunConfig(), CPU) == num_slots(RunConfig(), CPU, 1000) == 8
     assert num_slots(RunConfig(), CPU, 5) == 5
 
 

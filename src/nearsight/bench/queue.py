@@ -40,7 +40,7 @@ from nearsight.study import Study, StudyResults, run_study
 from nearsight.study.executors import LocalExecutor
 from nearsight.train import DataConfig, RunConfig
 from nearsight.train.engine import Stack
-from nearsight.train.planning import MOST_CELLS
+from nearsight.train.planning import MOST_CELLS, num_slots
 
 RESULTS = Path("results/ablation-cifar100")
 _NUM_TEST = 10_000
@@ -130,9 +130,10 @@ def bench_queue(
         )
         folder.write_tables()
 
+    configs = [cell.config for cell in study.cells]
+    most = num_slots(configs[0], where, most)
     seeds = [dataclasses.replace(study, seeds=(seed,)) for seed in study.seed_list]
     per_seed = min(most, len(seeds[0].cells))
-    configs = [cell.config for cell in study.cells]
     for num_cells in dict.fromkeys((1, per_seed)):
         Stack.start(configs[:num_cells], dataset, where).run_epoch()
     peak, images_per_epoch = _peak(configs[:most], dataset, where)

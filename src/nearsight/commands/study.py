@@ -67,7 +67,8 @@ class RunOptions(Common):
     """Folders of other studies: their finished runs are taken where they are of the same config. Of folders of results,
     as results/NAME, they are taken from the tables and have no weights."""
     cells_per_stack: int | None = None
-    """The most cells that a runner trains at a time, at most 24; fewer leave more to others. It changes no number."""
+    """The most cells that a runner trains at a time: 24 (on a CPU 8) if memory takes them. Fewer leave more to other
+    runners. It changes no number."""
     engine: Engine = "local"
     """What trains the cells: this process, several of this machine (one per GPU), or a Ray cluster."""
     workers: int | None = None
