@@ -182,7 +182,7 @@ def test_every_recipe_says_its_command_its_cost_and_its_result(name: str) -> Non
         *(
             (["run", "association", *option], f"for one device; leave out {option[0]}")
             for option in (
-                *(["--engine", "ray"], ["--reuse", "runs/x"], ["--workers", "2"], ["--stack-by", "all"]),
+                *(["--engine", "ray"], ["--reuse", "runs/x"], ["--workers", "2"]),
                 *(["--cells-per-stack", "3"], ["--checkpoint-every", "5"], ["--address", "local"]),
             )
         ),

@@ -26,8 +26,9 @@ from nearsight.report.rules import Verdict
 from nearsight.report.studies import report_of
 from nearsight.report.writing import study_verdicts, write_study_report
 from nearsight.study import Cell, StudyResults
+from nearsight.train import RunConfig
 from nearsight.train.engine import Stack
-from nearsight.train.planning import cell_bytes, plan_stacks
+from nearsight.train.planning import cell_bytes
 from nearsight.train.runner import load_data
 
 REPRODUCED, DIRECTION, OPEN, CONTRADICTED, UNTESTED = tuple(Verdict)
@@ -360,7 +361,10 @@ def test_small_runs_of_every_network_train() -> None:
     study = find_study("permuted-cifar100")(seeds=1).small()
     configs = [cell.config for cell in study.cells if cell.levels["tiles"] == "32×32"]
     dataset = load_data(configs[0].data)
-    for positions in plan_stacks(configs, torch.device("cpu")):
-        stack = Stack.start([configs[position] for position in positions], dataset, torch.device("cpu"))
+    kinds: dict[object, list[RunConfig]] = {}
+    for config in configs:
+        kinds.setdefault(config.stack_key, []).append(config)
+    for cells in kinds.values():
+        stack = Stack.start(cells, dataset, torch.device("cpu"))
         for result in stack.run_epoch():
             assert 1.5 < result.train_loss < 4.0

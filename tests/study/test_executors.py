@@ -101,9 +101,7 @@ def test_a_cell_that_costs_every_worker_is_named_and_the_others_are_done(finishe
     StudyFolder(tmp_path).claim(study)
     poison = study.cells[2]
     workers = Poisoned(finished, tmp_path, poison.run)
-    work = Work(
-        folder=tmp_path, groups=(study.cells[:4], study.cells[4:]), cells_per_stack=8, data_dir=None, checkpoint_every=1
-    )
+    work = Work(folder=tmp_path, cells=study.cells, cells_per_stack=4, data_dir=None, checkpoint_every=1)
     failed = StudyDriver(work, workers, Retries(most=3, first_wait=0.0), listener, Stop()).run()
     assert sorted(listener.done) == sorted(cell.run for cell in study.cells if cell is not poison)
     assert list(failed) == [poison.run]
@@ -120,18 +118,17 @@ def test_a_cell_that_costs_every_worker_is_named_and_the_others_are_done(finishe
 @pytest.mark.parametrize(
     ("most", "least_parts", "sizes"),
     [
-        (24, 1, [8, 8, 8]),
+        (24, 1, [24]),
         (24, 3, [8, 8, 8]),
-        (24, 4, [4] * 6),
+        (24, 4, [6] * 4),
         (24, 100, [1] * 24),
-        (5, 1, [4] * 6),
-        (3, 1, [3, 2, 3] * 3),
+        (7, 1, [6] * 4),
+        (10, 1, [8, 8, 8]),
     ],
 )
-def test_groups_are_divided_so_that_nobody_is_idle(most: int, least_parts: int, sizes: list[int]) -> None:
+def test_cells_are_divided_so_that_nobody_is_idle(most: int, least_parts: int, sizes: list[int]) -> None:
     cells = tiny_study(seeds=6).cells
-    groups = [cells[0:8], cells[8:16], cells[16:24]]
-    parts = divide(groups, most=most, least_parts=least_parts)
+    parts = divide(cells, most=most, least_parts=least_parts)
     assert [cell for part in parts for cell in part] == list(cells)
     assert [len(part) for part in parts] == sizes
 
@@ -141,7 +138,7 @@ def test_cells_that_stack_stay_together() -> None:
     networks = {"one": OFF, "other": {"model.depth": 3}}
     study = Study(tiny_study().base, factors={"network": networks}, seeds=3, name="two networks")
     by_seed = sorted(study.cells, key=lambda cell: cell.seed)
-    first, second = divide([by_seed], most=6, least_parts=2)
+    first, second = divide(by_seed, most=6, least_parts=2)
     assert len({cell.config.stack_key for cell in first}) == len({cell.config.stack_key for cell in second}) == 1
     assert [cell.seed for cell in first] == [cell.seed for cell in second] == [0, 1, 2]
 
@@ -158,7 +155,7 @@ def test_parts_are_of_one_kind_and_cut_only_where_they_must_be(sizes: list[int],
         for config, size in zip(networks, sizes, strict=True)
         for seed in range(size)
     ]
-    parts = divide([sorted(cells, key=lambda cell: cell.seed)], most=most, least_parts=workers)
+    parts = divide(sorted(cells, key=lambda cell: cell.seed), most=most, least_parts=workers)
     assert sorted(cell.run for part in parts for cell in part) == sorted(cell.run for cell in cells)
     allowed = min(most, math.ceil(len(cells) / workers))
     for config, size in zip(networks, sizes, strict=True):

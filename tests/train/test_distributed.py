@@ -30,9 +30,11 @@ from nearsight.train import (
     Stop,
     StoppedError,
     baseline,
+    load_data,
     modern,
     train_run,
     train_runs,
+    train_stack,
 )
 from nearsight.train.dino import CropsConfig, DinoConfig, DinoProtocol, ImagesConfig, pretrain
 from nearsight.train.processes import Processes
@@ -113,13 +115,15 @@ def joined(root: Path, rank: int) -> Iterator[None]:
 
 
 def play(root: Path, rank: int) -> None:
-    """One of two processes: whole runs, runs that the second stops after an epoch, runs that one process began, and in
-    the end a run in whose second epoch the second is killed."""
+    """One of two processes: whole runs, side by side and in turn, runs that the second stops after an epoch, runs that
+    one process began, and in the end a run in whose second epoch the second is killed."""
     is_second = rank == 1
     # The second one has other folders, as on another machine.
     place = root / "elsewhere" if is_second else root
     with joined(root, rank):
         train_runs(configs(), [RunFolder(place / f"together{k}") for k in range(2)])
+        in_turn = [RunFolder(place / f"in turn{k}") for k in range(2)]
+        train_stack(configs(), in_turn, load_data(config().data), torch.device("cpu"), slots=1)
         with pytest.raises(StoppedError, match="stopped by SIGTERM after epoch 1"):
             train_run(config(), place / "begun by two", stop=AfterAsked(1 + STEPS, "SIGTERM") if is_second else None)
         with pytest.raises(StoppedError, match="stopped by SIGINT after epoch 1"):
@@ -177,8 +181,9 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_two_processes_are_one_with_the_same_batches(played: Path, alone: Path) -> None:
     for k in range(2):
-        assert_same_numbers(played / f"together{k}", alone / f"run{k}")
-        assert RunFolder(played / f"together{k}").read_provenance()["processes"] == 2
+        for name in (f"together{k}", f"in turn{k}"):  # side by side, and one after the other in a slot
+            assert_same_numbers(played / name, alone / f"run{k}")
+            assert RunFolder(played / name).read_provenance()["processes"] == 2
     assert not (played / "elsewhere").exists()
 
 

@@ -1,4 +1,4 @@
-"""Which runs go into which stack, and what a run is thought to take."""
+"""Which runs can be one stack, how many at once, and what a run is thought to take."""
 
 import dataclasses
 
@@ -7,20 +7,11 @@ import torch
 
 from nearsight.data import load_dataset
 from nearsight.models import ModelConfig
-from nearsight.train import DataConfig, RunConfig, modern, plan_stacks, planning
+from nearsight.train import DataConfig, RunConfig, modern, planning
 from nearsight.train.engine import Stack
-from nearsight.train.planning import cell_bytes, free_bytes, is_out_of_memory
+from nearsight.train.planning import MOST_CELLS, cell_bytes, free_bytes, is_out_of_memory, num_slots
 
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(autouse=True)
-def much_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planning, "free_bytes", lambda device: 2**40)
-
-
-def seeds(num: int, **changes: object) -> list[RunConfig]:
-    return [RunConfig(seed=seed, **changes) for seed in range(num)]  # type: ignore[arg-type]
 
 
 def test_what_must_be_alike_is_in_one_stack() -> None:
@@ -39,22 +30,25 @@ def test_what_must_be_alike_is_in_one_stack() -> None:
         RunConfig(model=ModelConfig(reach=(1.5,) * 8), seed=4),
         RunConfig(model=ModelConfig(reach=(2.0,))),
     ]
-    assert plan_stacks(configs, CPU) == [[0, 2, 5], [1, 8], [3], [4], [6], [7], [9, 10], [11]]
-    assert plan_stacks([], CPU) == []
+    kinds: dict[object, list[int]] = {}
+    for position, config in enumerate(configs):
+        kinds.setdefault(config.stack_key, []).append(position)
+    assert list(kinds.values()) == [[0, 2, 5], [1, 8], [3], [4], [6], [7], [9, 10], [11]]
 
 
-def test_no_stack_is_larger_than_what_pays_and_stacks_are_even() -> None:
-    assert [len(stack) for stack in plan_stacks(seeds(24), CPU)] == [24]
-    assert [len(stack) for stack in plan_stacks(seeds(25), CPU)] == [13, 12]
-    assert [len(stack) for stack in plan_stacks(seeds(60), CPU)] == [20, 20, 20]
-    assert [position for stack in plan_stacks(seeds(60), CPU) for position in stack] == list(range(60))
+def test_no_stack_is_larger_than_what_pays_or_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planning, "free_bytes", lambda device: 2**40)
+    assert num_slots(RunConfig(), torch.device("cuda")) == MOST_CELLS == 24
+    assert num_slots(RunConfig(), CPU) == num_slots(RunConfig(), CPU, 1000) == 8
+    assert num_slots(RunConfig(), CPU, 5) == 5
 
 
 def test_memory_bounds_a_stack(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planning, "free_bytes", lambda device: 10 * cell_bytes(RunConfig()))
-    assert [len(stack) for stack in plan_stacks(seeds(8), CPU)] == [4, 4]  # half of it is for the data
+    assert num_slots(RunConfig(), CPU) == 5  # half of it is for the data
+    assert num_slots(RunConfig(), CPU, 4) == 4
     monkeypatch.setattr(planning, "free_bytes", lambda device: 1)
-    assert plan_stacks(seeds(3), CPU) == [[0], [1], [2]]  # one is always tried
+    assert num_slots(RunConfig(), CPU) == 1  # one is always tried
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

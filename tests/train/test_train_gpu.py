@@ -1,6 +1,7 @@
 """The same numbers on a GPU as on the CPU, up to rounding."""
 
 import dataclasses
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
@@ -8,10 +9,11 @@ import pytest
 import torch
 
 from nearsight.augment import CutMix
+from nearsight.data import DeviceImages
 from nearsight.lens import measure
 from nearsight.models import ModelConfig, load_model
 from nearsight.randomness import permutation, uniform
-from nearsight.train import DataConfig, RunConfig, RunFolder, load_data, modern, train_run
+from nearsight.train import DataConfig, RunConfig, RunFolder, engine, load_data, modern, train_run
 from nearsight.train.engine import Stack
 
 pytestmark = pytest.mark.gpu
@@ -82,3 +84,30 @@ def test_a_run_moves_between_devices(config: RunConfig, tmp_path: Path) -> None:
     here, there = measure(model, images, device="cpu"), measure(model, images, device="cuda")
     assert abs(here.mad - there.mad).max() < 1e-4
     assert next(model.parameters()).device.type == "cpu"
+
+
+@pytest.mark.parametrize("resident", [True, False])
+def test_a_captured_step_trains_who_joins(config: RunConfig, resident: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the graph that there is, with all that distinguishes the new cell; as in a stack that begins with it."""
+    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
+    if not resident:
+        monkeypatch.setattr(engine, "DeviceImages", partial(DeviceImages, max_bytes=0))
+    protocol = dataclasses.replace(config.protocol, drop_path=0.2, max_epochs=3)
+    stays = dataclasses.replace(config, protocol=protocol)
+    goes = dataclasses.replace(config, seed=1, protocol=dataclasses.replace(protocol, augment=()))
+    other = dataclasses.replace(
+        protocol.without("cutmix"), lr=3e-3, smoothing=0.3, weight_decay=0.5, clip_norm=0.1, drop_path=0.4
+    )
+    comes = dataclasses.replace(config, seed=2, protocol=other)
+    dataset = load_data(config.data)
+    stack = Stack.start([goes, stays], dataset, torch.device("cuda"), waiting=[comes])
+    stack.run_epoch()
+    programs = stack._programs
+    stack.put(0, comes, dataset)
+    fresh = Stack.start([comes], dataset, torch.device("cuda"))
+    for _ in range(3):
+        ours, theirs = stack.run_epoch()[0], fresh.run_epoch()[0]
+        assert ours.train_loss == pytest.approx(theirs.train_loss, rel=2e-3)
+        assert ours.val_loss == pytest.approx(theirs.val_loss, rel=1e-2)
+        assert ours.lr == theirs.lr
+    assert stack._programs is programs

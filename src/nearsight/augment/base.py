@@ -73,6 +73,20 @@ class Cells:
     def __getitem__(self, name: str) -> Tensor:
         return self.numbers[name]
 
+    def takes(self, cell: Augmentation) -> bool:
+        """Whether a cell with these settings can have a place here: what the host knows stays true of it."""
+        return all(self.smallest[name] <= getattr(cell, name) <= self.largest[name] for name in self.numbers) and all(
+            getattr(cell, name) == choice for name, choice in self.choices.items()
+        )
+
+    def put(self, position: int, cell: Augmentation | None) -> None:
+        """Give a place to another cell, in the tensors that there are; None: the augmentation is off."""
+        if cell is None:
+            self.numbers["p"][position] = 0.0
+            return
+        for name, value_K in self.numbers.items():
+            value_K[position] = getattr(cell, name)
+
     def select(self, keep: Tensor) -> Cells:
         return dataclasses.replace(self, numbers={name: value[keep] for name, value in self.numbers.items()})
 

@@ -51,14 +51,30 @@ class Pipeline:
         mean: Sequence[float],
         std: Sequence[float],
         device: torch.device,
+        later: Sequence[Sequence[Augmentation]] = (),
     ) -> Pipeline:
-        """`mean` and `std` are per channel, for images scaled to [0, 1], as data sets publish them."""
+        """`mean` and `std` are per channel, for images scaled to [0, 1], as data sets publish them. `later` are cells
+        that may take the place of others: the program is made for them too, so that they change none."""
         stages = []
-        for kind in _merged_order([[type(augmentation) for augmentation in cell] for cell in cells]):
-            configs = [next((a for a in cell if type(a) is kind and not a.is_idle), None) for cell in cells]
+        every = [*cells, *dict.fromkeys(map(tuple, later))]
+        for kind in _merged_order([[type(augmentation) for augmentation in cell] for cell in every]):
+            configs = [next((a for a in cell if type(a) is kind and not a.is_idle), None) for cell in every]
             if any(config is not None for config in configs):
-                stages.append((kind, kind.stack(configs, device)))
+                stages.append((kind, kind.stack(configs, device).select(torch.arange(len(cells), device=device))))
         return cls(tuple(stages), num_classes, grey_levels(mean, device), grey_levels(std, device))
+
+    def takes(self, cell: Sequence[Augmentation]) -> bool:
+        """Whether the program, as it is, augments a cell by this list."""
+        wanted = {augmentation.name: augmentation for augmentation in cell if not augmentation.is_idle}
+        there = [(wanted[kind.name], cells) for kind, cells in self.stages if kind.name in wanted]
+        in_order = [augmentation.name for augmentation, _ in there] == list(wanted)
+        return in_order and all(cells.takes(augmentation) for augmentation, cells in there)
+
+    def put(self, position: int, cell: Sequence[Augmentation]) -> None:
+        """Give a place to another cell, which the program `takes`, in the tensors that it reads."""
+        wanted = {augmentation.name: augmentation for augmentation in cell if not augmentation.is_idle}
+        for kind, cells in self.stages:
+            cells.put(position, wanted.get(kind.name))
 
     def select(self, keep: Tensor) -> Pipeline:
         """The pipeline of the cells with these positions."""

@@ -41,8 +41,18 @@ from nearsight.report.page.folders import write_folder_page
 from nearsight.report.writing import write_study_report
 from nearsight.study import Study, StudyFolder, StudyListener, StudyResults, run_study
 from nearsight.study.executors import Work
-from nearsight.study.worker import Runner
-from nearsight.train import HEADS_COLUMNS, LAYERS_COLUMNS, DataConfig, Listener, RunConfig, RunFolder, RunName, Stop
+from nearsight.study.runner import Place, Runner, Task
+from nearsight.train import (
+    HEADS_COLUMNS,
+    LAYERS_COLUMNS,
+    DataConfig,
+    Listener,
+    RunConfig,
+    RunFolder,
+    RunName,
+    RunQueue,
+    Stop,
+)
 from nearsight.train.integrity import provenance
 
 STEPS = ("plan", "run", "resume", "show", "tables", "report", "page")
@@ -190,7 +200,7 @@ def table(rows: Sequence[StudyRow]) -> str:
 
 
 class SimulatedTraining:
-    """Stands in for `nearsight.train.train_runs`: what it leaves of a run is there at once.
+    """Stands in for `nearsight.train.train_queue`: what it leaves of a run is there at once.
 
     Files as large and as many as those of a paper's runs, with random numbers.
     """
@@ -199,10 +209,12 @@ class SimulatedTraining:
         self._num_epochs = num_epochs
         self._certificate = provenance(torch.device("cpu"))  # asks for the commit, which takes a while
 
-    def __call__(self, configs: Sequence[RunConfig], folders: Sequence[RunFolder], *, listener: Listener) -> None:
-        for config, folder in zip(configs, folders, strict=True):
-            self.write(config, folder)
-            listener.finished(config, folder)
+    def __call__(self, queue: RunQueue, *, listener: Listener, most: int) -> None:
+        for kind in queue.kinds():
+            while runs := queue.take(kind, most):
+                for config, folder in runs:
+                    self.write(config, folder)
+                    listener.finished(config, folder)
 
     def write(self, config: RunConfig, folder: RunFolder) -> None:
         """All files of a finished run but the weights."""
@@ -271,8 +283,9 @@ class SimulatedExecutor:
     def run(self, work: Work, listener: StudyListener, stop: Stop) -> dict[RunName, Exception]:
         folder = StudyFolder(work.folder)
         with folder.locks().kept_alive() as locks:
-            runner = Runner(folder, locks, listener, self.training, lambda _: None)
-            runner.run(work.groups, work.cells_per_stack)
+            place = Place(folder=folder, locks=locks, listener=listener, completed=lambda _: None)
+            runner = Runner(self.training)
+            runner.run([Task(((place, cell),)) for cell in work.cells], work.cells_per_stack)
         return runner.failed
 
 

@@ -1,4 +1,4 @@
-"""`nearsight bench {train,measure,ablate,gaug,augment,retrieve,study}`: this project and its peers on the same work."""
+"""`nearsight bench {train,measure,ablate,gaug,augment,retrieve,study,queue}`: this project and peers on the same work."""
 
 import contextlib
 import dataclasses
@@ -133,6 +133,26 @@ class StudyBenchOptions(Options):
     """Where to make a folder that goes at the end, to measure that disk; the system's place for such by default."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class QueueBenchOptions(BenchOptions):
+    """What is left of the engine's rate in a whole study that stops early, seed after seed and from one queue."""
+
+    results: Path = Path("results/ablation-cifar100")
+    """Committed results of a study; the lengths of its runs are taken."""
+    shorter: float = 25.0
+    """By how much runs are shortened; at least an epoch is left of each."""
+    num_images: int | None = None
+    """Images to train and validate on, 4 to 1; 50000 on a GPU and 640 elsewhere."""
+    batch_size: int = 128
+    """Images per step and cell."""
+    checkpoint_every: int = 10
+    """Epochs between checkpoints."""
+    most: int = 24
+    """Cells that train at a time, at most."""
+    model: ModelConfig = field(default_factory=ModelConfig)
+    """What is trained."""
+
+
 BENCHES: dict[str, type[Options]] = {
     "train": TrainBenchOptions,
     "measure": MeasureBenchOptions,
@@ -141,6 +161,7 @@ BENCHES: dict[str, type[Options]] = {
     "augment": AugmentOptions,
     "retrieve": RetrieveBenchOptions,
     "study": StudyBenchOptions,
+    "queue": QueueBenchOptions,
 }
 """Name → what it takes. Each is `bench_…`, with its `table`, in a module `nearsight.bench.…`, imported only when it is
 called."""

@@ -17,23 +17,25 @@ from nearsight.errors import InputError, check_at_least
 from nearsight.files import is_url
 from nearsight.lazy import torch
 from nearsight.papers import catalogue, find_study_or_simulation
-from nearsight.study.recipes import Scale, StackBy
+from nearsight.study.recipes import Scale
 from nearsight.train import Stop
 
 if TYPE_CHECKING:
     from nearsight.study import Simulation, Study, StudyFolder
     from nearsight.study.executors import Executor
-    from nearsight.study.location import StudyPublisher
     from nearsight.study.plan import PlannedClaims
 
-_OF_TRAININGS = ("reuse", "stack_by", "cells_per_stack", "engine", "workers", "address", "checkpoint_every")
+_OF_TRAININGS = ("reuse", "cells_per_stack", "engine", "workers", "address", "checkpoint_every")
 """Options that a simulation does not use."""
 _USAGE = """usage: nearsight study list
-       nearsight study run NAME [--seeds N] [--scale {full,small}] [--engine ENGINE] [OPTIONS]
+       nearsight study run NAME [NAME ...] [--seeds N] [--scale {full,small}] [--engine ENGINE] [OPTIONS]
        nearsight study show NAME_OR_DIR
 
 nearsight study run --help shows all options."""
 _NAME = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="NAME")]
+_NAMES = Annotated[
+    tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="NAME [NAME ...]", help_behavior_hint="")
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,26 +48,27 @@ class ListOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions(Common):
-    """Run what is missing of a study, and write its tables, figures and verdict when all is done.
+    """Run what is missing of studies, and write their tables, figures and verdicts when all is done.
 
     Stopped or killed, it continues when the same command is given again. Several at once on one folder share the cells.
     """
 
-    name: _NAME
-    """The study, as `nearsight study list` calls it."""
+    names: _NAMES
+    """The study, as `nearsight study list` calls it. The cells of several wait in one queue, so that none has the
+    device to itself at its end, and a run that two of them have is trained once; each keeps a folder of its own."""
     seeds: int | None = None
     """Seeds per condition; the recipe's own number by default. At small scale, at most 2 are run."""
     scale: Scale = "full"
     """small: a narrow model, few images and two epochs, to test the path on any machine. It is no result."""
     out: str | None = None
-    """Folder of the study; runs/NAME by default. Or a place for its results that fsspec reaches: s3://BUCKET/PATH, …"""
+    """Folder of the study; runs/NAME by default. Or a place for its results that fsspec reaches: s3://BUCKET/PATH, …
+    Of several studies it is the parent of their folders: OUT/NAME."""
     reuse: tuple[Path, ...] = ()
     """Folders of other studies: their finished runs are taken where they are of the same config. Of folders of results,
     as results/NAME, they are taken from the tables and have no weights."""
-    stack_by: StackBy = "seed"
-    """What trains together: the conditions of one seed, one seed after the other, or all. It changes no number."""
     cells_per_stack: int | None = None
-    """The most cells to take at a time; smaller ones are shared out more evenly among workers. It changes no number."""
+    """The most cells that a runner trains at a time: 24 (on a CPU 8) if memory takes them. Fewer leave more to other
+    runners. It changes no number."""
     engine: Engine = "local"
     """What trains the cells: this process, several of this machine (one per GPU), or a Ray cluster."""
     workers: int | None = None
@@ -151,21 +154,40 @@ def _power(arguments: list[str]) -> int:
 
 def _run(arguments: list[str]) -> int:
     options = parse(RunOptions, arguments, prog="nearsight study run")
-    recipe = find_study_or_simulation(options.name)
+    if not options.names:
+        raise InputError("no study is named; give its NAME, as `nearsight study list` calls it")
+    recipes = [find_study_or_simulation(name) for name in options.names]
     from nearsight.study import Simulation
-    from nearsight.study.location import StudyPublisher
 
-    study = recipe() if options.seeds is None else recipe(seeds=options.seeds)
+    made = [recipe() if options.seeds is None else recipe(seeds=options.seeds) for recipe in recipes]
     if options.scale == "small":
-        study = study.small()
-    location = StudyPublisher(options.out) if options.out and is_url(options.out) else None
-    out = Path(options.out) if options.out else _default_folder(study.name, study.scale)
-    if isinstance(study, Simulation):
-        _check_for_simulation(options, study.name)
-        simulation = study
-        return stoppable(lambda stop: _run_simulation(simulation, out, options, stop))
+        made = [study.small() for study in made]
+    studies = [study for study in made if not isinstance(study, Simulation)]
+    simulations = [study for study in made if isinstance(study, Simulation)]
+    if len(made) > 1:
+        _check_for_several(options, simulations)
+    if simulations:
+        _check_for_simulation(options, simulations[0].name)
+        out = Path(options.out) if options.out else _default_folder(simulations[0].name, simulations[0].scale)
+        return stoppable(lambda stop: _run_simulation(simulations[0], out, options, stop))
     executor = _executor(options)
-    return stoppable(lambda stop: _run_and_report(study, out, location, options, executor, stop))
+    return stoppable(lambda stop: _run_and_report(studies, options, executor, stop))
+
+
+def _check_for_several(options: RunOptions, simulations: Sequence[Simulation]) -> None:
+    """Whether these studies can wait in one queue."""
+    for name in options.names:
+        if options.names.count(name) > 1:
+            raise InputError(f"study {name!r} is named twice; once is enough")
+    if simulations:
+        raise InputError(f"study {simulations[0].name!r} simulates its own data and has no queue; run it by itself")
+    if options.engine != "local":
+        raise InputError(f"several studies wait in the queue of one process; leave out --engine {options.engine}")
+    if options.out and not is_url(options.out) and (Path(options.out) / "study.json").exists():
+        raise InputError(
+            f"{options.out} is the folder of one study, and of several --out is the parent of their folders; "
+            "choose another"
+        )
 
 
 def _run_simulation(simulation: Simulation, out: Path, options: RunOptions, stop: Stop) -> int:
@@ -224,46 +246,61 @@ def _default_folder(name: str, scale: Scale) -> Path:
     return Path("runs") / (name if scale == "full" else f"{name}-{scale}")
 
 
-def _run_and_report(
-    study: Study, out: Path, location: StudyPublisher | None, options: RunOptions, executor: Executor, stop: Stop
-) -> int:
+def _place(study: Study, options: RunOptions) -> str:
+    """Folder or URL of a study's results."""
+    if not options.out:
+        return str(_default_folder(study.name, study.scale))
+    if len(options.names) == 1:
+        return options.out
+    return f"{options.out.rstrip('/')}/{study.name}" if is_url(options.out) else str(Path(options.out) / study.name)
+
+
+def _run_and_report(studies: Sequence[Study], options: RunOptions, executor: Executor, stop: Stop) -> int:
     from nearsight.commands.study_progress import StudyProgress
     from nearsight.commands.study_tables import described, table
-    from nearsight.study import run_study
-    from nearsight.study.location import scratch_folder
-
-    place = location.url if location else str(out)
-    out = scratch_folder(location.url) if location else out
     from nearsight.report.page.live import LivePage
+    from nearsight.study import StudyPart, run_studies
+    from nearsight.study.location import StudyPublisher, scratch_folder
 
-    with StudyProgress(study.name) as progress:
-        folder = run_study(
-            study,
-            out,
+    places = [_place(study, options) for study in studies]
+    with StudyProgress(studies[0].name if len(studies) == 1 else f"{len(studies)} studies") as progress:
+        parts = []
+        for study, place in zip(studies, places, strict=True):
+            out = scratch_folder(place) if is_url(place) else Path(place)
+            location = StudyPublisher(place) if is_url(place) else None
+            page = LivePage(out, progress)
+            parts.append(StudyPart(study=study, path=out, listener=page, location=location, claims=_claims(study)))
+        folders = run_studies(
+            parts,
             data_dir=options.data_dir,
-            listener=LivePage(out, progress),
             stop=stop,
             checkpoint_every=options.checkpoint_every,
             cells_per_stack=options.cells_per_stack,
-            stack_by=options.stack_by,
             executor=executor,
-            location=location,
             reuse=options.reuse,
-            claims=_claims(study),
         )
-    left = [cell.run for cell in study.cells if not folder.is_done(cell.run)]
-    if not left:
-        _write_report(folder, options)
-        if location is not None:
-            location.publish_tables(out)
+    left = [
+        [cell.run for cell in study.cells if not folder.is_done(cell.run)]
+        for study, folder in zip(studies, folders, strict=True)
+    ]
+    for part, folder, missing in zip(parts, folders, left, strict=True):
+        if not missing:
+            _write_report(folder, options)
+            if part.location is not None:
+                part.location.publish_tables(folder.path)
     if options.json:
-        print(json.dumps({"folder": place, "left": left, **described(folder)}, ensure_ascii=False))
+        objects = [
+            {"folder": place, "left": missing, **described(folder)}
+            for place, missing, folder in zip(places, left, folders, strict=True)
+        ]
+        print(json.dumps(objects[0] if len(objects) == 1 else {"studies": objects}, ensure_ascii=False))
         return 0
-    print(table(folder))
-    if left:
-        print(f"\n{len(left)} cells are with other runners; when they are done, the same command writes the report.")
-    else:
-        print(f"\nTables, figures, verdict and page: {place}")
+    for number, (place, missing, folder) in enumerate(zip(places, left, folders, strict=True)):
+        print(("\n" if number else "") + table(folder))
+        if missing:
+            print(f"\n{len(missing)} cells are with other runners; then the same command writes the report.")
+        else:
+            print(f"\nTables, figures, verdict and page: {place}")
     sys.stdout.flush()
     return 0
 

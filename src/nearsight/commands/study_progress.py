@@ -44,7 +44,8 @@ class StudyBar(BarOrLines):
 
 
 class StudyProgress(StudyBar, StudyListener):
-    """Shows the cells that train now, of one runner or of several workers; use it as a context manager.
+    """Shows the cells that train now, of one runner or of several workers, and of one study or of several that are
+    planned one after the other; use it as a context manager.
 
     What is left is counted in epochs of cells. Early stopping ends cells sooner, so the time left is at most that.
     """
@@ -61,12 +62,15 @@ class StudyProgress(StudyBar, StudyListener):
         self._epochs_done_here = 0
 
     def planned(self, cells: Sequence[Cell], missing: Sequence[Cell]) -> None:
-        self._num_cells, self._num_done = len(cells), len(cells) - len(missing)
-        self._conditions = {cell.run: f"{cell.condition}, seed {cell.seed}" for cell in missing}
-        self._max_epochs = {cell.run: cell.config.protocol.max_epochs for cell in missing}
+        self._num_cells += len(cells)
+        self._num_done += len(cells) - len(missing)
+        self._conditions |= {cell.run: f"{cell.condition}, seed {cell.seed}" for cell in missing}
+        self._max_epochs |= {cell.run: cell.config.protocol.max_epochs for cell in missing}
         self._total = sum(self._max_epochs.values())
         if self._bar is not None:
-            self._task = self._bar.add_task(self._label, total=self._total, status=self._cells())
+            if self._task is None:
+                self._task = self._bar.add_task(self._label, total=self._total, status="")
+            self._bar.update(self._task, total=self._total, status=self._cells())
         else:
             self._say(self._cells())
 
@@ -77,8 +81,11 @@ class StudyProgress(StudyBar, StudyListener):
         self._say(f"{_counted(cells)} of {of_seeds}")
 
     def released(self, cells: Sequence[Cell]) -> None:
-        runs = {cell.run for cell in cells}
-        self._stacks = [stack for stack in self._stacks if not stack.runs & runs]
+        for stack in self._stacks:
+            for cell in cells:
+                stack.runs.discard(cell.run)
+                stack.epochs.pop(cell.run, None)
+        self._stacks = [stack for stack in self._stacks if stack.runs]
 
     def worker_lost(self, cells: Sequence[Cell], problem: str, seconds: float | None) -> None:
         next_try = "they are not tried again" if seconds is None else f"they are tried again in {seconds:.0f} s"

@@ -9,11 +9,11 @@ if TYPE_CHECKING:
     from nearsight.study.factors import OFF
     from nearsight.study.folder import CellState, StudyFolder
     from nearsight.study.results import StudyResults
-    from nearsight.study.running import run_study
+    from nearsight.study.runner import StudyListener
+    from nearsight.study.running import StudyPart, run_studies, run_study
     from nearsight.study.simulation import Simulation, SimulationCell
     from nearsight.study.simulation_folder import SimulationFolder, SimulationResults, is_simulation
     from nearsight.study.simulation_running import SimulationListener, run_simulation
-    from nearsight.study.worker import StudyListener
 
 __all__ = [
     "OFF",
@@ -27,11 +27,13 @@ __all__ = [
     "Study",
     "StudyFolder",
     "StudyListener",
+    "StudyPart",
     "StudyResults",
     "add_one",
     "is_simulation",
     "leave_one_out",
     "run_simulation",
+    "run_studies",
     "run_study",
 ]
 

@@ -10,7 +10,8 @@ from typing import Any
 from nearsight.errors import InputError
 from nearsight.study.design import Cell
 from nearsight.study.folder import StudyFolder
-from nearsight.study.worker import CellsDone, StudyListener, Work
+from nearsight.study.runner import StudyListener
+from nearsight.study.worker import CellsDone, Work
 from nearsight.train import RunName, Stop, StoppedError, TrainingError
 from nearsight.train.planning import MOST_CELLS
 from nearsight.work import Attempt, Driver, Outcome, Pool, Retries
@@ -39,17 +40,17 @@ class StudyDriver(Driver[Cell, CellsDone]):
 
     def run(self) -> dict[RunName, Exception]:
         """Repeat until nothing can be taken any more; returns run → its error."""
-        groups: Sequence[Sequence[Cell]] = self._work.groups
+        cells: Sequence[Cell] = self._work.cells
         most = min(self._work.cells_per_stack, MOST_CELLS)
         with self._stop.listening():
-            while any(groups):
+            while cells:
                 taken_before = self._num_taken
-                num_waiting = self.drive(divide(groups, most=most, least_parts=self._pool.num_wanted))
+                num_waiting = self.drive(divide(cells, most=most, least_parts=self._pool.num_wanted))
                 if self._stop.by is not None and (num_waiting or self._epochs):
                     raise StoppedError(self._stop.by, [*self._epochs.values()] or [0])
                 if self._num_taken == taken_before:  # the rest is with other runners
                     break
-                groups = [[cell for cell in group if self._is_free(cell)] for group in groups]
+                cells = [cell for cell in cells if self._is_free(cell)]
         return self._failed
 
     def heard(self, attempt: Attempt[Cell], message: Any) -> bool:
@@ -146,26 +147,24 @@ class RunsTable:
         return True
 
 
-def divide(groups: Iterable[Sequence[Cell]], *, most: int, least_parts: int) -> list[tuple[Cell, ...]]:
-    """The groups in parts that can train as one stack: none larger than `most`, and so many that no worker is idle.
+def divide(cells: Sequence[Cell], *, most: int, least_parts: int) -> list[tuple[Cell, ...]]:
+    """The cells in parts that can train as one stack: none larger than `most`, and so many that no worker is idle.
 
     No stack is cut to make parts of equal size: half a stack takes more than half the time, and what is finished early
     is not lost if the rest is stopped.
     """
-    groups = [group for group in groups if group]
-    total = sum(map(len, groups))
-    most = max(1, min(most, math.ceil(total / max(1, least_parts))))
+    most = max(1, min(most, math.ceil(len(cells) / max(1, least_parts))))
     parts: list[tuple[Cell, ...]] = []
-    for stack in itertools.chain.from_iterable(map(_stacks, groups)):
+    for stack in _stacks(cells):
         num_parts = math.ceil(len(stack) / most)
         ends = [round(number * len(stack) / num_parts) for number in range(num_parts + 1)]
         parts += [tuple(stack[begin:end]) for begin, end in itertools.pairwise(ends)]
     return parts
 
 
-def _stacks(group: Sequence[Cell]) -> Iterable[list[Cell]]:
+def _stacks(cells: Sequence[Cell]) -> Iterable[list[Cell]]:
     """Cells that can train together, in the order in which their kinds first come."""
     by_key: dict[object, list[Cell]] = {}
-    for cell in group:
+    for cell in cells:
         by_key.setdefault(cell.config.stack_key, []).append(cell)
     return by_key.values()

@@ -1,8 +1,11 @@
 """What trains the cells of a study: this process, several, or a cluster."""
 
+import contextlib
 import dataclasses
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -10,10 +13,14 @@ import torch
 
 from nearsight.data.locations import ENVIRONMENT_VARIABLE
 from nearsight.errors import InputError, check_at_least
+from nearsight.study.design import Cell
 from nearsight.study.driver import RunsTable, StudyDriver
 from nearsight.study.folder import StudyFolder
-from nearsight.study.worker import Runner, StudyListener, StudyWorker, Work, training
-from nearsight.train import RunFolder, RunName, Stop
+from nearsight.study.lock import Locks
+from nearsight.study.runner import Place, Runner, StudyListener, Task
+from nearsight.study.worker import StudyWorker, Work, training
+from nearsight.train import RunFolder, RunName, Stop, load_data
+from nearsight.train.runner import Load
 from nearsight.work import (
     Retries,
     check_device,
@@ -46,26 +53,47 @@ class Executor(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class LocalExecutor:
-    """One runner, here, group by group, its cells stacked."""
+    """One runner, here, its cells stacked."""
 
     device: torch.device | str = "cpu"
+    load: Load = load_data
+    """How it gets a data set."""
 
     def check(self) -> None:
         """This process needs no check."""
 
     def run(self, work: Work, listener: StudyListener, stop: Stop) -> dict[RunName, Exception]:
-        folder = StudyFolder(work.folder)
-        table = RunsTable(folder)
-        with folder.locks().kept_alive() as locks:
+        return self.run_together([work], [listener], stop)
 
-            def completed(run: RunFolder) -> None:
-                table.refresh()
-                if work.location is not None:
-                    work.location.publish(run)
-
-            runner = Runner(folder, locks, listener, training(work, self.device, stop), completed)
-            runner.run(work.groups, work.cells_per_stack)
+    def run_together(
+        self, works: Sequence[Work], listeners: Sequence[StudyListener], stop: Stop
+    ) -> dict[RunName, Exception]:
+        """Several studies, from one queue. They agree in all but their folders, cells and places of publication."""
+        with contextlib.ExitStack() as kept:
+            wanted: dict[RunName, list[tuple[Place, Cell]]] = {}
+            ranks: dict[RunName, float] = {}
+            for work, listener in zip(works, listeners, strict=True):
+                locks = kept.enter_context(StudyFolder(work.folder).locks().kept_alive())
+                place = _place(work, locks, listener)
+                for cell in work.cells:
+                    wanted.setdefault(cell.run, []).append((place, cell))
+                ranks |= work.ranks
+            runs = sorted(wanted, key=lambda run: ranks.get(run, 0.0))
+            runner = Runner(partial(training(works[0], self.device, stop), load=self.load))
+            runner.run([Task(tuple(wanted[run])) for run in runs], works[0].cells_per_stack)
         return runner.failed
+
+
+def _place(work: Work, locks: Locks, listener: StudyListener) -> Place:
+    folder = StudyFolder(work.folder)
+    table = RunsTable(folder)
+
+    def completed(run: RunFolder) -> None:
+        table.refresh()
+        if work.location is not None:
+            work.location.publish(run)
+
+    return Place(folder=folder, locks=locks, listener=listener, completed=completed)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
 Scale = Literal["full", "small"]
 """At which a study is run: as it is, or to test the path on any machine."""
-StackBy = Literal["seed", "all"]
-"""What trains together: the conditions of a seed, or everything."""
 
 
 class StudyRecipe(Protocol):

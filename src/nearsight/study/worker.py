@@ -1,35 +1,31 @@
-"""What a worker does with cells of a study, wherever it is: it takes them, trains them, and releases them."""
+"""What a worker of a pool does with cells of a study, wherever it is."""
 
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from nearsight.data.loading import dataset_spec
 from nearsight.data.locations import user_cache_folder
 from nearsight.errors import InputError
-from nearsight.files import LostError, canonical_hash
+from nearsight.files import canonical_hash
 from nearsight.study.design import Cell
 from nearsight.study.folder import StudyFolder
 from nearsight.study.location import StudyPublisher
 from nearsight.study.lock import Locks
-from nearsight.study.run_tables import make_ready, result_problem
+from nearsight.study.runner import Place, Runner, StudyListener, Task
 from nearsight.train import (
     DataConfig,
-    HistoryRow,
-    Listener,
-    RunConfig,
-    RunFolder,
     RunName,
     Stop,
     StoppedError,
     TrainingError,
     load_data,
-    train_runs,
+    train_queue,
 )
 from nearsight.work import Attempt, Outcome, Tell
 
@@ -38,150 +34,28 @@ _SECONDS_TO_END = 30.0
 _SECONDS_BETWEEN_LOOKS = 0.5
 
 
-class StudyListener(Listener):
-    """Its methods are called while a study runs; by default they do nothing.
-
-    If workers do the study, they are called in the process that started the workers, except for steps: these are too
-    many to send.
-    """
-
-    def planned(self, cells: Sequence[Cell], missing: Sequence[Cell]) -> None:
-        """These are the study's cells, and those of them that are not done yet."""
-
-    def taken(self, cells: Sequence[Cell]) -> None:
-        """A runner does these next, together as far as memory allows."""
-
-    def released(self, cells: Sequence[Cell]) -> None:
-        """The runner released these: they are done, cannot be done, or wait for another runner."""
-
-    def set_aside(self, path: Path, problem: str) -> None:
-        """Something in a run folder is damaged; it is kept beside, and done again."""
-
-    def taken_over(self, config: RunConfig) -> None:
-        """Another runner thought that this one had ended, and does this run now."""
-
-    def worker_lost(self, cells: Sequence[Cell], problem: str, seconds: float | None) -> None:
-        """The worker of these cells was lost. They are tried again after so many seconds; None: not again."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Work:
     """What is missing of a study whose folder is claimed, and how it is to be done."""
 
     folder: Path
-    groups: tuple[tuple[Cell, ...], ...]
-    """In the order in which they are to be done; the cells of one train together as far as memory allows."""
+    cells: tuple[Cell, ...]
+    """In the order in which they are to be begun."""
     cells_per_stack: int
-    """The most cells to take at a time."""
+    """The most cells to train at a time."""
     data_dir: Path | None
     checkpoint_every: int
     location: StudyPublisher | None = None
     """Where finished runs are published, if elsewhere than in the folder."""
+    ranks: Mapping[RunName, float] = field(default_factory=dict)
+    """By what the cells are in that order, the smallest first; so those of several studies can be put into one."""
 
 
-class Train(Protocol):
-    """`nearsight.train.train_runs` with all arguments set but what to train and where."""
-
-    def __call__(self, configs: Sequence[RunConfig], folders: Sequence[RunFolder], *, listener: Listener) -> None: ...
-
-
-class Runner(Listener):
-    """Takes cells through their locks, trains them, and releases them."""
-
-    def __init__(
-        self,
-        folder: StudyFolder,
-        locks: Locks,
-        listener: StudyListener,
-        train: Train,
-        completed: Callable[[RunFolder], None],
-    ) -> None:
-        """`completed` is called with the folder of each run that is done, while its lock is still held. If it
-        raises an `InputError`, that is noted, and the others go on."""
-        self._folder, self._locks, self._listener, self._train = folder, locks, listener, train
-        self._completed = completed
-        self.failed: dict[RunName, Exception] = {}
-        """Run → its error."""
-        self.num_taken = 0
-
-    def run(self, groups: Sequence[Sequence[Cell]], most: int) -> None:
-        """Repeat over the groups until nothing can be taken any more: another runner may leave cells behind."""
-        found = True
-        while found:
-            found = False
-            for group in groups:
-                found |= self._run_group(group, most)
-
-    def _run_group(self, cells: Sequence[Cell], most: int) -> bool:
-        """Whether any of these cells could be taken."""
-        found = False
-        while taken := self._take(cells, most):
-            found = True
-            self.num_taken += len(taken)
-            self._listener.taken(taken)
-            folders = {cell.run: self._folder.run_folder(cell.run) for cell in taken}
-            try:
-                with self._locks.guarding({run: folder.path for run, folder in folders.items()}):
-                    self._train([cell.config for cell in taken], list(folders.values()), listener=self)
-                for run, folder in folders.items():  # otherwise they would be done again and again
-                    if problem := result_problem(folder):
-                        self.failed[run] = InputError(problem)
-            except LostError:  # what is left to this runner is taken again
-                for cell in taken:
-                    if cell.run in self._locks.lost:
-                        self._listener.taken_over(cell.config)
-            except (TrainingError, InputError) as error:
-                unfinished = (cell for cell in taken if not self._folder.run_folder(cell.run).is_complete)
-                self.failed |= {cell.run: error for cell in unfinished}
-            finally:
-                for cell in taken:
-                    self._locks.release(cell.run)
-                self._listener.released(taken)
-        return found
-
-    def _take(self, cells: Iterable[Cell], most: int) -> list[Cell]:
-        taken: list[Cell] = []
-        for cell in cells:
-            run = cell.run
-            if len(taken) == most:
-                break
-            if run in self.failed or self._folder.is_done(run) or not self._locks.take(run):
-                continue
-            if self._folder.is_done(run):  # since the last look
-                self._locks.clear(run)
-                continue
-            try:
-                make_ready(self._folder.run_folder(run), cell.config, self._listener.set_aside)
-            except InputError as error:
-                self.failed[run] = error
-                self._locks.release(run)
-                continue
-            taken.append(cell)
-        return taken
-
-    def started(self, config: RunConfig, epochs_done: int, steps_per_epoch: int) -> None:
-        self._listener.started(config, epochs_done, steps_per_epoch)
-
-    def step(self, step: int) -> None:
-        self._listener.step(step)
-
-    def epoch(self, config: RunConfig, row: HistoryRow) -> None:
-        self._listener.epoch(config, row)
-
-    def split(self, sizes: Sequence[int]) -> None:
-        self._listener.split(sizes)
-
-    def finished(self, config: RunConfig, folder: RunFolder) -> None:
-        try:
-            self._completed(folder)
-        except InputError as error:
-            self.failed[config.identity] = error
-        self._locks.clear(config.identity)
-        self._listener.finished(config, folder)
-
-
-def training(work: Work, device: torch.device | str, stop: Stop) -> Train:
-    return partial(train_runs, device=device, data_dir=work.data_dir, stop=stop, checkpoint_every=work.checkpoint_every)
+def training(work: Work, device: torch.device | str, stop: Stop) -> Callable[..., None]:
+    """A `Train` that still takes what else `train_queue` does."""
+    return partial(
+        train_queue, device=device, data_dir=work.data_dir, stop=stop, checkpoint_every=work.checkpoint_every
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,7 +72,7 @@ class StudyWorker:
     """For a pool of workers: does the cells of an attempt that no other runner has."""
 
     def __init__(self, work: Work) -> None:
-        self._work = replace(work, groups=())  # which are given part by part
+        self._work = replace(work, cells=(), ranks={})  # which are given part by part
 
     def __call__(self, device: str) -> Callable[[Attempt[Cell], Tell, Stop], Outcome[CellsDone]]:
         return partial(self._do, device)
@@ -209,11 +83,12 @@ class StudyWorker:
         with folder.locks(token=attempt.token, lost_tokens=attempt.lost_tokens).kept_alive() as locks:
             # The table of all runs is written by the driver, which hears of all of them.
             completed = work.location.publish if work.location is not None else lambda _: None
-            runner = Runner(folder, locks, _forwarding(tell), training(work, device, stop), completed)
+            place = Place(folder=folder, locks=locks, listener=_forwarding(tell), completed=completed)
+            runner = Runner(training(work, device, stop))
             try:
                 prepare_data([cell.config.data for cell in cells], work.data_dir, stop)
                 _wait_for_lost_workers(locks, cells)
-                runner.run([cells], work.cells_per_stack)
+                runner.run([Task(((place, cell),)) for cell in cells], work.cells_per_stack)
             except StoppedError as stopped:
                 stopped_by = stopped.by
             except InputError as error:  # of the data

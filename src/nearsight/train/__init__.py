@@ -19,11 +19,13 @@ if TYPE_CHECKING:
     )
     from nearsight.train.folder import HEADS_COLUMNS, LAYERS_COLUMNS, HistoryRow, RunFolder, write_heads
     from nearsight.train.heads import measure_on_test, measure_stack
-    from nearsight.train.planning import plan_stacks
     from nearsight.train.runner import (
         Listener,
+        Run,
+        RunQueue,
         check_images_of_finished,
         load_data,
+        train_queue,
         train_run,
         train_runs,
         train_stack,
@@ -41,9 +43,11 @@ __all__ = [
     "Listener",
     "LostProcessError",
     "Protocol",
+    "Run",
     "RunConfig",
     "RunFolder",
     "RunName",
+    "RunQueue",
     "Stop",
     "StoppedError",
     "TrainingError",
@@ -54,7 +58,7 @@ __all__ = [
     "measure_on_test",
     "measure_stack",
     "modern",
-    "plan_stacks",
+    "train_queue",
     "train_run",
     "train_runs",
     "train_stack",

@@ -3,6 +3,9 @@
 A cell's numbers depend on its own config and on nothing else: its batches, augmentations and initial weights follow
 from its seed, its weights meet only its own images, and its epoch is its own, so cells may join and leave at any epoch.
 
+A place in a stack is a slot: when its cell has ended, `Stack.put` begins another one there. All that distinguishes
+cells lies in tensors that the step reads, and is written into these, so the captured program goes on as it is.
+
 Shape suffixes: K cells, B samples, S steps, E batches, N images, C channels or classes.
 """
 
@@ -148,6 +151,25 @@ class EpochResult:
     """Learning rate of the epoch's last step."""
 
 
+def _pipeline(
+    configs: Sequence[RunConfig],
+    waiting: Sequence[RunConfig],
+    dataset: Dataset,
+    device: torch.device,
+    processes: Processes,
+) -> Pipeline:
+    """The augmentations of the cells, for this process's share of a batch."""
+    whole = Pipeline.stack(
+        [config.protocol.augment for config in configs],
+        num_classes=dataset.num_classes,
+        mean=dataset.mean,
+        std=dataset.std,
+        device=device,
+        later=[config.protocol.augment for config in waiting],
+    )
+    return whole if processes.num == 1 else Share(processes, configs[0].protocol.batch_size).pipeline(whole)
+
+
 @dataclass(frozen=True)
 class _Programs:
     """What an epoch consists of."""
@@ -190,8 +212,11 @@ class Stack:
         dataset: Dataset,
         device: torch.device,
         processes: Processes | None = None,
+        *,
+        waiting: Sequence[RunConfig] = (),
     ) -> "Stack":
-        """The cells before their first step."""
+        """The cells before their first step. Of those that are `waiting` any may be `put` into the stack later, which
+        then needs no other program."""
         processes = processes or Processes()
         check_stackable(configs, dataset)
         check_sizes(configs, dataset.image_size)
@@ -204,13 +229,7 @@ class Stack:
             decay_all=[protocol.decay_all for protocol in protocols],
             clip_norm=[protocol.clip_norm for protocol in protocols],
         )
-        pipeline = Pipeline.stack(
-            [protocol.augment for protocol in protocols],
-            num_classes=dataset.num_classes,
-            mean=dataset.mean,
-            std=dataset.std,
-            device=device,
-        )
+        optimizer.clips |= any(config.protocol.clip_norm is not None for config in waiting)
         skeleton = weightless(models[0])
         rates = [protocol.drop_path for protocol in protocols]
         dropping = PathDropping.install(skeleton, rates, device) if any(rates) else None
@@ -227,14 +246,13 @@ class Stack:
             )
         if processes.num > 1:
             check_shareable(configs[0], processes, has_statistics=bool(statistics), num_validation=len(validation_N))
-            pipeline = Share(processes, protocols[0].batch_size).pipeline(pipeline)
         return cls(
             tuple(configs),
             skeleton,
             optimizer,
             statistics,
             [0] * len(configs),
-            pipeline,
+            _pipeline(configs, waiting, dataset, device, processes),
             torch.tensor([protocol.smoothing for protocol in protocols], device=device),
             DeviceImages(dataset.train, device),
             training_N.to(device),
@@ -262,6 +280,37 @@ class Stack:
     def steps_per_epoch(self) -> int:
         """Full batches in an epoch; the images of a last partial batch wait for another epoch's order."""
         return len(self.training_N) // self.configs[0].protocol.batch_size
+
+    @torch.no_grad()
+    def put(self, position: int, config: RunConfig, dataset: Dataset) -> None:
+        """Begin another cell in the slot of one. What it finds in memory is what it would find in a stack of its own.
+
+        Only if the stack was not started with it in mind, and it needs what no other cell does, are its programs made
+        again.
+        """
+        check_stackable([config, self.configs[0]], dataset)
+        check_sizes([config], dataset.image_size)
+        self.configs = (*self.configs[:position], config, *self.configs[position + 1 :])
+        model, protocol = initial_model(config, dataset), config.protocol
+        self.optimizer.put(
+            position,
+            dict(model.named_parameters()),
+            weight_decay=protocol.weight_decay,
+            decay_all=protocol.decay_all,
+            clip_norm=protocol.clip_norm,
+        )
+        for name, statistic in running_statistics(model).items():
+            self.statistics[name][position].copy_(statistic)
+        self.smoothing_K[position] = protocol.smoothing
+        if self.dropping is not None:
+            self.dropping.put(position, protocol.drop_path)
+        self.epochs_done[position] = 0
+        if self.pipeline.takes(protocol.augment):
+            self.pipeline.put(position, protocol.augment)
+        else:
+            self.pipeline, self._programs = _pipeline(self.configs, (), dataset, self.device, self.processes), None
+        if protocol.clip_norm is not None and not self.optimizer.clips:
+            self.optimizer.clips, self._programs = True, None
 
     def select(self, keep: Sequence[int]) -> "Stack":
         """The stack of the cells at these positions; the others' memory is freed."""

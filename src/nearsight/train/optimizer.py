@@ -165,6 +165,20 @@ class AdamW:
         )  # fmt: skip
 
     @torch.no_grad()
+    def put(
+        self, position: int, weights: Weights, *, weight_decay: float, decay_all: bool, clip_norm: float | None
+    ) -> None:
+        """Begin another cell in the place of one, in the tensors that there are."""
+        for name, part in self.arrangement.parts(self.weights_KP[position]).items():
+            part.copy_(weights[name])
+        self.first_KP[position] = 0.0
+        self.second_KP[position] = 0.0
+        self.steps_done_K[position] = 0
+        self.weight_decay_K[position] = weight_decay
+        self.decay_all_K[position] = decay_all
+        self.clip_norm_K[position] = torch.inf if clip_norm is None else clip_norm
+
+    @torch.no_grad()
     def select(self, keep: Tensor) -> "AdamW":
         """The state of the cells at these positions."""
         return replace(

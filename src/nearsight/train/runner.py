@@ -1,29 +1,37 @@
 """Runs from start to finish: train, validate, checkpoint, stop, test once, measure, write. Killed at any moment, a run
-continues from its last checkpoint and gives the numbers it would have given."""
+continues from its last checkpoint and gives the numbers it would have given.
+
+Runs wait in a queue. Those of one kind (equal shapes: `RunConfig.stack_key`) train in the slots of a stack, as many at
+a time as memory takes; when one ends, the next of its kind takes its slot. Kinds follow one another.
+"""
 
 import functools
 import gc
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Protocol
 
 import torch
 
 from nearsight.data import Dataset, load_dataset
 from nearsight.errors import InputError, check_at_least
-from nearsight.train.cell import Cell
 from nearsight.train.config import DataConfig, RunConfig
 from nearsight.train.folder import FolderElsewhere, RunFolder
 from nearsight.train.integrity import check_finished
-from nearsight.train.planning import is_out_of_memory, plan_stacks
+from nearsight.train.planning import MOST_CELLS, check_stackable, is_out_of_memory, num_slots
 from nearsight.train.processes import Processes
 from nearsight.train.stopping import Stop, TrainingError
-from nearsight.train.trainer import DivergedError, Listener, Trainer
+from nearsight.train.trainer import DivergedError, Listener, Run, Trainer
 
 __all__ = [
     "Listener",
+    "Run",
+    "RunQueue",
     "TrainingError",
     "check_images_of_finished",
     "load_data",
+    "train_queue",
     "train_run",
     "train_runs",
     "train_stack",
@@ -65,6 +73,48 @@ def train_run(
     return folder
 
 
+Load = Callable[[DataConfig, Path | None], Dataset]
+
+
+class RunQueue(Protocol):
+    """Runs that wait to be trained. What is taken is held by who took it, until it is finished or given up."""
+
+    def kinds(self) -> Sequence[object]:
+        """The stack keys of what waits, in the order in which they are to be trained."""
+
+    def waiting(self, kind: object) -> Sequence[RunConfig]:
+        """The runs of a kind that may still be given."""
+
+    def take(self, kind: object, most: int) -> list[Run]:
+        """The next runs of a kind, at most so many; none: there is none that can be taken now."""
+
+    def give_up(self, run: Run, error: Exception) -> None:
+        """A run that was taken cannot go on."""
+
+
+class _Listed:
+    """A queue of runs that are all there from the beginning."""
+
+    def __init__(self, runs: Sequence[Run]) -> None:
+        self._runs: dict[object, list[Run]] = {}
+        for run in runs:
+            self._runs.setdefault(run[0].stack_key, []).append(run)
+        self.errors: list[Exception] = []
+
+    def kinds(self) -> list[object]:
+        return list(self._runs)
+
+    def waiting(self, kind: object) -> list[RunConfig]:
+        return [config for config, _ in self._runs[kind]]
+
+    def take(self, kind: object, most: int) -> list[Run]:
+        taken, self._runs[kind] = self._runs[kind][:most], self._runs[kind][most:]
+        return taken
+
+    def give_up(self, run: Run, error: Exception) -> None:
+        self.errors.append(error)
+
+
 def train_runs(
     configs: Sequence[RunConfig],
     folders: Sequence[RunFolder],
@@ -75,41 +125,34 @@ def train_runs(
     stop: Stop | None = None,
     checkpoint_every: int = 1,
 ) -> None:
-    """Train any runs, each in its folder, or finish what is missing there.
-
-    Those of equal shapes train together, as many at a time as memory takes. If a run cannot go on,
-    the others are finished first; then its error is raised.
+    """Train any runs, each in its folder, or finish what is missing there. If a run cannot go on, the others are
+    finished first; then its error is raised.
 
     Of several processes (torchrun) each calls this with the same runs, and they train every stack together; the first
     one reads and writes the folders.
     """
-    device, processes = torch.device(device), Processes.joined()
+    processes = Processes.joined()
     check_at_least("checkpoint_every", checkpoint_every, 1)
     if len({folder.path.resolve() for folder in folders}) < len(folders):
         raise InputError("two runs share a folder; give each its own")
-    failed: list[TrainingError] = []
-    loaded: tuple[DataConfig, Dataset] | None = None
-    for positions in processes.from_first(lambda: _plan(configs, folders, device, data_dir)):
-        chosen, into = zip(*((configs[position], folders[position]) for position in positions), strict=True)
-        if loaded is None or loaded[0] != chosen[0].data:
-            loaded = chosen[0].data, load_data(chosen[0].data, data_dir)
-        try:
-            train_stack(chosen, into, loaded[1], device, listener, stop=stop, checkpoint_every=checkpoint_every)
-        except TrainingError as error:
-            failed.append(error)
-    _raise_together(failed)
+    missing = processes.from_first(lambda: _missing(configs, folders, data_dir))
+    queue = _Listed([(configs[position], _own(folders[position], processes)) for position in missing])
+    train_queue(
+        queue, device=device, data_dir=data_dir, listener=listener, stop=stop, checkpoint_every=checkpoint_every
+    )
+    _raise_together(queue.errors)
 
 
-def _plan(
-    configs: Sequence[RunConfig], folders: Sequence[RunFolder], device: torch.device, data_dir: Path | None
-) -> list[list[int]]:
-    """Positions of the runs that are not complete, stack by stack."""
+def _missing(configs: Sequence[RunConfig], folders: Sequence[RunFolder], data_dir: Path | None) -> list[int]:
+    """Positions of the runs that are not complete."""
     for config, folder in zip(configs, folders, strict=True):
         folder.check(config)
     check_images_of_finished(configs, folders, data_dir)
-    missing = [position for position, folder in enumerate(folders) if not folder.is_complete]
-    stacks = plan_stacks([configs[position] for position in missing], device)
-    return [[missing[place] for place in stack] for stack in stacks]
+    return [position for position, folder in enumerate(folders) if not folder.is_complete]
+
+
+def _own(folder: RunFolder, processes: Processes) -> RunFolder:
+    return folder if processes.is_first else FolderElsewhere(folder.path)
 
 
 def check_images_of_finished(configs: Sequence[RunConfig], folders: Sequence[RunFolder], data_dir: Path | None) -> None:
@@ -120,6 +163,43 @@ def check_images_of_finished(configs: Sequence[RunConfig], folders: Sequence[Run
             check_finished(folder.path, config.data.name, functools.partial(load, config.data))
 
 
+def train_queue(
+    queue: RunQueue,
+    *,
+    device: torch.device | str = "cpu",
+    data_dir: Path | None = None,
+    listener: Listener | None = None,
+    stop: Stop | None = None,
+    checkpoint_every: int = 1,
+    most: int = MOST_CELLS,
+    load: Load = load_data,
+) -> None:
+    """Train what a queue gives, kind by kind.
+
+    Args:
+        stop: checked after every step. If a stop is requested, the last whole epoch is put on disk and `StoppedError`
+            raised.
+        checkpoint_every: epochs between checkpoints. A kill costs the epochs since the last one; an end that can be
+            seen coming (a stop, an error) costs none.
+        most: slots of a stack at most; fewer where memory does not take so many.
+        load: how a data set is got.
+    """
+    check_at_least("checkpoint_every", checkpoint_every, 1)
+    device, processes = torch.device(device), Processes.joined()
+    loaded: tuple[DataConfig, Dataset] | None = None
+    for kind in queue.kinds():
+        configs = queue.waiting(kind)
+        if not configs:
+            continue
+        slots = processes.from_first(functools.partial(num_slots, configs[0], device, most))
+        line = _Line(queue, kind, slots)
+        while runs := line.take(line.slots):
+            data = runs[0][0].data
+            if loaded is None or loaded[0] != data:
+                loaded = data, load(data, data_dir)
+            _train_some(runs, line, loaded[1], device, listener or Listener(), stop or Stop(), checkpoint_every)
+
+
 def train_stack(
     configs: Sequence[RunConfig],
     folders: Sequence[RunFolder],
@@ -127,57 +207,89 @@ def train_stack(
     device: torch.device,
     listener: Listener | None = None,
     *,
+    slots: int | None = None,
     stop: Stop | None = None,
     checkpoint_every: int = 1,
 ) -> None:
-    """Train runs of equal shapes as one stack, each until its own end. Nothing is written before the stack is built.
-
-    A stack that does not fit into memory goes on as two halves, and one with a cell whose loss is not finite without
-    that cell, from the last whole epoch: a cell's numbers do not depend on what it was stacked with.
-
-    Args:
-        stop: checked after every step. If a stop is requested, the last whole epoch is put on disk and `StoppedError`
-            raised.
-        checkpoint_every: epochs between checkpoints. A kill costs the epochs since the last one; an end that can be
-            seen coming (a stop, an error) costs none.
-    """
+    """Train runs of equal shapes, each until its own end, on images that are there: in so many slots, by default all at
+    once. Nothing is written before the stack is built."""
     check_at_least("checkpoint_every", checkpoint_every, 1)
+    if len({config.stack_key for config in configs}) > 1:
+        check_stackable(configs, dataset)
+    processes = Processes.joined()
+    queue = _Listed([(config, _own(folder, processes)) for config, folder in zip(configs, folders, strict=True)])
+    line = _Line(queue, configs[0].stack_key, slots or len(configs))
+    while runs := line.take(line.slots):
+        _train_some(runs, line, dataset, device, listener or Listener(), stop or Stop(), checkpoint_every)
+    _raise_together(queue.errors)
+
+
+class _Line:
+    """The runs of one kind: first those that a stack had to leave, then those of the queue."""
+
+    def __init__(self, queue: RunQueue, kind: object, slots: int) -> None:
+        self._queue, self._kind = queue, kind
+        self.slots = slots
+        self.back: list[Run] = []
+
+    def waiting(self) -> list[RunConfig]:
+        return [*(config for config, _ in self.back), *self._queue.waiting(self._kind)]
+
+    def take(self, most: int) -> list[Run]:
+        runs, self.back = self.back[:most], self.back[most:]
+        return runs if len(runs) == most else [*runs, *self._queue.take(self._kind, most - len(runs))]
+
+    def give_up(self, run: Run, error: Exception) -> None:
+        self._queue.give_up(run, error)
+
+
+def _train_some(
+    runs: list[Run],
+    line: _Line,
+    dataset: Dataset,
+    device: torch.device,
+    listener: Listener,
+    stop: Stop,
+    checkpoint_every: int,
+) -> None:
+    """Train these runs as one stack, and those of the line that take their slots.
+
+    A stack that does not fit into memory goes on with half as many slots, and one with a cell whose loss is not finite
+    without that cell, from the last whole epoch: a cell's numbers do not depend on what it was stacked with.
+    """
     processes = Processes.joined()
     if not processes.is_first:
-        folders, listener = [FolderElsewhere(folder.path) for folder in folders], None
-    waiting = [list(zip(configs, folders, strict=True))]
-    failed: list[TrainingError] = []
-    while waiting:
-        runs = waiting.pop(0)
-        trainer = Trainer(dataset, device, listener or Listener(), stop or Stop(), checkpoint_every, processes)
-        try:
-            trainer.train([Cell(config, folder) for config, folder in runs])
-            continue
-        except DivergedError as error:
-            failed.append(error)
-            gone = {cell.folder.path for cell in error.cells}
-            parts = [[run for run in runs if not run[1].is_complete and run[1].path not in gone]]
-        except Exception as error:
-            if not is_out_of_memory(error):
-                raise
-            left = [run for run in runs if not run[1].is_complete]
-            if processes.num > 1:  # the others may have enough memory, and cannot be asked: they wait for a gradient
-                raise _too_large_a_share(left[0][0], device, processes) from error
-            if len(left) == 1:
-                failed.append(_too_large(left[0][0], device))
-                continue
-            parts = [left[: (len(left) + 1) // 2], left[(len(left) + 1) // 2 :]]
-            _report_split(parts, listener or Listener())
-        # After the handler: the error keeps the failed step, and so its memory, alive.
-        del trainer
-        gc.collect()
-        if device.type == "cuda":
-            torch.cuda.empty_cache()
-        waiting = [part for part in parts if part] + waiting
-    _raise_together(failed)
+        listener = Listener()
+    trainer = Trainer(runs, line, dataset, device, listener, stop, checkpoint_every, processes)
+    try:
+        trainer.train()
+        return
+    except DivergedError as error:
+        gone = dict(error.apart())
+        for run, own in gone.items():
+            line.give_up(run, own)
+        left = [run for run in trainer.left if run not in gone]
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        left = trainer.left
+        if processes.num > 1:  # the others may have enough memory, and cannot be asked: they wait for a gradient
+            raise _too_large_a_share(left[0][0], device, processes) from error
+        if len(left) == 1:
+            line.give_up(left[0], _too_large(left[0][0], device))
+            left = []
+        else:
+            line.slots = math.ceil(len(left) / 2)
+            _report_split([left[: line.slots], left[line.slots :]], listener)
+    line.back = [*left, *line.back]
+    # After the handler: the error keeps the failed step, and so its memory, alive.
+    del trainer
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
 
 
-def _report_split(parts: Sequence[Sequence[tuple[RunConfig, RunFolder]]], listener: Listener) -> None:
+def _report_split(parts: Sequence[Sequence[Run]], listener: Listener) -> None:
     sizes = [len(part) for part in parts]
     for part in parts:
         for _, folder in part:
@@ -202,8 +314,9 @@ def _too_large_a_share(config: RunConfig, device: torch.device, processes: Proce
     )
 
 
-def _raise_together(failed: Sequence[TrainingError]) -> None:
-    if len(failed) == 1:
-        raise failed[0]
-    if failed:
-        raise TrainingError(f"{len(failed)} runs could not go on: " + "; ".join(map(str, failed)))
+def _raise_together(errors: Sequence[Exception]) -> None:
+    if len(errors) == 1:
+        raise errors[0]
+    if errors:
+        kind = InputError if all(isinstance(error, InputError) for error in errors) else TrainingError
+        raise kind(f"{len(errors)} runs could not go on: " + "; ".join(map(str, errors)))

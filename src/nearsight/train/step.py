@@ -93,6 +93,9 @@ class PathDropping:
 
     buffers: tuple[str, ...]
     """Names of the buffers that take the factors, place by place."""
+    blocks: tuple[int, ...]
+    """In which block each place is."""
+    num_blocks: int
     keep_Kn: Tensor
     """Probability that a branch is kept."""
 
@@ -111,9 +114,9 @@ class PathDropping:
             raise InputError(f"drop_path cannot be used: {type(model).__name__} has no blocks with a place for it")
         for number, name in places:
             setattr(blocks[number], name, DropPath())
-        by_block = torch.tensor([calculate_drop_path_rates(rate, len(blocks)) for rate in rates])
-        keep_Kn = 1 - by_block[:, [number for number, _ in places]]
-        return cls(tuple(f"blocks.{number}.{name}.factor" for number, name in places), keep_Kn.to(device))
+        buffers = tuple(f"blocks.{number}.{name}.factor" for number, name in places)
+        numbers = tuple(number for number, _ in places)
+        return cls(buffers, numbers, len(blocks), _kept(rates, numbers, len(blocks)).to(device))
 
     def __call__(self, draws: Draws) -> Weights:
         """The factors [K, B] of a step's samples, by the buffers' names. Their mean is 1."""
@@ -122,9 +125,18 @@ class PathDropping:
         factor_KBn = (coin_KBn < keep_K1n) / keep_K1n
         return dict(zip(self.buffers, factor_KBn.unbind(-1), strict=True))
 
+    def put(self, position: int, rate: float) -> None:
+        """Give a place to another cell, in the tensor that there is."""
+        self.keep_Kn[position] = _kept([rate], self.blocks, self.num_blocks)[0].to(self.keep_Kn.device)
+
     def select(self, keep: Tensor) -> "PathDropping":
         """That of the cells at these positions."""
         return replace(self, keep_Kn=self.keep_Kn[keep])
+
+
+def _kept(rates: Sequence[float], blocks: Sequence[int], num_blocks: int) -> Tensor:
+    by_block = torch.tensor([calculate_drop_path_rates(rate, num_blocks) for rate in rates])
+    return 1 - by_block[:, list(blocks)]
 
 
 @dataclass(frozen=True)

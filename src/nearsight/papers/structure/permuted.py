@@ -2,7 +2,7 @@
 
 How S3 trained its networks is assumed. Here all are trained in the same way, for a fixed number of epochs that takes
 minutes on a GPU, so that accuracies lie below the paper's: what is compared is how they change. Networks of different
-shapes do not train as one stack, but their seeds do: hence `--stack-by all`.
+shapes do not train as one stack, but their seeds do.
 
 Of two seeds alone no interval is worth having. So the spread over seeds is taken to be the same everywhere, and learned
 from nearsight.report.figures.looks import looks
@@ -59,7 +59,7 @@ def permuted_cifar100(*, seeds: int = 2) -> Study:
     The paper: a ViT with patches of 2 pixels stays near 64 %, a ResNet falls from 80 % to 57 %. To a ViT, 4×4 tiles are
     no change: its patches come in another order. 32×32 tiles are single pixels, which also takes its patches apart.
 
-    Run     nearsight study run permuted-cifar100 --stack-by all
+    Run     nearsight study run permuted-cifar100
     Cost    18 cells of at most 12 epochs of 40,000 images (8 M); needs a GPU
     Result  a ViT minds pixels, not tiles; a ResNet both, more: see results/spatial-structure/permuted-cifar100
     """

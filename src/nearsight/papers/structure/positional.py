@@ -2,7 +2,7 @@
 
 How S3 trained its networks is assumed. Here both are trained in the same way, for a fixed number of epochs that takes
 minutes on a GPU, so that accuracies lie below the paper's: what is compared is how they differ. The two do not train as
-one stack, but their seeds do: hence `--stack-by all`.
+one stack, but their seeds do.
 """
 
 from collections.abc import Mapping, Sequence
@@ -45,7 +45,7 @@ POSITIONAL: Mapping[str, Any] = {"model.name": "compact_vit_positional"}
 def positional_cifar10(*, seeds: int = 5) -> Study:
     """Is attention from positions alone as good on CIFAR-10? (S3, positional attention; the paper: 90.2 and 90.5 %)
 
-    Run     nearsight study run positional-cifar10 --stack-by all
+    Run     nearsight study run positional-cifar10
     Cost    10 cells of at most 60 epochs of 40,000 images (24 M); needs a GPU
     Result  see results/spatial-structure/positional-cifar10
     """
@@ -56,7 +56,7 @@ def positional_cifar10(*, seeds: int = 5) -> Study:
 def positional_cifar100(*, seeds: int = 5) -> Study:
     """Is attention from positions alone as good on CIFAR-100? (S3, positional attention; the paper: 68 and 68 %)
 
-    Run     nearsight study run positional-cifar100 --stack-by all
+    Run     nearsight study run positional-cifar100
     Cost    10 cells of at most 60 epochs of 40,000 images (24 M); needs a GPU
     Result  see results/spatial-structure/positional-cifar100
     """
@@ -69,7 +69,7 @@ def positional_svhn(*, seeds: int = 5) -> Study:
 
     Without flips, since digits do not come mirrored, and without AutoAugment, whose policy is that of CIFAR.
 
-    Run     nearsight study run positional-svhn --stack-by all
+    Run     nearsight study run positional-svhn
     Cost    10 cells of at most 60 epochs of 58,606 images (35 M); needs a GPU
     Result  not run yet
     """
