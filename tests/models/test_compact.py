@@ -177,7 +177,7 @@ def test_a_saved_one_comes_back_with_its_statistics(tmp_path: Path) -> None:
         ({"pool": "avg"}, "pool is 'avg', but compact_resnet18"),
         ({"init": "pytorch"}, "init is 'pytorch', but compact_resnet18"),
         ({"name": "compact_vit"}, "channels is 4, but compact_vit has no such setting"),
-        ({"name": "compact_resnet"}, "'compact_resnet' is not a known model of this kind; did you mean"),
+        ({"name": "compact_resnet"}, "'compact_resnet' is not a model timm knows; did you mean"),
         ({"channels": 0}, "channels is 0, but must be at least 1"),
     ],
 )

@@ -27,8 +27,8 @@ def test_every_recipe_builds_its_model_and_says_its_command(name: str, protocol:
     side = config.data.image_size or dataset_spec(config.data.name).image_size
     with torch.device("meta"):
         model = config.model.build((side, side), 10)
-    # S1 has an 8×8 grid, whatever the image size; S2 a 14×14 one.
-    assert model.patch_embed.grid_size == ((14, 14) if name.startswith("vit-") else (8, 8))
+    # S1 has an 8×8 grid, whatever the image size; S2 a 14×14 one at 224 pixels.
+    assert model.patch_embed.grid_size == ((14, 14) if side == 224 else (8, 8))
     assert f"nearsight train {name}" in (recipe.__doc__ or "")
 
 

@@ -1,4 +1,4 @@
-"""`nearsight bench {train,measure,ablate,gaug,augment,retrieve,study,queue}`: this project and peers on the same work."""
+"""`nearsight bench {train,measure,ablate,gaug,augment,retrieve,study,queue}`: our work and that of peers, as ratios."""
 
 import contextlib
 import dataclasses

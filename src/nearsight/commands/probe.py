@@ -291,6 +291,7 @@ def _open_run(text: str, checkpoint: Path | None, image_size: int | None) -> Fro
 def _open_untrained(text: str, checkpoint: Path | None, image_size: int | None) -> tuple[RunFolder, nn.Module]:
     from nearsight.commands.subjects import run_image_size
     from nearsight.train import RunFolder
+    from nearsight.train.initial import untrained_model
 
     if checkpoint is not None:
         raise InputError(f"--checkpoint does not go with {text}, whose weights are fresh")
@@ -300,7 +301,4 @@ def _open_untrained(text: str, checkpoint: Path | None, image_size: int | None) 
     config = folder.read_config()
     # The classifier is not read, but drawn with the others: DINO has none.
     num_classes = 0 if folder.is_pretraining else DATASETS[config.data.name].num_classes or 1000
-    with torch.random.fork_rng(devices=()):
-        torch.manual_seed(config.seed)
-        model = config.model.build(run_image_size(config), num_classes)
-    return folder, model.eval()
+    return folder, untrained_model(config, run_image_size(config), num_classes).eval()

@@ -24,7 +24,7 @@ from nearsight.train import ASSUMED, PROTOCOLS, Protocol, RunConfig, Stop
 from nearsight.train.dino import DinoConfig
 from nearsight.train.dino.recipes import PRETRAININGS
 from nearsight.train.processes import TIMEOUT
-from nearsight.train.recipes import RUNS
+from nearsight.train.recipes import OPTIONS, RUNS
 
 if TYPE_CHECKING:
     from nearsight.train import RunFolder
@@ -179,8 +179,10 @@ def _read_ahead(arguments: Sequence[str], option: str) -> str | None:
 
 def _with_network(start: RunConfig, name: str | None) -> RunConfig:
     """The run to start from: where another kind of network is asked for, without the recipe's settings of its own."""
-    asked = start.model if name is None else ModelConfig(name=name)
-    return start if asked.is_transformer == start.model.is_transformer else dataclasses.replace(start, model=asked)
+    if name is None or name == start.model.name:
+        return start
+    asked = ModelConfig(name=name)
+    return start if asked.is_like(start.model) else dataclasses.replace(start, model=asked)
 
 
 def _options(start: RunConfig, protocol: str) -> type[Any]:
@@ -235,7 +237,8 @@ def _fields_of(config: Any, without: Sequence[str] = ()) -> list[tuple[str, Any,
         if field.name in without:
             continue
         text = docs.get(field.name, "") + (" Assumed: not reported by the paper." if field.name in ASSUMED else "")
-        kind = Annotated[hints[field.name], tyro.conf.arg(help=text)] if text else hints[field.name]
+        named = OPTIONS.get(field.name) if isinstance(config, RunConfig) else None
+        kind = Annotated[hints[field.name], tyro.conf.arg(help=text, name=named)] if text else hints[field.name]
         described.append((field.name, kind, dataclasses.field(default=getattr(config, field.name))))
     return described
 

@@ -38,6 +38,7 @@ def add_locat(
     resolution: Resolution = "linear",
     blocks: Iterable[int] | None = None,
     initial_grid: tuple[int, int] | None = None,
+    gentle: bool = False,
 ) -> Model:
     """Make a timm ViT, RoPE-ViT (Eva), Swin or GCViT attend locally and refine its patches; returns the same object.
 
@@ -58,12 +59,16 @@ def add_locat(
             larger than the model was made for.
         blocks: those whose attention becomes local, counted from 0 over all stages; all by default.
         initial_grid: the grid (Swin: window) that the widths were learned on; by default that of the model now.
+        gentle: α begins at 0.0003 everywhere and not near 0.7, so that a trained model first computes what it always
+            did, as far as it has no refinement, and becomes local by further training.
     """
-    for name, chosen in (("gaug", gaug), ("prr", prr)):
+    for name, chosen in (("gaug", gaug), ("prr", prr), ("gentle", gentle)):
         check_flag(name, chosen)
     config = GaussianConfig(kernel=kernel, width=width, isotropic=isotropic, scale=scale, resolution=resolution)
     _check_grid(initial_grid)
-    if not gaug and (config != GaussianConfig() or blocks is not None or initial_grid is not None):
+    if gentle and scale != "learned":
+        raise InputError(f"gentle=True is about a learned α, but scale is {scale!r}; leave one of them out")
+    if not gaug and (config != GaussianConfig() or blocks is not None or initial_grid is not None or gentle):
         raise InputError("options of the local attention were given, but with gaug=False there is none; leave them out")
     _check_model(model)
     attentions = _attentions(model, blocks) if gaug else []
@@ -71,6 +76,8 @@ def add_locat(
         _check_pooling(model)
     if attentions:
         _make_local(model, attentions, config, initial_grid)
+        for heads in [module for module in model.modules() if isinstance(module, GaussianHeads)] if gentle else ():
+            heads.start_gently()
     if prr:
         _refine(model)
     return model

@@ -26,6 +26,8 @@ Kernel = Literal["gaussian", "laplace", "inverse"]
 Scale = Literal["learned", "none", "auto"]
 Resolution = Literal["linear", "squared"]
 
+_GENTLE = -8.0
+"""Where α = softplus(−8) = 0.0003 begins."""
 _EPS = 0.1
 _LARGEST_QUOTIENT = 32500.0
 _LARGEST_HALF_SQUARE = 6550.0
@@ -137,6 +139,13 @@ class GaussianHeads(nn.Module):
             if head is not None:
                 nn.init.trunc_normal_(head.weight, std=0.02)
                 nn.init.zeros_(head.bias)
+
+    @torch.no_grad()
+    def start_gently(self) -> None:
+        """Strengths of almost nothing. Their gradient is as small, which AdamW evens out."""
+        assert self.log_alpha is not None
+        nn.init.zeros_(self.log_alpha.weight)
+        nn.init.constant_(self.log_alpha.bias, _GENTLE)
 
     def forward(
         self, query_BHNd: Tensor, key_BHNd: Tensor, input_BNC: Tensor, grid: Grid, scale: float

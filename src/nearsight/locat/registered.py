@@ -25,23 +25,10 @@ from torch import Tensor, nn
 from nearsight.errors import InputError
 from nearsight.locat.attach import add_locat
 from nearsight.models.compact import COMPACT_IMAGES
+from nearsight.models.factory import S2_BACKBONES
 from nearsight.models.zoo import pretrained_cfgs
 
-BACKBONES = (
-    "vit_tiny_patch16_224",
-    "vit_small_patch16_224",
-    "vit_base_patch16_224",
-    "vit_tiny_patch16_reg4_224",
-    "vit_base_patch16_reg4_224",
-    "vit_tiny_patch16_rope_mixed_224",
-    "vit_base_patch16_rope_mixed_224",
-    "swin_tiny_patch4_window7_224",
-    "swin_base_patch4_window7_224",
-    "jumbo_vit_tiny_patch16_224",
-    "jumbo_vit_base_patch16_224",
-    "compact_vit",
-    "compact_jumbo_vit",
-)
+BACKBONES = (*S2_BACKBONES, "compact_vit", "compact_jumbo_vit")
 """Those that have a name with LocAt; `add_locat` takes others, too."""
 _OPTIONS = tuple(inspect.signature(add_locat).parameters)[1:]  # all but the model
 _WITHOUT_POSITIONS = ("swin", "rope")

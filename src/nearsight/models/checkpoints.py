@@ -27,6 +27,8 @@ _NESTINGS = (
 )
 _PREFIXES = re.compile(r"(?:(?:module|_orig_mod|backbone|model)\.)+")
 _BEHIND_ATTENTION = ("head", "heads", "head_dist", "fc", "fc_norm", "classifier", "pre_logits")
+_GAUG = ".gaug."
+"""In the names of LocAt's weights, which a model without it has not."""
 _SHOWN = 3
 
 Weights = dict[str, Tensor]
@@ -38,18 +40,25 @@ def load_checkpoint(model: nn.Module, path: Path) -> str:
     Every weight in front of the classifier must be there with its shape; the classifier may differ, because attention
     does not depend on it. One of timm's gets as many classes as the file has.
     """
-    nested = list(_unwrapped(_read(path)))
+    return load_weights(model, read_weights(path), path, classes_of_file=True)
+
+
+def load_weights(model: nn.Module, read: Any, path: Path | str, *, classes_of_file: bool = False) -> str:
+    """As `load_checkpoint`, of what was read from a file or comes from elsewhere. Parts of LocAt may be missing: they
+    keep what they have, and so does a classifier for other classes, unless it is to get those of the file."""
+    nested = list(_unwrapped(read))
     if not nested:
         raise InputError(f"{path} holds no weights: no tensors by name, nor a {', '.join(_NESTINGS)} with them")
     own = model.state_dict()
     fits = [(_best_fit(model, stored), stored, opened) for stored, opened in nested]
     # Of equals the first, in the order of `_NESTINGS`.
     (prefix, weights, converted), stored, opened = max(fits, key=lambda fit: _num_fitting(fit[0][1], own))
-    if (num_classes := _classes_of(weights, model)) not in (None, getattr(model, "num_classes", None)):
+    num_classes = _classes_of(weights, model) if classes_of_file else None
+    if num_classes not in (None, getattr(model, "num_classes", None)):
         model.reset_classifier(num_classes)  # type: ignore[operator]
         own = model.state_dict()
     left_out = [name for name, weight in own.items() if name not in weights or weights[name].shape != weight.shape]
-    missing = [name for name in left_out if not _is_behind_attention(model, name)]
+    missing = [name for name in left_out if not _is_behind_attention(model, name) and _GAUG not in name]
     if missing:
         raise _unfit(path, missing, weights, own)
     for name in own.keys() - set(left_out):
@@ -72,11 +81,12 @@ def load_checkpoint(model: nn.Module, path: Path) -> str:
         "not used": [name for name in weights if name not in own]
         + [name for name in stored if not name.startswith(prefix)],
     }
-    taken = f"weights of {path.name} {', '.join(filter(None, steps))}".rstrip()
+    taken = f"weights of {Path(path).name} {', '.join(filter(None, steps))}".rstrip()
     return "; ".join([taken, *(f"{what}: {_some(names)}" for what, names in lists.items() if names)])
 
 
-def _read(path: Path) -> Any:
+def read_weights(path: Path) -> Any:
+    """What a file holds, weights or dictionaries of them, without running any code of it."""
     if not path.is_file():
         raise InputError(f"{path} is {'a folder' if path.is_dir() else 'not there'}, but a file of weights is needed")
     if path.suffix == ".safetensors":
@@ -174,7 +184,7 @@ def _is_behind_attention(model: nn.Module, name: str) -> bool:
     return any(name.startswith(f"{head}.") for head in heads)
 
 
-def _unfit(path: Path, missing: list[str], weights: Weights, own: Mapping[str, Tensor]) -> InputError:
+def _unfit(path: Path | str, missing: list[str], weights: Weights, own: Mapping[str, Tensor]) -> InputError:
     if not weights.keys() & own.keys():
         return InputError(f"{path} has none of the model's weights; it holds {_some(weights)}")
     absent = [name for name in missing if name not in weights]

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import ast
 import copy
 import dataclasses
 import difflib
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from nearsight.configuration import ADDED, check_choices, decode, encode, settle_numbers
-from nearsight.errors import InputError, check_at_least, check_side, unknown_name
+from nearsight.errors import InputError, check_at_least, check_side
 from nearsight.lazy import timm, torch
 from nearsight.models.reach import Reach, settled_reach
 from nearsight.tensorfile import load_tensors, save_tensors
@@ -24,8 +26,24 @@ COMPACT_MODELS = ("compact_vit", "compact_vit_positional", "compact_jumbo_vit")
 """Registered ViTs that take the settings of the compact ViT."""
 RESNET_MODELS = ("compact_resnet18",)
 _LOCAT = "locat_"
+S2_BACKBONES = (
+    "vit_tiny_patch16_224",
+    "vit_small_patch16_224",
+    "vit_base_patch16_224",
+    "vit_tiny_patch16_reg4_224",
+    "vit_base_patch16_reg4_224",
+    "vit_tiny_patch16_rope_mixed_224",
+    "vit_base_patch16_rope_mixed_224",
+    "swin_tiny_patch4_window7_224",
+    "swin_base_patch4_window7_224",
+    "jumbo_vit_tiny_patch16_224",
+    "jumbo_vit_base_patch16_224",
+)
+"""Those of S2's tables, and ViT-Small: they have a name with LocAt, too."""
 _OF_ALL_MODELS = ("name", "shuffled_tiles", "permutation_seed")
 _OF_RESNETS = ("channels",)
+_OF_TIMMS = ("settings", "gaug", "prr")
+"""And what begins with `locat_`."""
 
 
 def create_model(name: str, **kwargs: Any) -> nn.Module:
@@ -55,13 +73,14 @@ def check_model_name(name: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """A compact ViT, or a network to compare it with, up to what its data set says (image size, classes).
+    """A compact ViT, a network to compare it with, or any model of timm, up to what its data set says (image size,
+    classes).
 
     A setting that a model does not have stays at its default.
     """
 
     name: str = "compact_vit"
-    """Registered model name."""
+    """Registered model name: compact_vit and its kin, compact_resnet18, or any model that timm knows."""
     patch_size: int = 4
     """Side of a patch in pixels; must divide the image."""
     depth: int = 8
@@ -94,6 +113,10 @@ class ModelConfig:
     """What the kernel is multiplied by: a learned α of each query, nothing, or the size of the logits."""
     reach: Reach = field(default=(), metadata=ADDED)
     """How many patches far a patch attends, in all blocks or in each (1.5 1.5 2 2 3 3 None None); None: no limit."""
+    locat_gentle: bool = field(default=False, metadata=ADDED)
+    """α begins near 0, so that a trained model first computes what it always did."""
+    settings: tuple[str, ...] = field(default=(), metadata=ADDED)
+    """Of a model of timm: its arguments, such as patch_size=8 window_size=4."""
     channels: int = field(default=64, metadata=ADDED)
     """Of a ResNet: channels of its first stage; every later one has twice as many as the one before."""
     shuffled_tiles: int = field(default=1, metadata=ADDED)
@@ -105,13 +128,18 @@ class ModelConfig:
         settle_numbers(self)
         check_choices(self)
         object.__setattr__(self, "reach", settled_reach(self.reach, self.depth))
-        if self.name not in (known := (*COMPACT_MODELS, *RESNET_MODELS)):
-            raise unknown_name("model of this kind", self.name, known)
+        if self.kind == "timm":
+            if self.name not in S2_BACKBONES:  # timm takes seconds to load
+                check_model_name(self.name)
+            timms_settings(self.settings)
         values = {field.name: (getattr(self, field.name), field.default) for field in dataclasses.fields(self)}
         changed = {name: value for name, (value, default) in values.items() if value != default}
         for option, value in changed.items():
-            if (option in _OF_RESNETS) == self.is_transformer and option not in _OF_ALL_MODELS:
-                raise InputError(f"{option} is {value!r}, but {self.name} has no such setting; leave it out")
+            if not self._has(option):
+                way_out = "leave it out"
+                if self.kind == "timm":
+                    way_out = "what timm calls its arguments goes into settings, as in --model.settings patch_size=8"
+                raise InputError(f"{option} is {value!r}, but {self.name} has no such setting; {way_out}")
         for size in ("patch_size", "depth", "width", "num_heads", "mlp_width", "channels", "shuffled_tiles"):
             check_at_least(size, getattr(self, size), 1)
         check_at_least("permutation_seed", self.permutation_seed, 0)
@@ -124,9 +152,23 @@ class ModelConfig:
                 raise InputError(f"{option} is {value!r}, but it needs gaug, which is off")
 
     @property
-    def is_transformer(self) -> bool:
-        """Whether it is a ViT, with patches, blocks and heads."""
-        return self.name in COMPACT_MODELS
+    def kind(self) -> Literal["compact", "resnet", "timm"]:
+        if self.name in COMPACT_MODELS:
+            return "compact"
+        return "resnet" if self.name in RESNET_MODELS else "timm"
+
+    def is_like(self, other: ModelConfig) -> bool:
+        """Whether the settings of one mean the same for the other."""
+        return self.kind == other.kind and (self.kind != "timm" or self.name == other.name)
+
+    def _has(self, option: str) -> bool:
+        """Whether a setting is one of this kind of model."""
+        if option in _OF_ALL_MODELS:
+            return True
+        of_timm = option in _OF_TIMMS or option.startswith(_LOCAT)
+        if self.kind == "compact":
+            return option not in (*_OF_RESNETS, "settings")
+        return of_timm if self.kind == "timm" else option in _OF_RESNETS
 
     @property
     def shape(self) -> tuple[object, ...]:
@@ -142,10 +184,13 @@ class ModelConfig:
 
         LocAt draws its own after the others: models that differ only in LocAt start with the same weights.
         """
-        if self.is_transformer:
+        if self.kind == "compact":
             model = self._build_vit(image_size, num_classes)
-        else:
+        elif self.kind == "resnet":
             model = create_model(self.name, img_size=image_size, num_classes=num_classes, channels=self.channels)
+        else:
+            name = f"locat_{self.name}" if self.gaug or self.prr else self.name
+            model = build_timms(name, image_size, num_classes, **timms_settings(self.settings), **self._locat)
         if self.shuffled_tiles > 1:
             from nearsight.models.shuffledtiles import shuffle_tiles
 
@@ -179,6 +224,42 @@ class ModelConfig:
         return {"gaug": True, "prr": self.prr} | {name.removeprefix(_LOCAT): getattr(self, name) for name in options}
 
 
+def timms_settings(texts: Sequence[str]) -> dict[str, Any]:
+    """Arguments of a model, from "patch_size=8" and the like: numbers, True and False, tuples of them, or words."""
+    found: dict[str, Any] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not (equals and name.isidentifier() and value):
+            raise InputError(f"{text!r} is no setting of a model; write it as patch_size=8")
+        if name in (own := {"img_size": "--data.image-size", "num_classes": "--data.name", "pretrained": "--init"}):
+            raise InputError(f"{name} is not a setting here: {own[name]} says it")
+        try:
+            found[name] = ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            found[name] = value
+    return found
+
+
+def build_timms(name: str, image_size: tuple[int, int], num_classes: int, **settings: Any) -> nn.Module:
+    """A model of timm for images of a size; without drop path, which belongs to the protocol."""
+    settings = {"drop_path_rate": 0.0, **settings, "num_classes": num_classes}
+    try:
+        try:
+            return create_model(name, img_size=image_size, **settings)
+        except TypeError as error:
+            if "img_size" not in str(error):
+                raise
+            return create_model(name, **settings)  # of convolutions: it takes any size
+    except InputError:
+        raise
+    except Exception as error:
+        given = ", ".join(f"{key}={value}" for key, value in settings.items())
+        problem = " ".join(str(error).split())
+        raise InputError(
+            f"timm cannot build {name} for images of {image_size} pixels with {given}: {problem}"
+        ) from error
+
+
 def save_model(
     path: Path, state: Mapping[str, Tensor], config: ModelConfig, image_size: tuple[int, int], num_classes: int
 ) -> None:
@@ -206,9 +287,18 @@ def load_model(path: Path) -> nn.Module:
     return model.eval()
 
 
+def _num_blocks(settings: Mapping[str, Any]) -> float:
+    """As far as the arguments of a model say; ∞ where they say nonsense."""
+    depths = [value for name, value in settings.items() if "depth" in name]
+    flat = [number for value in depths for number in (value if isinstance(value, tuple | list) else (value,))]
+    return sum(number if isinstance(number, int) and number >= 0 else math.inf for number in flat)
+
+
 def _fit(tensors: Mapping[str, Tensor], config: ModelConfig, image_size: tuple[int, int], num_classes: int) -> bool:
     """Whether these are the weights of such a model, checked before memory for it is allocated."""
-    if config.depth > len(tensors) and config.is_transformer:  # each block has several
+    if config.depth > len(tensors) and config.kind == "compact":  # each block has several
+        return False
+    if config.kind == "timm" and _num_blocks(timms_settings(config.settings)) > len(tensors):
         return False
     try:
         with torch.device("meta"):

@@ -292,7 +292,9 @@ def _num_train(data: DataConfig) -> int:
 
 
 def _narrow(model: ModelConfig) -> ModelConfig:
-    if not model.is_transformer:
+    if model.kind == "timm":
+        return model
+    if model.kind == "resnet":
         return dataclasses.replace(model, channels=_CHANNELS)
     width = _HEAD_WIDTH * model.num_heads
     return dataclasses.replace(model, patch_size=_PATCH_SIZE, width=width, mlp_width=2 * width)

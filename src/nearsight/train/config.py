@@ -218,6 +218,9 @@ class RunConfig:
     protocol: Protocol = field(default_factory=Protocol)
     seed: int = 0
     """Seed of every random choice of the run."""
+    weights: str | None = field(default=None, metadata=ADDED)
+    """Weights to start from: pretrained (those that timm has for the model), a file, a run folder, or the name of a
+    model that has some. A classifier for other classes starts anew, positions are resampled; None: all start anew."""
     precision: Literal["fp32", "bf16"] = "fp32"
     """Arithmetic of the forward and backward; weights and optimiser are float32 in both."""
     num_measured: int = 5000
@@ -231,6 +234,8 @@ class RunConfig:
         settle_numbers(self)
         check_choices(self)
         check_at_least("seed", self.seed, 0)
+        if self.weights == "":
+            raise InputError("weights is empty: name a file, a run folder or a model, or leave it out to start anew")
         check_at_least("num_measured", self.num_measured, 1)
         check_at_least("measure_every", self.measure_every, 0)
         check_at_least("num_measured_during", self.num_measured_during, 1)

@@ -24,6 +24,7 @@ from nearsight.augment.pipeline import CompiledPipeline
 from nearsight.data import Dataset, DeviceImages, epoch_batches, stratified_split
 from nearsight.errors import InputError
 from nearsight.train.config import RunConfig
+from nearsight.train.initial import untrained_model
 from nearsight.train.optimizer import AdamW, learning_rates
 from nearsight.train.planning import check_shareable, check_sizes, check_stackable
 from nearsight.train.processes import Processes, Share
@@ -134,10 +135,8 @@ def _in_eval_mode(skeleton: nn.Module) -> Iterator[None]:
 
 
 def initial_model(config: RunConfig, dataset: Dataset) -> nn.Module:
-    """The run's model with the initial weights of its seed, made on the CPU so that they are the same everywhere."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(config.seed)
-        return config.model.build(dataset.image_size, dataset.num_classes)
+    """The run's model before its first step."""
+    return untrained_model(config, dataset.image_size, dataset.num_classes)
 
 
 @dataclass(frozen=True)

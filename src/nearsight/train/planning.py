@@ -44,7 +44,7 @@ def cell_bytes(config: RunConfig) -> int:
     with torch.device("meta"):
         model = config.model.build((side, side), spec.num_classes or 1000)
     num_weights = sum(parameter.numel() for parameter in model.parameters())
-    kept = _kept_by_blocks(config.model, side) if config.model.is_transformer else _kept_values(model, side)
+    kept = _kept_by_blocks(config.model, side) if config.model.kind == "compact" else _kept_values(model, side)
     num_pixel_values = 8 * 3 * side**2  # as drawn, moved, mixed and normalised, and indices of those that move
     return 4 * (_NUM_COPIES * num_weights + config.protocol.batch_size * (kept + num_pixel_values))
 
@@ -128,7 +128,7 @@ def check_sizes(configs: Sequence[RunConfig], image_size: tuple[int, int]) -> No
     """Whether augmentations that have a size go with the images, and with what the model takes."""
     side, shown = min(image_size), "×".join(map(str, image_size))
     for config in configs:
-        fixed = config.model.is_transformer or config.model.shuffled_tiles > 1  # convolutions take any size
+        fixed = config.model.kind != "resnet" or config.model.shuffled_tiles > 1  # convolutions take any size
         for augmentation in config.protocol.augment:
             match augmentation:
                 case TileShuffle(tile=tile) if tile > side:

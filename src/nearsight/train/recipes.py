@@ -27,6 +27,10 @@ _TINY = ModelConfig(patch_size=16, depth=12, width=192, num_heads=3, mlp_width=7
 --model.prr`."""
 
 
+OPTIONS = {"weights": "init"}
+"""Field of a run → its option, where that has another name: `init` in a study's factors is that of the model."""
+
+
 def run_recipe(name: str) -> Callable[[RunRecipe], RunRecipe]:
     """Register a recipe for a single run under `name`."""
 
@@ -102,9 +106,53 @@ def compact_shapes(protocol: str) -> RunConfig:
     )
 
 
+@run_recipe("vit-shapes")
+def vit_shapes(protocol: str) -> RunConfig:
+    """A small ViT of timm on the embedded set: any model of timm can be tried so, in minutes, with nothing to download.
+
+    Run     nearsight train vit-shapes --model.name vit_tiny_patch16_reg4_224 --model.settings patch_size=4 depth=4
+    """
+    model = ModelConfig(name="vit_tiny_patch16_224", settings=("patch_size=4", "depth=4", "embed_dim=96"))
+    short = dataclasses.replace(protocol_named(protocol), max_epochs=10, warmup_epochs=1)
+    return RunConfig(model=model, data=DataConfig(name="shapes"), protocol=short, num_measured=1000)
+
+
+@run_recipe("vit-tiny-imagenet")
+def vit_tiny_imagenet(protocol: str) -> RunConfig:
+    """ViT-Tiny of timm on Tiny-ImageNet at 64 pixels; any backbone of S2 by its name and settings.
+
+    For 8×8 patches --model.settings patch_size=8; Swin: --model.name swin_tiny_patch4_window7_224 --model.settings
+    patch_size=2 window_size=4 embed_dim=48 depths=(2,2,6,2); LocAt: --model.gaug --model.prr. Jumbo learns from a
+    teacher: --protocol.teacher RUN.
+
+    Run     nearsight train vit-tiny-imagenet --protocol locat --model.gaug --model.prr
+    Cost    100 epochs of 95,000 images of 64 pixels; needs a GPU
+    Result  not run yet
+    """
+    model = ModelConfig(name="vit_tiny_patch16_224", settings=("patch_size=8",))
+    data = DataConfig(name="tiny-imagenet", validation_fraction=0.05)
+    run = _at_224(protocol, data, lr=5e-4, epochs=100, warmup=10)
+    return dataclasses.replace(run, model=model, protocol=dataclasses.replace(run.protocol, batch_size=256))
+
+
+@run_recipe("vit-folder")
+def vit_folder(protocol: str) -> RunConfig:
+    """Any ViT of timm on pictures of your own, a folder per class, at 224 pixels; from weights that it has, or fresh.
+
+    Run     nearsight train vit-folder --data-dir FOLDER --model.name vit_small_patch16_224 --init pretrained
+    Cost    30 epochs of your pictures; a GPU helps
+    """
+    data = DataConfig(name="image-folder", image_size=224, validation_fraction=0.1)
+    run = _at_224(protocol, data, lr=2e-4, epochs=30, warmup=3)
+    model = ModelConfig(name="vit_tiny_patch16_224")
+    return dataclasses.replace(run, model=model, protocol=dataclasses.replace(run.protocol, batch_size=64))
+
+
 @run_recipe("vit-imagenet")
 def vit_imagenet(protocol: str) -> RunConfig:
     """ViT-Tiny on ImageNet-1K (S2, Table 1; the paper: 72.39 %, with LocAt 73.94 %).
+
+    Any other model by its name: --model.name swin_tiny_patch4_window7_224 --model.gaug --model.prr.
 
     Run     nearsight train vit-imagenet --protocol locat
     Cost    300 epochs of 1,268,000 images of 224 pixels; needs several GPUs' worth of days, and the data
@@ -175,7 +223,7 @@ def command_of(config: RunConfig) -> str | None:
 def _call(name: str, protocol: str, wanted: RunConfig) -> list[str]:
     """What to add to a recipe and a protocol."""
     start, options = RUNS[name](protocol), [name, "--protocol", protocol]
-    if start.model.is_transformer != wanted.model.is_transformer:  # then the recipe's own network counts no more
+    if not start.model.is_like(wanted.model):  # then the recipe's own network counts no more
         options += ["--model.name", wanted.model.name]
         start = dataclasses.replace(start, model=ModelConfig(name=wanted.model.name))
     for section in ("model", "data", "protocol"):
@@ -194,11 +242,12 @@ def _options(prefix: str, start: Any, wanted: Any) -> list[str]:
         value = getattr(wanted, field.name)
         if value == getattr(start, field.name) or dataclasses.is_dataclass(value) or field.name == "augment":
             continue
+        name = OPTIONS.get(field.name, field.name) if isinstance(start, RunConfig) else field.name
         if isinstance(value, bool):
-            options.append(f"{prefix}{'' if value else 'no-'}{field.name}".replace("_", "-"))
+            options.append(f"{prefix}{'' if value else 'no-'}{name}".replace("_", "-"))
         else:
             values = value if isinstance(value, tuple) else (value,)
-            options += [f"{prefix}{field.name}".replace("_", "-"), *map(str, values)]
+            options += [f"{prefix}{name}".replace("_", "-"), *map(str, values)]
     return options
 
 

@@ -103,18 +103,17 @@ class PathDropping:
     def install(cls, model: nn.Module, rates: Sequence[float], device: torch.device) -> "PathDropping":
         """Make places for the factors in the model's blocks. `rates` are the cells' at the last block; the first drops
         nothing, also where it is the only one, and it rises evenly between them, as in timm."""
-        blocks = getattr(model, "blocks", ())
-        places = [
-            (number, name)
-            for number, block in enumerate(blocks)
-            for name, _ in block.named_children()
-            if name.startswith("drop_path")
-        ]
-        if not places:
+        blocks = {
+            path: names
+            for path, module in model.named_modules()
+            if (names := [name for name, _ in module.named_children() if name.startswith("drop_path")])
+        }
+        if not blocks:
             raise InputError(f"drop_path cannot be used: {type(model).__name__} has no blocks with a place for it")
-        for number, name in places:
-            setattr(blocks[number], name, DropPath())
-        buffers = tuple(f"blocks.{number}.{name}.factor" for number, name in places)
+        places = [(number, f"{path}.{name}") for number, path in enumerate(blocks) for name in blocks[path]]
+        for _, place in places:
+            model.set_submodule(place, DropPath())
+        buffers = tuple(f"{place}.factor" for _, place in places)
         numbers = tuple(number for number, _ in places)
         return cls(buffers, numbers, len(blocks), _kept(rates, numbers, len(blocks)).to(device))
 

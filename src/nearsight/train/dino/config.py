@@ -171,7 +171,7 @@ class DinoConfig:
         check_choices(self)
         check_at_least("seed", self.seed, 0)
         check_numbers(self)
-        if not self.model.is_transformer:
+        if self.model.kind != "compact":
             raise InputError(f"{self.model.name} has no patches, but DINO here is for ViTs; take compact_vit")
         if self.crops.num_local and self.crops.local_size % self.model.patch_size:
             raise InputError(

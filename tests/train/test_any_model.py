@@ -1,0 +1,224 @@
+"""Models of timm in the trainer: S2's backbones by name, what they start from, and what is refused."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from nearsight.cli import main
+from nearsight.commands.train import config_of
+from nearsight.errors import InputError
+from nearsight.locat import add_locat
+from nearsight.models import ModelConfig, create_model, load_model
+from nearsight.models.factory import timms_settings
+from nearsight.tensorfile import load_tensors, save_tensors
+from nearsight.train import DataConfig, Protocol, RunConfig, RunFolder, load_data, train_runs
+from nearsight.train.engine import Stack, initial_model
+from nearsight.train.initial import untrained_model
+from nearsight.train.recipes import RUNS, command_of
+from nearsight.train.stacked import stack_weights, stacked_forward, verify_stacking, weightless
+
+_VIT = ("patch_size=8", "depth=2", "embed_dim=24", "num_heads=2")
+_SWIN = ("patch_size=2", "window_size=4", "embed_dim=12", "depths=(1,2)", "num_heads=(1,2)")
+BACKBONES = {
+    "vit_tiny_patch16_224": _VIT,
+    "vit_tiny_patch16_reg4_224": _VIT,
+    "vit_tiny_patch16_rope_mixed_224": _VIT,
+    "swin_tiny_patch4_window7_224": _SWIN,
+    "jumbo_vit_tiny_patch16_224": (*_VIT, "num_jumbo=2"),
+}
+"""Name → settings that make it small."""
+
+
+def run(name: str = "vit_tiny_patch16_224", *, seed: int = 0, **model: object) -> RunConfig:
+    settings = BACKBONES.get(name, ())
+    return RunConfig(
+        model=ModelConfig(name=name, **{"settings": settings, **model}),  # type: ignore[arg-type]
+        data=DataConfig(name="shapes", num_train=80, num_test=20),
+        protocol=Protocol(max_epochs=2, warmup_epochs=1, batch_size=16, patience=2, drop_path=0.2),
+        seed=seed,
+        num_measured=6,
+    )
+
+
+@pytest.mark.parametrize("local", [False, True])
+@pytest.mark.parametrize("name", BACKBONES)
+def test_backbones_train_are_saved_and_measured_and_do_not_notice_their_neighbours(
+    name: str, local: bool, tmp_path: Path
+) -> None:
+    configs = [run(name, seed=seed, gaug=local, prr=local) for seed in range(2)]
+    folders = [RunFolder(tmp_path / str(seed)) for seed in range(2)]
+    train_runs(configs, folders)
+    assert folders[0].read_config() == configs[0]
+    model = load_model(folders[0].model)
+    assert any("gaug" in parameter for parameter, _ in model.named_parameters()) == local
+    assert folders[0].read_result()["min_mad"] > 0
+    alone = RunFolder(tmp_path / "alone")
+    train_runs(configs[1:], [alone])
+    again, beside = load_tensors(alone.model)[0], load_tensors(folders[1].model)[0]
+    for weight, expected in again.items():
+        torch.testing.assert_close(beside[weight], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_paths_are_dropped_as_in_timm() -> None:
+    """The later the block, the more often, over all stages."""
+    config = run("swin_tiny_patch4_window7_224")
+    stack = Stack.start([config], load_data(config.data), torch.device("cpu"))
+    assert stack.dropping is not None
+    places = [name.removesuffix(".factor") for name in stack.dropping.buffers]
+    own = create_model(config.model.name, img_size=32, drop_path_rate=0.2, **timms_settings(_SWIN))
+    rates = {name: getattr(module, "drop_prob", 0.0) for name, module in own.named_modules() if "drop_path" in name}
+    assert set(places) == set(rates)
+    for place, kept in zip(places, stack.dropping.keep_Kn[0].tolist(), strict=True):
+        assert kept == pytest.approx(1 - rates[place])
+
+
+@pytest.mark.parametrize("local", [False, True])
+@pytest.mark.parametrize("name", BACKBONES)
+def test_gradients_in_a_stack_are_those_of_each_model(name: str, local: bool) -> None:
+    config = run(name, gaug=local, prr=local).model
+    torch.manual_seed(0)
+    models = [config.build((32, 32), 10) for _ in range(2)]
+    skeleton = weightless(models[0])
+    verify_stacking(skeleton, models, (32, 32))
+    weights = stack_weights([dict(model.named_parameters()) for model in models], torch.device("cpu"))
+    weights = {name: weight.requires_grad_() for name, weight in weights.items()}
+    images, upstream = torch.randn(2, 3, 3, 32, 32), torch.randn(2, 3, 10)
+    (stacked_forward(skeleton, weights, images) * upstream).sum().backward()
+    for cell, model in enumerate(models):
+        (model.train(skeleton.training)(images[cell]) * upstream[cell]).sum().backward()
+        for weight, parameter in model.named_parameters():
+            gradient = weights[weight].grad
+            if parameter.grad is None:
+                assert gradient is None or not gradient[cell].any()
+            else:
+                assert gradient is not None
+                torch.testing.assert_close(gradient[cell], parameter.grad, rtol=1e-3, atol=1e-4)
+
+
+def test_weights_to_start_from(tmp_path: Path) -> None:
+    first = run()
+    folder = RunFolder(tmp_path / "first")
+    train_runs([first], [folder])
+    trained = load_tensors(folder.model)[0]
+    dataset = load_data(first.data)
+    save_tensors(tmp_path / "weights.safetensors", trained, {})
+    for source in (folder.path, folder.model, tmp_path / "weights.safetensors"):
+        start = initial_model(dataclasses.replace(first, weights=str(source), seed=3), dataset)
+        assert all(torch.equal(weight, trained[name]) for name, weight in start.state_dict().items())
+    local = dataclasses.replace(run(gaug=True, locat_gentle=True), weights=str(folder.path))
+    start = initial_model(local, dataset)
+    assert torch.equal(start.state_dict()["blocks.1.mlp.fc1.weight"], trained["blocks.1.mlp.fc1.weight"])
+    images = torch.randn(4, 3, 32, 32)
+    with torch.no_grad():
+        torch.testing.assert_close(start.eval()(images), load_model(folder.model)(images), rtol=1e-3, atol=1e-3)
+    assert len({first.identity, local.identity, dataclasses.replace(first, weights=str(folder.path)).identity}) == 3
+    train_runs([local], [RunFolder(tmp_path / "second")])
+    assert RunFolder(tmp_path / "second").read_config().weights == str(folder.path)
+
+
+def test_features_before_and_after(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """init:RUN is what a run began with, not fresh weights."""
+    first, second = RunFolder(tmp_path / "first"), RunFolder(tmp_path / "second")
+    train_runs([run()], [first])
+    train_runs([dataclasses.replace(run(seed=5), weights=str(first.path))], [second])
+    given = ("--data", "shapes", "--num-train", "40", "--num-test", "20", "--json", "--device", "cpu", "--ks", "5")
+    found = {}
+    for model in (str(first.path), f"init:{second.path}", f"init:{first.path}"):
+        assert main(["probe", "knn", model, *given, "--cache-dir", str(tmp_path / "cache")]) == 0
+        found[model] = json.loads(capsys.readouterr().out)
+    began, after, fresh = (untrained_model(one, (32, 32), 10) for one in (second.read_config(), run(), run(seed=5)))
+    assert torch.equal(began.state_dict()["norm.weight"], load_tensors(first.model)[0]["norm.weight"])
+    assert not torch.equal(after.state_dict()["norm.weight"], began.state_dict()["norm.weight"])
+    assert not torch.equal(fresh.state_dict()["pos_embed"], began.state_dict()["pos_embed"])
+    assert len(found) == 3
+
+
+def test_published_weights_for_other_classes_and_another_grid() -> None:
+    """Those of the zoo, which need no network."""
+    data = DataConfig(name="shapes", num_train=80, num_test=20, image_size=64)
+    config = RunConfig(model=ModelConfig(), data=data, weights="compact_vit.modern_cifar100")
+    model = initial_model(config, load_data(data))
+    published = create_model("compact_vit.modern_cifar100", pretrained=True)
+    own, theirs = model.state_dict(), published.state_dict()
+    assert torch.equal(own["blocks.3.attn.qkv.weight"], theirs["blocks.3.attn.qkv.weight"])
+    assert own["pos_embed"].shape[1] == 257
+    assert own["head.weight"].shape[0] == 10
+
+
+def test_a_gentle_start_computes_what_the_model_did_and_learns() -> None:
+    torch.manual_seed(0)
+    model = create_model("vit_tiny_patch16_224", img_size=32, patch_size=8, depth=3, num_classes=5).eval()
+    images, labels = torch.randn(8, 3, 32, 32), torch.arange(8) % 5
+    with torch.no_grad():
+        before = model(images)
+    add_locat(model, prr=False, gentle=True)
+    with torch.no_grad():
+        assert (model(images) - before).abs().max() < 1e-3 * before.abs().max()
+    heads = [module for name, module in model.named_modules() if name.endswith("log_alpha")]
+    biases = [float(head.bias.detach()) for head in heads if isinstance(head, nn.Linear)]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for _ in range(10):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(images), labels).backward()
+        optimizer.step()
+    assert all(float(head.bias.detach()) != bias for head, bias in zip(heads, biases, strict=True))
+    with pytest.raises(InputError, match="gentle=True is about a learned α"):
+        add_locat(create_model("vit_tiny_patch16_224"), scale="none", gentle=True)
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        ({"name": "vit_smal_patch16_224"}, "did you mean 'vit_small_patch16_224'"),
+        ({"name": "vit_tiny_patch16_224", "width": 96}, "--model.settings patch_size=8"),
+        ({"name": "vit_tiny_patch16_224", "settings": ("patch_size",)}, "'patch_size' is no setting"),
+        ({"name": "vit_tiny_patch16_224", "settings": ("img_size=32",)}, "--data.image-size"),
+        ({"settings": ("depth=2",)}, "compact_vit has no such setting"),
+        ({"name": "resnet18", "gaug": True}, "'locat_resnet18' is not a model"),
+        ({"name": "vit_tiny_patch16_224", "settings": ("dept=2",)}, "timm cannot build vit_tiny_patch16_224"),
+    ],
+)
+def test_what_cannot_be_is_said_in_one_line(model: dict[str, object], said: str) -> None:
+    with pytest.raises(InputError, match=said) as error:
+        ModelConfig(**model).build((32, 32), 10)  # type: ignore[arg-type]
+    assert "\n" not in str(error.value)
+
+
+def test_a_file_that_asks_for_an_endless_model_is_refused(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    train_runs([run()], [folder])
+    tensors, described = load_tensors(folder.model)
+    described["model"]["settings"] = ["patch_size=8", "depth=1000000000"]
+    save_tensors(tmp_path / "endless.safetensors", tensors, described)
+    with pytest.raises(InputError):
+        load_model(tmp_path / "endless.safetensors")
+
+
+@pytest.mark.parametrize("name", ["vit-shapes", "vit-tiny-imagenet"])
+def test_recipes_and_their_commands(name: str) -> None:
+    config = RUNS[name]("locat")
+    assert config.model.kind == "timm"
+    assert command_of(config) == f"nearsight train {name} --protocol locat"
+    swin = ModelConfig(name="swin_tiny_patch4_window7_224", settings=_SWIN, gaug=True)
+    said = command_of(dataclasses.replace(config, model=swin))
+    assert said is not None
+    assert "--model.name swin_tiny_patch4_window7_224" in said
+    assert "--model.gaug" in said
+    said = command_of(dataclasses.replace(config, weights="pretrained"))
+    assert said == f"nearsight train {name} --protocol locat --init pretrained"
+    assert config_of(said.split()[2:]).weights == "pretrained"
+
+
+def test_any_model_by_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    small = ("--data.num-train", "80", "--data.num-test", "20", "--protocol.max-epochs", "1", "--num-measured", "6")
+    model = ("--model.name", "swin_tiny_patch4_window7_224", "--model.gaug", "--model.settings", *_SWIN)
+    arguments = ("train", "vit-shapes", *model, *small, "--protocol.batch-size", "16", "--device", "cpu")
+    assert main([*arguments, "--out", str(tmp_path / "run")]) == 0
+    assert "most local head" in capsys.readouterr().out
+    assert main([*arguments, "--init", str(tmp_path / "nothing"), "--out", str(tmp_path / "other")]) == 2
+    assert "nothing" in capsys.readouterr().err
+    assert not (tmp_path / "other").exists()
