@@ -21,6 +21,7 @@ COMMANDS = {
     "ablate": "what each head is worth to a classifier, and how far heads have to reach",
     "atlas": "many models on the same pictures: one table, one page",
     "train": "train a model from a recipe",
+    "finetune": "a trained model made local by further training, measured before and after",
     "study": "which part of a recipe makes attention local, with confidence intervals",
     "model": "what a model is, and what a forward of it costs",
     "probe": "what the features of a frozen model are worth",

@@ -1,0 +1,83 @@
+"""`nearsight finetune`: a model of the zoo and a run, made local; before, after, and what is refused."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from nearsight.cli import main
+from nearsight.models import create_model
+from nearsight.tensorfile import load_tensors
+
+SMALL = ("--data", "shapes", "--epochs", "1", "--num-train", "80", "--num-images", "30", "--device", "cpu")
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_model_of_the_zoo_before_and_after(capsys: pytest.CaptureFixture[str]) -> None:
+    call = ("finetune", "compact_vit.modern_cifar100", *SMALL, "--batch-size", "32", "--out", "out")
+    assert main(call) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[1].split()[:2] == ["before", "–"]
+    assert said[2].split()[0] == "after"
+    assert said[-1] == "Page: out/report.html"
+    page = Path("out/report.html").read_text(encoding="utf-8")
+    assert 'id="finetuned"' in page
+    assert all(Path(f"out/{side}/heads.csv").exists() for side in ("before", "after"))
+    record = json.loads(Path("out/finetune.json").read_text(encoding="utf-8"))
+    published = create_model("compact_vit.modern_cifar100", pretrained=True).state_dict()
+    trained = load_tensors(Path("out/run/model.safetensors"))[0]
+    alpha = trained["blocks.0.attn.gaug.log_alpha.bias"]
+    assert float(alpha) == pytest.approx(-8, abs=0.1)  # after few steps
+    for name in ("blocks.0.attn.qkv.weight", "pos_embed"):
+        moved = (trained[name] - published[name].float()).abs().max()
+        assert 0 < float(moved) < 0.05
+
+    assert main((*call, "--json")) == 0  # the run is there already
+    again = json.loads(capsys.readouterr().out)
+    assert again["before"] == record["before"]
+    assert again["after"] == record["after"]
+
+
+def test_a_run_and_an_abrupt_start(capsys: pytest.CaptureFixture[str]) -> None:
+    small = ("--data.num-train", "80", "--data.num-test", "30", "--protocol.max-epochs", "1", "--num-measured", "6")
+    model = ("--model.settings", "patch_size=8", "depth=2", "embed_dim=24", "num_heads=2")
+    train = ("train", "vit-shapes", *model, *small, "--protocol.batch-size", "16", "--device", "cpu", "--out", "first")
+    assert main(train) == 0
+    for start in ("gentle", "abrupt"):
+        call = ("finetune", "first", *SMALL, "--batch-size", "16", "--start", start, "--out", start, "--json")
+        assert main(call) == 0
+    capsys.readouterr()
+    first = load_tensors(Path("first/model.safetensors"))[0]
+    alphas = {}
+    for start in ("gentle", "abrupt"):
+        trained = load_tensors(Path(start) / "run" / "model.safetensors")[0]
+        alphas[start] = torch.nn.functional.softplus(trained["blocks.1.attn.gaug.log_alpha.bias"])
+        assert (trained["norm.weight"] - first["norm.weight"]).abs().max() < 0.05
+    assert float(alphas["gentle"]) < 0.01 < 0.5 < float(alphas["abrupt"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["compact_vit.modern_cifar100"], "--data"),
+        (["compact_vit.modern_cifar100", "--data", "shape"], "shapes"),
+        (["vit_smal_patch16_224", "--data", "shapes"], "vit_small_patch16_224"),
+        (["compact_vit.modern_cifar100", "--data", "shapes", "--epochs", "0"], "--epochs"),
+        (["vit_tiny_patch16_224", "--data", "shapes", "--settings", "depth=2"], "--checkpoint"),
+        ([], "MODEL"),
+    ],
+)
+def test_mistakes_are_one_line_and_leave_nothing(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["finetune", *arguments, "--device", "cpu"]) == 2
+    complaint = capsys.readouterr().err
+    assert said in complaint
+    assert len([line for line in complaint.splitlines() if line.startswith("nearsight: ")]) == 1
+    assert not Path("runs").exists()
