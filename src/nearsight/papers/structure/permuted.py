@@ -5,7 +5,6 @@ minutes on a GPU, so that accuracies lie below the paper's: what is compared is 
 shapes do not train as one stack, but their seeds do.
 
 Of two seeds alone no interval is worth having. So the spread over seeds is taken to be the same everywhere, and learned
-from nearsight.report.figures.looks import looks
 from all of them: for accuracies the spread within conditions, for changes what is left of it within seeds.
 """
 
