@@ -273,7 +273,7 @@ def test_the_difference_stands_beside_the_papers() -> None:
     assert list(table.shown["paper's accuracy"]) == ["68.0", "68.0", "0.0"]
     svhn = report_of(positional_svhn().name).claims[0]
     assert svhn.paper == "98.20 to 97.30 %: −0.90 points"
-    assert set(PAIRS) == {f"positional-{name}" for name in ("cifar10", "cifar100", "svhn")}
+    assert set(PAIRS) == {f"positional-{name}" for name in ("cifar10", "cifar100", "svhn", "tiny-imagenet")}
 
 
 def test_the_boxes_are_the_seeds() -> None:
@@ -331,21 +331,51 @@ def test_every_network_sees_every_shuffle() -> None:
     assert len({(cell.config.data, cell.config.protocol, cell.config.precision) for cell in study.cells}) == 1
 
 
-@pytest.mark.parametrize("data", ["cifar10", "cifar100", "svhn"])
+def test_all_tilings_go_on_from_three_of_them() -> None:
+    study, runs = find_study("permuted-tilings-cifar100")(), {cell.run for cell in permuted_cifar100(seeds=3).cells}
+    cells = {(cell.levels["model"], cell.config.model.shuffled_tiles, cell.seed): cell for cell in study.cells}
+    networks = "ViT", "Positional ViT", "ResNet-18", "VGG"
+    assert cells.keys() == {
+        (network, tiles, seed) for network in networks for tiles in (1, 2, 4, 8, 16, 32) for seed in range(3)
+    }
+    assert runs <= {cell.run for cell in study.cells}
+    vgg = cells["VGG", 8, 0].config.model.build((32, 32), 5)
+    assert any(isinstance(module, torch.nn.BatchNorm2d) for module in vgg.modules())
+    assert vgg(torch.randn(2, 3, 32, 32)).shape == (2, 5)
+
+
+def test_a_vgg_is_judged_as_a_resnet_is() -> None:
+    planted = {**PERMUTED, "VGG": {"1×1": 0.6, "4×4": 0.5, "32×32": 0.3}}
+
+    def numbers(cell: Cell) -> dict[str, float]:
+        row = planted[cell.levels["model"]]
+        return {"test_acc": row.get(cell.levels["tiles"], row["1×1"]) + 0.01 * cell.seed + noise(cell, 0.001)}
+
+    results = made_up(find_study("permuted-tilings-cifar100")(), numbers)
+    assert verdicts(results) == [REPRODUCED] * 10 + ["yes"] * 2
+    table = permutation_table(results)
+    assert "VGG" in set(table.numbers["network"])
+    assert not any("third network" in note for note in table.notes)
+    assert "VGG (the paper's)" not in str(permutation_curves(results).figure.legends[0].texts)
+
+
+@pytest.mark.parametrize("data", ["cifar10", "cifar100", "svhn", "tiny-imagenet"])
 def test_positional_attention_is_all_that_differs(data: str) -> None:
     study = find_study(f"positional-{data}")()
     cells = {(cell.condition, cell.seed): cell.config for cell in study.cells}
-    assert cells.keys() == {(condition, seed) for condition in ("ViT", "Positional ViT") for seed in range(5)}
+    seeds = range(3 if data == "tiny-imagenet" else 5)
+    assert cells.keys() == {(condition, seed) for condition in ("ViT", "Positional ViT") for seed in seeds}
     for (condition, seed), config in cells.items():
         assert config.data.name == data
         assert config.model.name == ("compact_vit" if condition == "ViT" else "compact_vit_positional")
         alike = dataclasses.replace(cells["ViT", seed].model, name=config.model.name)
         assert dataclasses.replace(cells["ViT", seed], model=alike) == config
     augmentations = [augmentation.name for augmentation in study.base.protocol.augment]
-    assert augmentations == (["crop", "cutmix"] if data == "svhn" else ["crop", "flip", "autoaugment", "cutmix"])
+    others = {"svhn": ["crop", "cutmix"], "tiny-imagenet": ["crop", "flip", "colorjitter", "cutmix"]}
+    assert augmentations == others.get(data, ["crop", "flip", "autoaugment", "cutmix"])
 
 
-@pytest.mark.parametrize("name", ["permuted-cifar100", "positional-cifar10", "positional-cifar100", "positional-svhn"])
+@pytest.mark.parametrize("name", ["permuted-cifar100", "permuted-tilings-cifar100", *PAIRS])
 def test_all_epochs_are_trained(name: str) -> None:
     for cell in find_study(name)().cells:
         assert cell.config.protocol.patience == cell.config.protocol.max_epochs

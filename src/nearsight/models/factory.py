@@ -242,14 +242,17 @@ def timms_settings(texts: Sequence[str]) -> dict[str, Any]:
 
 def build_timms(name: str, image_size: tuple[int, int], num_classes: int, **settings: Any) -> nn.Module:
     """A model of timm for images of a size; without drop path, which belongs to the protocol."""
-    settings = {"drop_path_rate": 0.0, **settings, "num_classes": num_classes}
+    settings = {**settings, "num_classes": num_classes}
+    usual: dict[str, Any] = {"img_size": image_size, "drop_path_rate": 0.0}
     try:
-        try:
-            return create_model(name, img_size=image_size, **settings)
-        except TypeError as error:
-            if "img_size" not in str(error):
-                raise
-            return create_model(name, **settings)  # of convolutions: it takes any size
+        while True:
+            try:
+                return create_model(name, **{**usual, **settings})
+            except TypeError as error:  # of convolutions some take neither: they fit any size
+                unknown = next((option for option in usual if f"'{option}'" in str(error)), None)
+                if unknown is None:
+                    raise
+                del usual[unknown]
     except InputError:
         raise
     except Exception as error:
