@@ -123,6 +123,8 @@ def _all_at_once(model: nn.Module, weights_K: Weights, images_KBCHW: Tensor) -> 
             return _as_one_batch(model, weights_K, images_KBCHW)
         except UnstackableError:
             _by_vmap.add(model)
+    if len(images_KBCHW) == 1:  # as the model itself does it, without vmap's detours
+        return _one_after_the_other(model, weights_K, images_KBCHW)
     return vmapped_forward(model, weights_K, images_KBCHW)
 
 
