@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from nearsight.errors import InputError
 from nearsight.models import create_model
 from nearsight.train import Protocol
-from nearsight.train.optimizer import AdamW, Average, decays, layers_of, learning_rates
+from nearsight.train.optimizer import AdamW, Average, decays, group_scales, groups_of, learning_rates
 from nearsight.train.stacked import running_statistics, stack_weights
 
 SHAPES = {"blocks.0.weight": (5, 4), "blocks.0.bias": (5,), "pos_embed": (1, 3, 4), "cls_token": (1, 1, 4)}
@@ -271,10 +271,14 @@ BACKBONES = {
 def test_layers_learn_at_the_rates_of_timm(
     name: str, fused: bool, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """torch's AdamW on timm's groups, its rate scaled as timm's schedulers do, in each cell by another decay."""
+    """torch's AdamW on timm's groups, its rate scaled as timm's schedulers do, in each cell by another decay; what GAug
+    adds is a group of its own."""
     monkeypatch.setattr(AdamW, "_step_plainly" if fused else "_step_fused", None)
     monkeypatch.setattr("nearsight.train.optimizer.runs_on", lambda _: fused)
-    layer_decays, weight_decay = (0.65, 1.0, 0.9), 0.1
+    layer_decays, gaug_lrs, weight_decay = (0.65, 1.0, 0.9), (1.0, 30.0, 100.0), 0.1
+    protocols = [
+        Protocol(layer_decay=decay, gaug_lr=times) for decay, times in zip(layer_decays, gaug_lrs, strict=True)
+    ]
     cells = [create_model(name, **BACKBONES[name]).to(device) for _ in layer_decays]
     without = tuple(name for name, weight in cells[0].named_parameters() if not decays(name, weight[None]))
     stacked = AdamW.start(
@@ -283,12 +287,18 @@ def test_layers_learn_at_the_rates_of_timm(
         weight_decay=[weight_decay] * 3,
         decay_all=[False] * 3,
         clip_norm=[None] * 3,
-        layers=layers_of(cells[0]),
-        layer_decay=layer_decays,
+        groups=(layers := groups_of(cells[0], protocols[0])),
+        group_scales=[group_scales(protocol, layers) for protocol in protocols],
     )
     references = []
-    for cell, layer_decay in zip(cells, layer_decays, strict=True):
-        groups = param_groups_layer_decay(cell, weight_decay, without, layer_decay=layer_decay)
+    for cell, layer_decay, gaug_lr in zip(cells, layer_decays, gaug_lrs, strict=True):
+        groups = []
+        for group in param_groups_layer_decay(cell, weight_decay, without, layer_decay=layer_decay):
+            for local in (False, True):
+                chosen = [weight for name, weight in cell.named_parameters() if ("gaug" in name) == local]
+                parts = [weight for weight in group["params"] if any(weight is one for one in chosen)]
+                scale = group["lr_scale"] * (gaug_lr if local else 1.0)
+                groups.append({**group, "params": parts, "lr_scale": scale})
         references.append(torch.optim.AdamW(groups, lr=LR[0], betas=BETAS))
     for step in range(3):
         rate = LR[0] * (1 - step / 6)
@@ -305,14 +315,18 @@ def test_layers_learn_at_the_rates_of_timm(
         for each, weight in cell.named_parameters():
             torch.testing.assert_close(stacked.weights[each][k], weight.detach(), rtol=1e-5, atol=1e-6, msg=each)
     moved = stacked.select(torch.tensor([2, 0], device=device))
-    moved.put(0, dict(cells[0].named_parameters()), weight_decay=0, decay_all=False, clip_norm=None, layer_decay=0.65)
-    assert moved.scale_KL is not None
-    assert torch.equal(moved.scale_KL[0], moved.scale_KL[1])
+    scales = group_scales(protocols[0], layers)
+    moved.put(
+        0, dict(cells[0].named_parameters()), weight_decay=0, decay_all=False, clip_norm=None, group_scales=scales
+    )
+    assert moved.scale_KG is not None
+    assert torch.equal(moved.scale_KG[0], moved.scale_KG[1])
 
 
 def test_a_model_without_layers_is_refused() -> None:
     with pytest.raises(InputError, match="layer_decay cannot be used: Linear does not say which its layers are"):
-        layers_of(nn.Linear(2, 2))
+        groups_of(nn.Linear(2, 2), Protocol(layer_decay=0.9))
+    assert set(groups_of(nn.Linear(2, 2), Protocol(gaug_lr=2.0)).values()) == {0}
 
 
 def test_averages_are_those_of_timm() -> None:

@@ -141,6 +141,7 @@ def run_of(model: str, data: str, config: FinetuneConfig) -> RunConfig:
         ),
         protocol=Protocol(
             lr=config.lr,
+            gaug_lr=config.gaug_lr if config.add in ("gaug", "locat") else 1.0,
             layer_decay=config.layer_decay,
             ema=config.ema,
             max_epochs=config.epochs,

@@ -111,6 +111,8 @@ class FinetuneConfig:
     """Over the training images."""
     lr: float = 1e-4
     """Peak learning rate of AdamW, after one epoch of warm-up."""
+    gaug_lr: float = 100.0
+    """Learning rate of what GAug adds, over that of the rest: it begins anew, and from near 0."""
     layer_decay: float = 1.0
     """Each layer's learning rate over that of the next one towards the classifier; 0.65 to 0.9 are usual."""
     ema: float = 0.0

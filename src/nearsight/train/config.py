@@ -88,6 +88,9 @@ class Protocol:
     layer_decay: float = field(default=1.0, metadata=ADDED)
     """Each layer's learning rate over that of the next one towards the classifier, as in BEiT (0.65 to 0.9 where
     trained weights are trained further); 1: one rate for all."""
+    gaug_lr: float = field(default=1.0, metadata=ADDED)
+    """Learning rate of what GAug adds to a model, over that of the rest. From a gentle start α takes thousands of steps
+    of a fine-tuning's small rate; 100 makes that tens."""
     ema: float = field(default=0.0, metadata=ADDED)
     """Decay per step of a moving average of the weights, such as 0.9998, which is then what is validated, saved and
     tested; 0: none."""
@@ -116,6 +119,8 @@ class Protocol:
         check_below_one("ema", self.ema)
         if not 0 < self.layer_decay <= 1:
             raise InputError(f"layer_decay is {self.layer_decay}, but must be above 0 and at most 1")
+        if not self.gaug_lr > 0:
+            raise InputError(f"gaug_lr is {self.gaug_lr}, but must be positive")
         check_at_least("accumulate", self.accumulate, 1)
         if self.accumulate > self.batch_size:
             raise InputError(
@@ -125,6 +130,11 @@ class Protocol:
             raise InputError(f"clip_norm is {self.clip_norm}, but must be positive")
         if self.teacher == "":
             raise InputError("teacher is empty: name a run folder or a model, or leave it out to learn the labels")
+
+    @property
+    def has_own_rates(self) -> bool:
+        """Whether some parameters learn at other rates than others."""
+        return self.layer_decay < 1 or self.gaug_lr != 1
 
     @property
     def peak_lr(self) -> float:
@@ -283,7 +293,7 @@ class RunConfig:
             protocol.betas,
             # Other programs:
             protocol.drop_path > 0,
-            protocol.layer_decay < 1,
+            protocol.has_own_rates,
             protocol.ema > 0,
             protocol.accumulate,
             protocol.teacher,

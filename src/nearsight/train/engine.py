@@ -11,7 +11,7 @@ Shape suffixes: K cells, B samples, S steps, E batches, N images, C channels or 
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -25,7 +25,7 @@ from nearsight.data import Dataset, DeviceImages, epoch_batches, stratified_spli
 from nearsight.errors import InputError
 from nearsight.train.config import RunConfig
 from nearsight.train.initial import untrained_model
-from nearsight.train.optimizer import AdamW, Average, layers_of, learning_rates
+from nearsight.train.optimizer import AdamW, Average, group_scales, groups_of, learning_rates
 from nearsight.train.planning import check_shareable, check_sizes, check_stackable
 from nearsight.train.processes import Processes, Share
 from nearsight.train.stacked import (
@@ -200,6 +200,8 @@ class Stack:
     dropping: PathDropping | None = None
     teacher: Teacher | None = None
     average: Average | None = None
+    groups: Mapping[str, int] | None = None
+    """Parameter → its group, where not all learn at one rate."""
     processes: Processes = field(default_factory=Processes)
     """Those that train the stack together, each on its share of the batches."""
     _programs: "_Programs | None" = None
@@ -222,14 +224,15 @@ class Stack:
         check_sizes(configs, dataset.image_size)
         models = [initial_model(config, dataset) for config in configs]
         protocols = [config.protocol for config in configs]
+        groups = groups_of(models[0], protocols[0]) if protocols[0].has_own_rates else None
         optimizer = AdamW.start(
             stack_weights([dict(model.named_parameters()) for model in models], device),
             betas=protocols[0].betas,
             weight_decay=[protocol.weight_decay for protocol in protocols],
             decay_all=[protocol.decay_all for protocol in protocols],
             clip_norm=[protocol.clip_norm for protocol in protocols],
-            layers=layers_of(models[0]) if protocols[0].layer_decay < 1 else None,
-            layer_decay=[protocol.layer_decay for protocol in protocols],
+            groups=groups,
+            group_scales=[] if groups is None else [group_scales(protocol, groups) for protocol in protocols],
         )
         optimizer.clips |= any(config.protocol.clip_norm is not None for config in waiting)
         skeleton = weightless(models[0])
@@ -264,6 +267,7 @@ class Stack:
             dropping,
             teacher,
             average,
+            groups,
             processes,
         )
 
@@ -307,7 +311,7 @@ class Stack:
             weight_decay=protocol.weight_decay,
             decay_all=protocol.decay_all,
             clip_norm=protocol.clip_norm,
-            layer_decay=protocol.layer_decay,
+            group_scales=None if self.groups is None else group_scales(protocol, self.groups),
         )
         for name, statistic in running_statistics(model).items():
             self.statistics[name][position].copy_(statistic)

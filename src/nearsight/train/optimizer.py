@@ -5,7 +5,7 @@ All parameters of all cells lie in one tensor [K, P], and so do their moments: a
 kernel, one), however many parameters there are, and a compiled program sees K as one number. Per cell it is
 `torch.optim.AdamW`, which has no learning rate per slice of a tensor; the tests compare the two.
 
-Shape suffixes: K cells, P parameters of a cell, one after the other, L layers.
+Shape suffixes: K cells, P parameters of a cell, one after the other, G groups that share a rate.
 """
 
 import math
@@ -17,6 +17,7 @@ from timm.models import group_parameters
 from torch import Tensor, nn
 
 from nearsight.errors import InputError
+from nearsight.models.checkpoints import GAUG
 from nearsight.train.config import Protocol
 from nearsight.train.stacked import Weights
 from nearsight.triton_language import kernel, runs_on, tl
@@ -53,18 +54,21 @@ def decays(name: str, weight_K: Tensor) -> bool:
     return weight_K.dim() - 1 >= 2 and not name.endswith(("cls_token", "pos_embed", "reg_token"))
 
 
-def layers_of(model: nn.Module) -> dict[str, int]:
-    """Parameter → its layer, as timm counts them for layer-wise learning rates: the stem is 0, the classifier last."""
+def groups_of(model: nn.Module, protocol: Protocol) -> dict[str, int]:
+    """Parameter → its group: twice its layer, as timm counts them for layer-wise learning rates (the stem is 0, the
+    classifier last), and one more for what GAug adds. A model without layers is one."""
     matcher = getattr(model, "group_matcher", None)
-    if matcher is None:
+    if matcher is None and protocol.layer_decay < 1:
         raise InputError(f"layer_decay cannot be used: {type(model).__name__} does not say which its layers are")
-    found: dict[str, int] = group_parameters(model, matcher(coarse=False), reverse=True)
-    return found
+    layers: dict[str, int] = group_parameters(model, matcher(coarse=False) if matcher else lambda _: 0, reverse=True)
+    return {name: 2 * layer + (GAUG in name) for name, layer in layers.items()}
 
 
-def layer_scales(decay: float, num_layers: int) -> Tensor:
-    """What each layer's learning rate is multiplied by, [L]: 1 for the last, and less and less towards the first."""
-    return (decay ** torch.arange(num_layers - 1, -1, -1, dtype=torch.float64)).to(torch.float32)
+def group_scales(protocol: Protocol, groups: Mapping[str, int]) -> Tensor:
+    """What the learning rate of each group is multiplied by, [G]: 1 for the last layer, less and less before it."""
+    below_n = torch.arange(max(groups.values()) // 2, -1, -1, dtype=torch.float64)
+    scale_n = protocol.layer_decay**below_n
+    return torch.stack([scale_n, protocol.gaug_lr * scale_n], 1).flatten().to(torch.float32)
 
 
 @dataclass(frozen=True)
@@ -104,9 +108,9 @@ class AdamW:
     """Largest gradient norm of each cell; infinite for none."""
     clips: bool
     """Whether any cell clips; known to the host, so that asking costs no synchronisation."""
-    layer_P: Tensor | None = None
-    """The layer of each parameter, where layers learn at rates of their own."""
-    scale_KL: Tensor | None = None
+    group_P: Tensor | None = None
+    """The group of each parameter, where not all learn at one rate."""
+    scale_KG: Tensor | None = None
     """And what each cell's learning rate is multiplied by there."""
 
     @classmethod
@@ -118,10 +122,10 @@ class AdamW:
         weight_decay: Sequence[float],
         decay_all: Sequence[bool],
         clip_norm: Sequence[float | None],
-        layers: Mapping[str, int] | None = None,
-        layer_decay: Sequence[float] = (),
+        groups: Mapping[str, int] | None = None,
+        group_scales: Sequence[Tensor] = (),
     ) -> "AdamW":
-        """`layers` are those of the parameters, by name, if each learns at a rate of its own (`layer_decay`)."""
+        """`groups`: of the parameters, by name, if not all learn at one rate; what each cell's is multiplied by."""
         device = next(iter(weights.values())).device
         flat_KP = torch.cat([weight.detach().flatten(1) for weight in weights.values()], dim=1)
         which = [torch.full((weight[0].numel(),), decays(name, weight)) for name, weight in weights.items()]
@@ -137,7 +141,7 @@ class AdamW:
             torch.cat(which).to(device),
             torch.tensor([torch.inf if norm is None else norm for norm in clip_norm], device=device),
             any(norm is not None for norm in clip_norm),
-            *(() if layers is None else _scaled_layers(weights, layers, layer_decay, device)),
+            *_grouped(weights, groups, group_scales),
         )
 
     @property
@@ -169,8 +173,8 @@ class AdamW:
     ) -> None:
         beta1, beta2 = self.betas
         step_K1 = step_K.unsqueeze(1)
-        if self.scale_KL is not None:
-            step_K1 = step_K1 * self.scale_KL[:, self.layer_P]
+        if self.scale_KG is not None:
+            step_K1 = step_K1 * self.scale_KG[:, self.group_P]
         if gradient_scale_K is not None:
             gradient_KP = gradient_KP * gradient_scale_K.unsqueeze(1)
         self.weights_KP.mul_(self._shrinkage(lr_K))
@@ -188,7 +192,7 @@ class AdamW:
         _adamw_kernel[(-(-num_parameters // _BLOCK), num_cells)](
             self.weights_KP, gradient_KP.contiguous(), self.first_KP, self.second_KP, self.decays_P,
             lr_K * self.weight_decay_K, self.decay_all_K, gradient_scale_K, step_K, root_K,
-            self.layer_P, self.scale_KL, 0 if self.scale_KL is None else self.scale_KL.shape[1], num_parameters,
+            self.group_P, self.scale_KG, 0 if self.scale_KG is None else self.scale_KG.shape[1], num_parameters,
             1 - beta1, beta2, 1 - beta2, _EPS,
             BLOCK=_BLOCK, num_warps=8,
         )  # fmt: skip
@@ -202,7 +206,7 @@ class AdamW:
         weight_decay: float,
         decay_all: bool,
         clip_norm: float | None,
-        layer_decay: float = 1.0,
+        group_scales: Tensor | None = None,
     ) -> None:
         """Begin another cell in the place of one, in the tensors that there are."""
         for name, part in self.arrangement.parts(self.weights_KP[position]).items():
@@ -213,8 +217,9 @@ class AdamW:
         self.weight_decay_K[position] = weight_decay
         self.decay_all_K[position] = decay_all
         self.clip_norm_K[position] = torch.inf if clip_norm is None else clip_norm
-        if self.scale_KL is not None:
-            self.scale_KL[position] = layer_scales(layer_decay, self.scale_KL.shape[1])
+        if self.scale_KG is not None:
+            assert group_scales is not None
+            self.scale_KG[position] = group_scales
 
     @torch.no_grad()
     def select(self, keep: Tensor) -> "AdamW":
@@ -228,13 +233,13 @@ class AdamW:
             weight_decay_K=self.weight_decay_K[keep],
             decay_all_K=self.decay_all_K[keep],
             clip_norm_K=self.clip_norm_K[keep],
-            scale_KL=None if self.scale_KL is None else self.scale_KL[keep],
+            scale_KG=None if self.scale_KG is None else self.scale_KG[keep],
         )
 
     def _shrinkage(self, lr_K: Tensor) -> Tensor:
         """The factor by which decay shrinks each parameter: [K, P]."""
         shrinkage_KP = (lr_K * self.weight_decay_K).unsqueeze(1) * (self.decays_P | self.decay_all_K.unsqueeze(1))
-        return 1 - (shrinkage_KP if self.scale_KL is None else shrinkage_KP * self.scale_KL[:, self.layer_P])
+        return 1 - (shrinkage_KP if self.scale_KG is None else shrinkage_KP * self.scale_KG[:, self.group_P])
 
     def _clipping(self, gradient_KP: Tensor) -> Tensor:
         """By what each cell's gradient is scaled so that it is no longer than its largest norm."""
@@ -243,13 +248,14 @@ class AdamW:
         return (self.clip_norm_K / (norm_K + 1e-6)).clamp(max=1.0)
 
 
-def _scaled_layers(
-    weights: Weights, layers: Mapping[str, int], decay: Sequence[float], device: torch.device
-) -> tuple[Tensor, Tensor]:
-    """The layer of each parameter [P], and every cell's scales of the layers [K, L]."""
-    layer_P = torch.cat([torch.full((weight[0].numel(),), layers[name]) for name, weight in weights.items()])
-    num_layers = max(layers.values()) + 1
-    return layer_P.to(device), torch.stack([layer_scales(each, num_layers) for each in decay]).to(device)
+def _grouped(
+    weights: Weights, groups: Mapping[str, int] | None, scales: Sequence[Tensor]
+) -> tuple[Tensor, Tensor] | tuple[None, None]:
+    if groups is None:
+        return None, None
+    device = next(iter(weights.values())).device
+    group_P = torch.cat([torch.full((weight[0].numel(),), groups[name]) for name, weight in weights.items()])
+    return group_P.to(device), torch.stack(list(scales)).to(device)
 
 
 @dataclass
@@ -299,8 +305,8 @@ class Average:
 
 @kernel
 def _adamw_kernel(
-    weights, gradient, first, second, decays, shrinkage, shrinks_all, gradient_scale, step, root, layers, scales,
-    num_layers, num_parameters, share1, beta2, share2, eps,
+    weights, gradient, first, second, decays, shrinkage, shrinks_all, gradient_scale, step, root, groups, scales,
+    num_groups, num_parameters, share1, beta2, share2, eps,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     cell = tl.program_id(1).to(tl.int64)
@@ -317,8 +323,8 @@ def _adamw_kernel(
     decayed_P = tl.load(shrinkage + cell) * tl.where(shrinks_P, 1.0, 0.0)
     moved_P = first_P / (tl.sqrt(second_P) / tl.load(root + cell) + eps) * tl.load(step + cell)
     if scales is not None:
-        layer_P = tl.load(layers + place_P, mask=used_P, other=0)
-        scale_P = tl.load(scales + cell * num_layers + layer_P, mask=used_P, other=0.0)
+        group_P = tl.load(groups + place_P, mask=used_P, other=0)
+        scale_P = tl.load(scales + cell * num_groups + group_P, mask=used_P, other=0.0)
         decayed_P *= scale_P
         moved_P *= scale_P
     weight_P = tl.load(weights + at_P, mask=used_P, other=0.0) * (1.0 - decayed_P) - moved_P

@@ -121,7 +121,7 @@ def check_stackable(configs: Sequence[RunConfig], dataset: Dataset) -> None:
         if config.stack_key != configs[0].stack_key:
             raise InputError(
                 "cells of one stack differ in model shape, data, precision, batch size or its parts, betas, whether "
-                "paths are dropped, layers learn at their own rates or weights are averaged, teacher, or the order, "
+                "paths are dropped, parameters learn at rates of their own or are averaged, teacher, or the order, "
                 "policy or size of augmentations"
             )
         if dataset.name != config.data.name:
