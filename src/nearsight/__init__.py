@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from nearsight.lens import HeadTable, attention_maps, check_vit_adapter, intervene, measure, open_maps
     from nearsight.locat import add_locat
     from nearsight.models import create_model
-    from nearsight.probe import ablate
+    from nearsight.probe import ablate, finetune
     from nearsight.report.sharing import HubModel, push_to_hub
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "attention_maps",
     "check_vit_adapter",
     "create_model",
+    "finetune",
     "intervene",
     "measure",
     "metrics",

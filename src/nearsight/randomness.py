@@ -108,6 +108,10 @@ class Draws:
     index_KB: Tensor
     """Position in the data set of each sample of the batch (int64)."""
 
+    def of(self, samples: slice) -> Draws:
+        """Those of some samples of the batch."""
+        return Draws(self.seed_K, self.epoch, self.step, self.index_KB[:, samples])
+
     def per_sample(self, stream: str, num: int) -> Tensor:
         """Uniform draws [K, B, num] that belong to the samples: a sample keeps its draws whatever batch it is in."""
         return uniform(self.seed_K.unsqueeze(-1), stream, self.epoch.unsqueeze(-1), self.index_KB, num)

@@ -10,7 +10,10 @@ from nearsight.cli import main
 from nearsight.models import create_model
 from nearsight.tensorfile import load_tensors
 
-SMALL = ("--data", "shapes", "--epochs", "1", "--num-train", "80", "--num-images", "30", "--device", "cpu")
+SMALL = (
+    *("--data", "shapes", "--epochs", "1", "--num-train", "80", "--num-test", "40", "--num-images", "30"),
+    *("--device", "cpu"),
+)
 
 
 @pytest.fixture(autouse=True)
@@ -23,11 +26,12 @@ def test_a_model_of_the_zoo_before_and_after(capsys: pytest.CaptureFixture[str])
     call = ("finetune", "compact_vit.modern_cifar100", *SMALL, "--batch-size", "32", "--out", "out")
     assert main(call) == 0
     said = capsys.readouterr().out.splitlines()
-    assert said[1].split()[:2] == ["before", "–"]
+    assert said[1].split()[:2] == ["before", "–"]  # CIFAR's classes are others
     assert said[2].split()[0] == "after"
     assert said[-1] == "Page: out/report.html"
     page = Path("out/report.html").read_text(encoding="utf-8")
     assert 'id="finetuned"' in page
+    assert all(title in page for title in ("linear classifier, %", "k-NN (k = 20), %", "most local head: MAD"))
     assert all(Path(f"out/{side}/heads.csv").exists() for side in ("before", "after"))
     record = json.loads(Path("out/finetune.json").read_text(encoding="utf-8"))
     published = create_model("compact_vit.modern_cifar100", pretrained=True).state_dict()
@@ -37,6 +41,9 @@ def test_a_model_of_the_zoo_before_and_after(capsys: pytest.CaptureFixture[str])
     for name in ("blocks.0.attn.qkv.weight", "pos_embed"):
         moved = (trained[name] - published[name].float()).abs().max()
         assert 0 < float(moved) < 0.05
+    assert record["before"]["own"] is None
+    assert all(0 <= record[side][score]["value"] <= 1 for side in ("before", "after") for score in ("knn", "linear"))
+    assert record["after"]["own"]["num_images"] == 30
 
     assert main((*call, "--json")) == 0  # the run is there already
     again = json.loads(capsys.readouterr().out)
@@ -54,6 +61,8 @@ def test_a_run_and_an_abrupt_start(capsys: pytest.CaptureFixture[str]) -> None:
         assert main(call) == 0
     capsys.readouterr()
     first = load_tensors(Path("first/model.safetensors"))[0]
+    begun = json.loads(Path("gentle/finetune.json").read_text(encoding="utf-8"))
+    assert begun["before"]["own"]["value"] >= 0  # it has the run's classifier
     alphas = {}
     for start in ("gentle", "abrupt"):
         trained = load_tensors(Path(start) / "run" / "model.safetensors")[0]
@@ -68,8 +77,8 @@ def test_a_run_and_an_abrupt_start(capsys: pytest.CaptureFixture[str]) -> None:
         (["compact_vit.modern_cifar100"], "--data"),
         (["compact_vit.modern_cifar100", "--data", "shape"], "shapes"),
         (["vit_smal_patch16_224", "--data", "shapes"], "vit_small_patch16_224"),
-        (["compact_vit.modern_cifar100", "--data", "shapes", "--epochs", "0"], "--epochs"),
-        (["vit_tiny_patch16_224", "--data", "shapes", "--settings", "depth=2"], "--checkpoint"),
+        (["compact_vit.modern_cifar100", "--data", "shapes", "--epochs", "0"], "epochs is 0"),
+        (["vit_tiny_patch16_224", "--data", "shapes", "--settings", "depth=2"], "give a checkpoint"),
         ([], "MODEL"),
     ],
 )

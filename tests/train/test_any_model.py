@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from timm.layers import resample_abs_pos_embed, resize_rel_pos_bias_table
 from torch import nn
 
 from nearsight.cli import main
 from nearsight.commands.train import config_of
+from nearsight.data.loading import dataset_spec
 from nearsight.errors import InputError
 from nearsight.locat import add_locat
 from nearsight.models import ModelConfig, create_model, load_model
@@ -149,9 +151,12 @@ def test_published_weights_for_other_classes_and_another_grid() -> None:
     assert own["head.weight"].shape[0] == 10
 
 
-def test_a_gentle_start_computes_what_the_model_did_and_learns() -> None:
+@pytest.mark.parametrize(
+    "name", ["vit_tiny_patch16_224", "vit_tiny_patch16_rope_mixed_224", "swin_tiny_patch4_window7_224"]
+)
+def test_a_gentle_start_computes_what_the_model_did_and_learns(name: str) -> None:
     torch.manual_seed(0)
-    model = create_model("vit_tiny_patch16_224", img_size=32, patch_size=8, depth=3, num_classes=5).eval()
+    model = create_model(name, img_size=32, num_classes=5, **timms_settings(BACKBONES[name])).eval()
     images, labels = torch.randn(8, 3, 32, 32), torch.arange(8) % 5
     with torch.no_grad():
         before = model(images)
@@ -166,8 +171,75 @@ def test_a_gentle_start_computes_what_the_model_did_and_learns() -> None:
         nn.functional.cross_entropy(model(images), labels).backward()
         optimizer.step()
     assert all(float(head.bias.detach()) != bias for head, bias in zip(heads, biases, strict=True))
+
+
+def test_a_gentle_start_is_about_a_learned_strength() -> None:
     with pytest.raises(InputError, match="gentle=True is about a learned α"):
         add_locat(create_model("vit_tiny_patch16_224"), scale="none", gentle=True)
+
+
+@pytest.mark.parametrize("local", [False, True])
+@pytest.mark.parametrize("name", BACKBONES)
+def test_weights_for_another_grid_and_other_classes(name: str, local: bool, tmp_path: Path) -> None:
+    """Of twice the side, for Swin with windows twice as large, too; against timm's own resampling."""
+    torch.manual_seed(0)
+    source = run(name, gaug=local, prr=local).model.build((32, 32), 7)
+    with torch.no_grad():
+        for weight in source.parameters():  # tables and positions that differ
+            weight += 0.1 * torch.randn_like(weight)
+    save_tensors(tmp_path / "weights.safetensors", source.state_dict(), {})
+    data = DataConfig(name="shapes", num_train=80, num_test=20, image_size=64)
+    settings = tuple(text.replace("window_size=4", "window_size=8") for text in BACKBONES[name])
+    config = dataclasses.replace(
+        run(name, gaug=local, prr=local, settings=settings), data=data, weights=str(tmp_path / "weights.safetensors")
+    )
+    model = initial_model(config, load_data(data))
+    own, theirs = model.state_dict(), source.state_dict()
+    fresh = initial_model(dataclasses.replace(config, weights=None), load_data(data)).state_dict()
+    resampled = set()
+    for weight, found in own.items():
+        if weight.startswith("head."):
+            assert torch.equal(found, fresh[weight])
+        elif found.shape == theirs[weight].shape:
+            assert torch.equal(found, theirs[weight]), weight
+        elif weight == "pos_embed":
+            prefix = 0 if getattr(source, "no_embed_class", False) else 1
+            expected = resample_abs_pos_embed(theirs[weight], new_size=(8, 8), num_prefix_tokens=prefix)
+            torch.testing.assert_close(found, expected)
+            resampled.add(weight)
+        else:
+            expected = resize_rel_pos_bias_table(theirs[weight], new_window_size=(8, 8), new_bias_shape=found.shape)
+            torch.testing.assert_close(found, expected)
+            resampled.add(weight)
+    if "rope" in name:  # frequencies are the same on every grid
+        assert not resampled
+        assert any("freqs" in weight for weight in own)
+    elif "swin" in name:
+        assert resampled == {weight for weight in own if weight.endswith("relative_position_bias_table")}
+    else:
+        assert resampled == {"pos_embed"}
+    assert model(torch.randn(1, 3, 64, 64)).shape == (1, 10)
+
+
+def test_images_normalised_otherwise_are_seen_as_before(tmp_path: Path) -> None:
+    """Of a run on another data set, whose means and deviations are others."""
+    cifar = dataset_spec("cifar100")
+    first = run()
+    folder = RunFolder(tmp_path / "first")
+    train_runs([first], [folder])
+    described = json.loads((folder.path / "config.json").read_text())
+    described["config"]["data"]["name"] = "cifar100"
+    (folder.path / "config.json").write_text(json.dumps(described))
+    dataset = load_data(first.data)
+    start = initial_model(dataclasses.replace(first, weights=str(folder.path)), dataset).eval()
+    grey = torch.rand(5, 3, 32, 32)
+
+    def normalised(mean: tuple[float, ...], std: tuple[float, ...]) -> torch.Tensor:
+        return (grey - torch.tensor(mean).view(3, 1, 1)) / torch.tensor(std).view(3, 1, 1)
+
+    with torch.no_grad():
+        expected = load_model(folder.model)(normalised(cifar.mean, cifar.std))
+        torch.testing.assert_close(start(normalised(dataset.mean, dataset.std)), expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(

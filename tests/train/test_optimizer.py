@@ -7,10 +7,15 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from timm.optim import param_groups_layer_decay
+from timm.utils import ModelEmaV3
+from torch import Tensor, nn
 
+from nearsight.errors import InputError
+from nearsight.models import create_model
 from nearsight.train import Protocol
-from nearsight.train.optimizer import AdamW, decays, learning_rates
+from nearsight.train.optimizer import AdamW, Average, decays, group_scales, groups_of, learning_rates
+from nearsight.train.stacked import running_statistics, stack_weights
 
 SHAPES = {"blocks.0.weight": (5, 4), "blocks.0.bias": (5,), "pos_embed": (1, 3, 4), "cls_token": (1, 1, 4)}
 LR, DECAY, CLIP = (1e-2, 3e-3, 5e-2), (0.0, 0.1, 0.5), (None, 0.7, 2.0)
@@ -245,3 +250,107 @@ def test_a_triangle_with_one_side(warmup_epochs: int) -> None:
 def test_a_warm_up_longer_than_training_never_reaches_the_peak_early() -> None:
     rates = all_rates(Protocol(lr=1.0, warmup_epochs=10, max_epochs=2), 3)
     assert rates == pytest.approx([1 / 6, 2 / 6, 3 / 6, 4 / 6, 5 / 6, 1])
+
+
+SMALL_VIT = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 3, "num_heads": 2, "num_classes": 5}
+BACKBONES = {
+    "vit_tiny_patch16_reg4_224": SMALL_VIT,
+    "vit_tiny_patch16_rope_mixed_224": SMALL_VIT,
+    "locat_swin_tiny_patch4_window7_224": {
+        **{"img_size": 32, "patch_size": 2, "window_size": 4, "num_classes": 5},
+        **{"embed_dim": 12, "depths": (1, 2), "num_heads": (1, 2)},
+    },
+    "locat_jumbo_vit_tiny_patch16_224": {**SMALL_VIT, "num_jumbo": 2},
+    "compact_vit": {"depth": 2, "embed_dim": 24, "num_heads": 2},
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "fused"), [*((name, False) for name in BACKBONES), ("locat_swin_tiny_patch4_window7_224", True)]
+)
+def test_layers_learn_at_the_rates_of_timm(
+    name: str, fused: bool, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch's AdamW on timm's groups, its rate scaled as timm's schedulers do, in each cell by another decay; what GAug
+    adds is a group of its own."""
+    monkeypatch.setattr(AdamW, "_step_plainly" if fused else "_step_fused", None)
+    monkeypatch.setattr("nearsight.train.optimizer.runs_on", lambda _: fused)
+    layer_decays, gaug_lrs, weight_decay = (0.65, 1.0, 0.9), (1.0, 30.0, 100.0), 0.1
+    protocols = [
+        Protocol(layer_decay=decay, gaug_lr=times) for decay, times in zip(layer_decays, gaug_lrs, strict=True)
+    ]
+    cells = [create_model(name, **BACKBONES[name]).to(device) for _ in layer_decays]
+    without = tuple(name for name, weight in cells[0].named_parameters() if not decays(name, weight[None]))
+    stacked = AdamW.start(
+        stack_weights([dict(cell.named_parameters()) for cell in cells], device),
+        betas=BETAS,
+        weight_decay=[weight_decay] * 3,
+        decay_all=[False] * 3,
+        clip_norm=[None] * 3,
+        groups=(layers := groups_of(cells[0], protocols[0])),
+        group_scales=[group_scales(protocol, layers) for protocol in protocols],
+    )
+    references = []
+    for cell, layer_decay, gaug_lr in zip(cells, layer_decays, gaug_lrs, strict=True):
+        groups = []
+        for group in param_groups_layer_decay(cell, weight_decay, without, layer_decay=layer_decay):
+            for local in (False, True):
+                chosen = [weight for name, weight in cell.named_parameters() if ("gaug" in name) == local]
+                parts = [weight for weight in group["params"] if any(weight is one for one in chosen)]
+                scale = group["lr_scale"] * (gaug_lr if local else 1.0)
+                groups.append({**group, "params": parts, "lr_scale": scale})
+        references.append(torch.optim.AdamW(groups, lr=LR[0], betas=BETAS))
+    for step in range(3):
+        rate = LR[0] * (1 - step / 6)
+        gradients = []
+        for cell, reference in zip(cells, references, strict=True):
+            for parameter in cell.parameters():
+                parameter.grad = torch.randn_like(parameter)
+            gradients.append(torch.cat([parameter.grad.flatten() for parameter in cell.parameters()]))  # type: ignore[union-attr]
+            for group in reference.param_groups:
+                group["lr"] = rate * group["lr_scale"]
+            reference.step()
+        stacked.step(torch.stack(gradients), torch.full((3,), rate, device=device))
+    for k, cell in enumerate(cells):
+        for each, weight in cell.named_parameters():
+            torch.testing.assert_close(stacked.weights[each][k], weight.detach(), rtol=1e-5, atol=1e-6, msg=each)
+    moved = stacked.select(torch.tensor([2, 0], device=device))
+    scales = group_scales(protocols[0], layers)
+    moved.put(
+        0, dict(cells[0].named_parameters()), weight_decay=0, decay_all=False, clip_norm=None, group_scales=scales
+    )
+    assert moved.scale_KG is not None
+    assert torch.equal(moved.scale_KG[0], moved.scale_KG[1])
+
+
+def test_a_model_without_layers_is_refused() -> None:
+    with pytest.raises(InputError, match="layer_decay cannot be used: Linear does not say which its layers are"):
+        groups_of(nn.Linear(2, 2), Protocol(layer_decay=0.9))
+    assert set(groups_of(nn.Linear(2, 2), Protocol(gaug_lr=2.0)).values()) == {0}
+
+
+def test_averages_are_those_of_timm() -> None:
+    """Of weights and of running statistics, in each cell by another decay."""
+    ema_decays = (0.9, 0.5)
+    cells = [nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)) for _ in ema_decays]
+    theirs = [ModelEmaV3(cell, decay=decay) for cell, decay in zip(cells, ema_decays, strict=True)]
+    cpu = torch.device("cpu")
+
+    def flat_and_statistics() -> tuple[Tensor, dict[str, Tensor]]:
+        weights = [torch.cat([weight.detach().flatten() for weight in cell.parameters()]) for cell in cells]
+        return torch.stack(weights), stack_weights([running_statistics(cell) for cell in cells], cpu)
+
+    ours = Average.start(*flat_and_statistics(), ema_decays)
+    for _ in range(4):
+        for cell, average in zip(cells, theirs, strict=True):
+            cell(torch.randn(5, 3, 6, 6))
+            with torch.no_grad():
+                for weight in cell.parameters():
+                    weight += torch.randn_like(weight)
+            average.update(cell)
+        ours.update(*flat_and_statistics())
+    for k, average in enumerate(theirs):
+        expected = torch.cat([weight.flatten() for weight in average.module.parameters()])
+        torch.testing.assert_close(ours.weights_KP[k], expected)
+        for name, statistic in running_statistics(average.module).items():
+            torch.testing.assert_close(ours.statistics[name][k], statistic)

@@ -1,91 +1,78 @@
-"""`nearsight finetune MODEL --add locat --data NAME`: a trained model made local, and what that changes."""
+"""`nearsight finetune MODEL --add gaug --data NAME`: a trained model made local, and what that changes."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import tyro
 
 from nearsight.commands.options import Common, parse, short_name, stoppable
 from nearsight.data import DATASETS
-from nearsight.errors import InputError, check_at_least, check_number, unknown_name
+from nearsight.errors import InputError, unknown_name
 from nearsight.files import MEASURED, check_kind, check_output_folder
+from nearsight.probe import FinetuneConfig
 from nearsight.train import Stop
 
 
 @dataclass(frozen=True, kw_only=True)
-class FinetuneOptions(Common):
+class FinetuneOptions(Common, FinetuneConfig):
     """Train a trained model further with locality added, and measure it before and after.
 
     Begins with the weights that MODEL has. With a gentle start (α near 0) it first computes what it always did, and
     becomes local as far as the data ask for it; the refinement of patches (prr, locat) has no such start. Writes the
-    run, the heads of both models, their accuracy as features (k-NN among the test images), and one page.
+    run, the heads of both models, what their features are worth (k-NN and a linear classifier), and one page.
     """
 
     model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL", help_behavior_hint="")]
     """A ViT that timm has weights for (or --checkpoint), one of the zoo, or a run folder."""
     data: str | None = None
     """A data set with classes (nearsight data list); image-folder for pictures of your own, a folder per class."""
-    add: Literal["gaug", "prr", "locat", "nothing"] = "gaug"
-    """Gaussian-augmented attention, refined patches, both, or nothing, to compare with."""
-    start: Literal["gentle", "abrupt"] = "gentle"
-    """How strong the Gaussians are at first: near 0, or as in training from scratch."""
-    epochs: int = 10
-    """Over the training images."""
-    lr: float = 1e-4
-    """Peak learning rate of AdamW, after one epoch of warm-up."""
-    batch_size: int = 64
-    """Images per step."""
-    precision: Literal["fp32", "bf16"] = "fp32"
-    """Of training; bf16 is faster on a GPU."""
-    checkpoint: Path | None = None
-    """File with weights of the model, instead of published ones."""
-    settings: tuple[str, ...] = ()
-    """Arguments of a model of timm, such as patch_size=8."""
-    image_size: int | None = None
-    """Side of the images in pixels, if not the model's own."""
-    num_train: int | None = None
-    """Training images at most; all by default."""
-    num_images: int = 1000
-    """Test images that heads and features are measured on."""
-    seed: int = 0
-    """Of new weights and of the order of images."""
     out: Path | None = None
     """Where to write; runs/finetune-MODEL-ADD by default."""
 
-    def check(self) -> None:
-        """Refuse what is wrong at a first look."""
-        if self.data is None:
-            raise InputError("say with --data on which images to train on (see nearsight data list)")
-        if self.data not in DATASETS:
-            raise unknown_name("data set", self.data, DATASETS)
-        for option, value in (("--epochs", self.epochs), ("--batch-size", self.batch_size)):
-            check_at_least(option, value, 1)
-        check_at_least("--num-images", self.num_images, 22)
-        check_number("--lr", self.lr)
+    @property
+    def of_training(self) -> dict[str, object]:
+        """The fields of `FinetuneConfig`."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(FinetuneConfig)}
 
 
 def main(arguments: Sequence[str]) -> int:
     options = parse(FinetuneOptions, arguments, prog="nearsight finetune")
-    options.check()
+    if options.data is None:
+        raise InputError("say with --data on which images to train on (see nearsight data list)")
+    if options.data not in DATASETS:
+        raise unknown_name("data set", options.data, DATASETS)
     out = options.out or Path("runs") / f"finetune-{short_name(options.model)}-{options.add}"
     check_output_folder(out)
     check_kind(out, MEASURED)
     command = shlex.join(["nearsight", "finetune", *arguments])
     # Here, because help and mistakes do without.
-    from nearsight.commands.finetuning import Finetuning, config_of
-
-    config = config_of(options)
+    from nearsight.commands.finetuning import Page
+    from nearsight.commands.progress import TrainingProgress
+    from nearsight.probe import finetune
 
     def work(stop: Stop) -> int:
-        found = Finetuning.of(options, config, out, stop)
-        files = found.write(command)
-        print(json.dumps(found.as_json(files)) if options.json else "\n".join(found.as_text()))
+        assert options.data is not None
+        with TrainingProgress("run") as progress:
+            found = finetune(
+                options.model,
+                data=options.data,
+                out=out / "run",
+                device=options.torch_device,
+                data_dir=options.data_dir,
+                listener=progress,
+                stop=stop,
+                **options.of_training,
+            )
+        page = Page.of(found, options, out)
+        files = page.write(command)
+        print(json.dumps(page.as_json(files)) if options.json else "\n".join(page.as_text()))
         return 0
 
     return stoppable(work)

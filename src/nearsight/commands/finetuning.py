@@ -1,154 +1,96 @@
-"""How `nearsight finetune` trains a model further, and holds it against what it was."""
+"""What `nearsight finetune` writes and prints: a model before and after, side by side."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import timm
-import torch
-from torch import nn
-
-from nearsight.augment import HorizontalFlip, RandomCrop, ResizedCrop
 from nearsight.commands.finetune import FinetuneOptions
 from nearsight.commands.measured import Measured, explore, write_all
 from nearsight.commands.pictures import RunImages
-from nearsight.commands.progress import TrainingProgress
 from nearsight.commands.subjects import Subject
-from nearsight.data import Dataset, measuring_subset
-from nearsight.data.loading import dataset_spec
-from nearsight.errors import InputError
 from nearsight.files import write_json
-from nearsight.lens import HeadTable, measure
-from nearsight.lens.running import running, without_gradients
-from nearsight.models import ModelConfig, load_model
-from nearsight.models.factory import COMPACT_MODELS, check_model_name
-from nearsight.models.zoo import MODELS
-from nearsight.probe.readouts import Neighbours
+from nearsight.probe.finetuning import Finetuned, Side
+from nearsight.probe.scores import Score
 from nearsight.probe.settings import ABLATION_K
 from nearsight.report.page.document import PAGE, Section
 from nearsight.report.page.tables import table_html
-from nearsight.report.tables import Row, Table, rounded
-from nearsight.train import DataConfig, Protocol, RunConfig, RunFolder, Stop, load_data, train_run
-from nearsight.train.heads import MEASURING_BATCH
-from nearsight.train.initial import PRETRAINED, untrained_model
+from nearsight.report.tables import MISSING, Row, Table, percent, rounded, span
 
-_SMALL = 96
-"""Images of a smaller side are cropped with a margin, larger ones by random sizes."""
-BEFORE, AFTER = "before", "after"
-
-
-def config_of(options: FinetuneOptions) -> RunConfig:
-    """What is trained, and what it begins with."""
-    assert options.data is not None
-    side = options.image_size
-    if Path(options.model).is_dir():
-        held = RunFolder(Path(options.model)).read_config()
-        model, weights = held.model, options.model
-        side = side or held.data.image_size or dataset_spec(held.data.name).image_size
-    else:
-        name, _, tag = options.model.partition(".")
-        check_model_name(options.model)
-        model = ModelConfig(name=name, settings=() if name in COMPACT_MODELS else options.settings)
-        weights = PRETRAINED if not tag else options.model
-        if options.model not in MODELS and options.checkpoint is None and options.settings:
-            raise InputError("--settings change the model, so that published weights may not fit; give --checkpoint")
-        side = side or int(timm.get_pretrained_cfg(name).input_size[-1])
-    if options.checkpoint is not None:
-        weights = str(options.checkpoint)
-    gaug = options.add in ("gaug", "locat")
-    # What the model has already stays.
-    if gaug and not model.gaug:
-        model = replace(model, gaug=True, locat_gentle=options.start == "gentle")
-    crop = RandomCrop() if side < _SMALL else ResizedCrop(min_area=0.35)
-    return RunConfig(
-        model=replace(model, prr=model.prr or options.add in ("prr", "locat")),
-        data=DataConfig(name=options.data, image_size=side, num_train=options.num_train, validation_fraction=0.1),
-        protocol=Protocol(
-            lr=options.lr,
-            max_epochs=options.epochs,
-            warmup_epochs=min(1, options.epochs - 1),
-            patience=options.epochs,
-            batch_size=options.batch_size,
-            augment=(crop, HorizontalFlip()),
-        ),
-        seed=options.seed,
-        weights=weights,
-        precision=options.precision,
-        num_measured=options.num_images,
-    )
+_TITLES = {
+    "own": "its own classifier, %",
+    "linear": "linear classifier, %",
+    "knn": f"k-NN (k = {ABLATION_K}), %",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Side:
-    """The model before, or after."""
+class Page:
+    """The two models, their heads, and what their features are worth."""
 
-    measured: Measured
-    knn: float
-    """Accuracy of the nearest neighbours among the test images."""
-    test_acc: float | None
-    """Of its own classifier; None before, when that is fresh."""
-
-    @property
-    def min_mad(self) -> float:
-        return float(self.measured.heads.measured()["mad"].min())
-
-
-@dataclass(frozen=True, kw_only=True)
-class Finetuning:
-    """A model before and after it was trained further."""
-
+    found: Finetuned
     options: FinetuneOptions
-    config: RunConfig
     out: Path
-    sides: tuple[_Side, _Side]
+    measured: tuple[Measured, Measured]
 
     @classmethod
-    def of(cls, options: FinetuneOptions, config: RunConfig, out: Path, stop: Stop) -> "Finetuning":
+    def of(cls, found: Finetuned, options: FinetuneOptions, out: Path) -> "Page":
         device = options.torch_device
-        with TrainingProgress("run") as progress:
-            folder = train_run(
-                config, out / "run", device=device, data_dir=options.data_dir, listener=progress, stop=stop
-            )
-        dataset = load_data(config.data, options.data_dir)
-        before = untrained_model(config, dataset.image_size, dataset.num_classes).eval()
-        acc = folder.read_result()["test_acc"]
-        sides = (
-            _side(BEFORE, before, None, dataset, options, out, device),
-            _side(AFTER, load_model(folder.model), acc, dataset, options, out, device),
+        images = RunImages(found.dataset, options.num_images, device)
+
+        def measured(label: str, side: Side) -> Measured:
+            config = {"model": options.model, "added": options.add, "label": label}
+            size = found.dataset.image_size
+            subject = Subject(text=label, label=label, model=side.model, images=images, image_size=size, config=config)
+            return Measured.of(subject, side.heads, range(len(side.heads.layer_names)), out / label, device)
+
+        return cls(
+            found=found,
+            options=options,
+            out=out,
+            measured=(measured("before", found.before), measured("after", found.after)),
         )
-        return cls(options=options, config=config, out=out, sides=sides)
+
+    @property
+    def _sides(self) -> dict[str, Side]:
+        return {"before": self.found.before, "after": self.found.after}
 
     def table(self) -> Table:
-        rows = [
-            Row(model=side.measured.subject.label)
-            .both("test_acc", side.test_acc, "accuracy, %", rounded(_percent(side.test_acc), 1))
-            .both("knn", side.knn, f"k-NN (k = {ABLATION_K}), %", rounded(_percent(side.knn), 1))
-            .both("min_mad", side.min_mad, "most local head: MAD", rounded(side.min_mad))
-            for side in self.sides
+        rows = []
+        for label, side in self._sides.items():
+            row = Row(model=label)
+            for name, title in _TITLES.items():
+                score: Score | None = getattr(side, name)
+                row = row.both(name, None if score is None else score.value, title, _in_words(score))
+            rows.append(row.both("min_mad", _min_mad(side), "most local head: MAD", rounded(_min_mad(side))))
+        notes = [
+            f"On {len(self.measured[0].subject.images)} test images of {self.found.config.data.name}; in brackets 95 % "
+            "intervals over images, which say nothing of other seeds. The linear classifier and k-NN learn from the "
+            "features that the model's classifier takes, of "
+            f"{min(self.options.num_reference, len(self.found.dataset.train))} training images.",
         ]
-        notes = (
-            f"On {len(self.sides[0].measured.subject.images)} test images of {self.config.data.name}. k-NN: by the "
-            "features that the classifier takes, each image by the others. The classifier before training is fresh.",
-        )
+        if self.found.before.own is None:
+            notes.append("Before, the model has no classifier for these classes.")
         return Table.of("finetuned", "Before and after", rows, notes=notes)
 
     def write(self, command: str) -> list[Path]:
-        measured, table = [side.measured for side in self.sides], self.table()
+        measured, table = list(self.measured), self.table()
         section = Section(name="finetuned", heading=table.title, body=table_html(table))
-        files = write_all(self.out, measured, command, [section], explore(measured))
-        write_json(self.out / "finetune.json", self.as_json(()))
-        return [*files, self.out / "finetune.json"]
+        files = [*write_all(self.out, measured, command, [section], explore(measured)), self.out / "finetune.json"]
+        write_json(files[-1], self.as_json(()))
+        return files
 
     def as_json(self, files: Iterable[Path]) -> dict[str, Any]:
+        def described(side: Side) -> dict[str, Any]:
+            scores = {name: getattr(side, name) for name in _TITLES}
+            named = {name: None if score is None else score.as_json() for name, score in scores.items()}
+            return {**named, "min_mad": _min_mad(side)}
+
         return {
             "model": self.options.model,
             "added": self.options.add,
             "run": str(self.out / "run"),
-            **{
-                side.measured.subject.label: {"test_acc": side.test_acc, "knn": side.knn, "min_mad": side.min_mad}
-                for side in self.sides
-            },
+            **{label: described(side) for label, side in self._sides.items()},
             "files": [str(path) for path in files],
         }
 
@@ -158,39 +100,18 @@ class Finetuning:
             table.shown.to_string(index=False),
             *table.notes,
             "",
-            f"Run: {self.out / 'run'}",
+            f"Run: {self.found.run.path}",
             f"Page: {self.out / PAGE}",
         ]
 
 
-def _percent(share: float | None) -> float | None:
-    return None if share is None else 100 * share
+def _min_mad(side: Side) -> float:
+    return float(side.heads.to_frame()["mad"].min())
 
 
-def _side(
-    label: str,
-    model: nn.Module,
-    test_acc: float | None,
-    dataset: Dataset,
-    options: FinetuneOptions,
-    out: Path,
-    device: torch.device,
-) -> _Side:
-    images = RunImages(dataset, options.num_images, device)
-    batches = list(images.batches(MEASURING_BATCH))
-    table: HeadTable = measure(model, batches, device=device)
-    config = {"model": options.model, "added": options.add, "label": label}
-    subject = Subject(text=label, label=label, model=model, images=images, image_size=dataset.image_size, config=config)
-    measured = Measured.of(subject, table, range(len(table.layer_names)), out / label, device)
-    labels_N = dataset.test.labels_N[measuring_subset(len(dataset.test), options.num_images)]
-    return _Side(measured=measured, knn=_neighbours(model, batches, labels_N, device), test_acc=test_acc)
-
-
-def _neighbours(
-    model: nn.Module, batches: Sequence[torch.Tensor], labels_N: torch.Tensor, device: torch.device
-) -> float:
-    read = Neighbours()
-    with running(model, device) as run, without_gradients():
-        read.prepare(run.model, run.brought(batches[0][:2]))
-        kept_ND = torch.cat([read.kept(read(run.brought(batch)), labels_N) for batch in batches])
-        return float(read.values(kept_ND, [labels_N], run.device).mean())
+def _in_words(score: Score | None) -> str:
+    if score is None:
+        return MISSING
+    if score.low is None or score.high is None:
+        return percent(score.value)
+    return f"{percent(score.value)} [{span(percent(score.low), percent(score.high))}]"

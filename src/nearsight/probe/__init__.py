@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from nearsight.probe.ablation import Ablation, ablate, every_head, every_reach, removal
     from nearsight.probe.cache import FeatureKey, cached_features
     from nearsight.probe.features import FeatureReader, read_features, reading
+    from nearsight.probe.finetuning import Finetuned, finetune
     from nearsight.probe.frozen import Preparation, model_identity, weights_hash
     from nearsight.probe.knn import knn_accuracy, knn_right, knn_right_of_others, knn_scores
     from nearsight.probe.linear import LinearResult, linear_probe
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from nearsight.probe.retrieve import PatchMemory, RetrievalResult, Retriever, build_memory, retrieve
     from nearsight.probe.scores import Score, accuracy_score, miou_score
     from nearsight.probe.search import ExactIndex, FaissIndex
-    from nearsight.probe.settings import FeatureSpec, LinearConfig
+    from nearsight.probe.settings import FeatureSpec, FinetuneConfig, LinearConfig
     from nearsight.probe.variants import Tried, Variant, try_variants
 
 __all__ = [
@@ -26,6 +27,8 @@ __all__ = [
     "FeatureKey",
     "FeatureReader",
     "FeatureSpec",
+    "FinetuneConfig",
+    "Finetuned",
     "LinearConfig",
     "LinearResult",
     "Neighbours",
@@ -44,6 +47,7 @@ __all__ = [
     "cached_features",
     "every_head",
     "every_reach",
+    "finetune",
     "fit_pixels",
     "knn_accuracy",
     "knn_right",

@@ -6,6 +6,7 @@ Nothing is computed here, so that a command can show its options at once.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
+from pathlib import Path
 from typing import Literal
 
 from nearsight.configuration import check_choices
@@ -96,3 +97,50 @@ class LinearConfig:
     def grid(self) -> list[tuple[float, float]]:
         """(learning rate, weight decay) of each head."""
         return list(product(self.learning_rates, self.weight_decays))
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinetuneConfig:
+    """How a trained model is trained further, and probed before and after."""
+
+    add: Literal["gaug", "prr", "locat", "nothing"] = "gaug"
+    """Gaussian-augmented attention, refined patches, both, or nothing, to compare with."""
+    start: Literal["gentle", "abrupt"] = "gentle"
+    """How strong the Gaussians are at first: near 0, or as in training from scratch."""
+    epochs: int = 10
+    """Over the training images."""
+    lr: float = 1e-4
+    """Peak learning rate of AdamW, after one epoch of warm-up."""
+    gaug_lr: float = 100.0
+    """Learning rate of what GAug adds, over that of the rest: it begins anew, and from near 0."""
+    layer_decay: float = 1.0
+    """Each layer's learning rate over that of the next one towards the classifier; 0.65 to 0.9 are usual."""
+    ema: float = 0.0
+    """Decay of a moving average of the weights, which is then the result; 0: none."""
+    batch_size: int = 64
+    """Images per step."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """Of training; bf16 is faster on a GPU."""
+    checkpoint: Path | None = None
+    """File with weights of the model, instead of published ones."""
+    settings: tuple[str, ...] = ()
+    """Arguments of a model of timm, such as patch_size=8."""
+    image_size: int | None = None
+    """Side of the images in pixels, if not the model's own."""
+    num_train: int | None = None
+    """Training images at most; all by default."""
+    num_test: int | None = None
+    """Test images at most; all by default."""
+    num_images: int = 1000
+    """Of them, those that heads and features are measured on."""
+    num_reference: int = 5000
+    """Training images that k-NN and the linear classifier learn from."""
+    seed: int = 0
+    """Of new weights and of the order of images."""
+
+    def __post_init__(self) -> None:
+        check_choices(self)
+        for name in ("epochs", "batch_size", "num_images"):
+            check_at_least(name, getattr(self, name), 1)
+        check_at_least("num_reference", self.num_reference, ABLATION_K)
+        check_numbers(self)

@@ -5,6 +5,7 @@ Conditions are compared with the first: within seeds and, where there is one see
 
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -253,8 +254,8 @@ def probe_verdicts(results: ProbeResults) -> Verdicts | None:
 
 
 _OF_CONDITIONS = (
-    *("verdict.md", "figures/differences-*"),
-    *(f"tables/{name}.*" for name in ("conditions", "differences", "verdict")),
+    *("verdict.md", "figures/differences-*", "figures/backbones.*"),
+    *(f"tables/{name}.*" for name in ("conditions", "differences", "backbones", "verdict")),
 )
 """Files that a report on models without conditions does not have."""
 
@@ -272,7 +273,16 @@ def probe_report(results: ProbeResults) -> Report:
             for measure in main_measures(results.measures)
             if differences(results, measure)
         }
+        own = report_of(PROBES)
+        tables += own.tables_of(results)
+        for name, draw in own.figures.items():
+            with suppress(InputError):  # of other models than these
+                figures[name] = partial(_drawn, draw(results))
     return Report(title=results.name, tables=tables, figures=figures, verdicts=probe_verdicts(results))
+
+
+def _drawn(drawing: Drawing) -> Drawing:
+    return drawing
 
 
 def write_probe_report(results: ProbeResults, folder: Path) -> tuple[Path, ...]:

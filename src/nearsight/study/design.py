@@ -11,6 +11,7 @@ from typing import Any
 from nearsight.configuration import encode
 from nearsight.errors import InputError, check_at_least, unknown_name
 from nearsight.models import ModelConfig
+from nearsight.models.factory import timms_settings
 from nearsight.randomness import different_seeds
 from nearsight.study.factors import ENDS, Factor, Levels, condition_name
 from nearsight.study.fractions import FRACTION, Fraction
@@ -277,7 +278,8 @@ def shrink(config: RunConfig) -> RunConfig:
         data=DataConfig(
             name="shapes", num_train=_num_train(config.data), num_test=40, split_seed=config.data.split_seed
         ),
-        protocol=dataclasses.replace(protocol, batch_size=32, max_epochs=2, warmup_epochs=1, patience=2),
+        # A teacher knows the classes of other images than these.
+        protocol=dataclasses.replace(protocol, batch_size=32, max_epochs=2, warmup_epochs=1, patience=2, teacher=None),
         seed=config.seed,
         precision="fp32",
         num_measured=20,
@@ -293,7 +295,12 @@ def _num_train(data: DataConfig) -> int:
 
 def _narrow(model: ModelConfig) -> ModelConfig:
     if model.kind == "timm":
-        return model
+        given = timms_settings(model.settings)
+        if not {"embed_dim", "num_heads"} <= given.keys():
+            return model
+        first = given["num_heads"] if isinstance(given["num_heads"], int) else given["num_heads"][0]
+        narrow = {**given, "embed_dim": _HEAD_WIDTH * first}
+        return dataclasses.replace(model, settings=tuple(f"{name}={value}" for name, value in narrow.items()))
     if model.kind == "resnet":
         return dataclasses.replace(model, channels=_CHANNELS)
     width = _HEAD_WIDTH * model.num_heads

@@ -67,9 +67,7 @@ class Cell:
             heads=pd.concat(measured, ignore_index=True)[list(HEADS_COLUMNS)] if measured else None,
         )
         if self.progress.best is row:
-            optimizer = stack.optimizer
-            self.best_weights = optimizer.arrangement.parts(optimizer.weights_KP[position].clone())
-            self.best_weights |= {name: part.clone() for name, part in _statistics(stack, position).items()}
+            self.best_weights = {name: part[position].clone() for name, part in stack.weights.items()}
         if self.is_over or row.epoch % checkpoint_every == 0:
             self._write(_state(stack, position))
         else:
@@ -102,7 +100,7 @@ class Cell:
                 for name, part in stack.optimizer.arrangement.parts(flat_KP[position]).items():
                     part.copy_(tensors[f"{group}/{name}"])
             for name, statistic in _statistics(stack, position).items():
-                statistic.copy_(tensors[f"statistics/{name}"])
+                statistic.copy_(tensors[name])
             stack.optimizer.steps_done_K[position] = tensors["steps_done"]
             self.best_weights = {name: tensors[f"best/{name}"].to(stack.device) for name in stack.weights}
         except (KeyError, RuntimeError) as error:
@@ -113,12 +111,17 @@ class Cell:
 def _groups(stack: Stack) -> Tensors:
     """The parts of a stack's state that have a number for each parameter, [K, P]."""
     optimizer = stack.optimizer
-    return {"weights": optimizer.weights_KP, "first": optimizer.first_KP, "second": optimizer.second_KP}
+    groups = {"weights": optimizer.weights_KP, "first": optimizer.first_KP, "second": optimizer.second_KP}
+    return groups if stack.average is None else {**groups, "average": stack.average.weights_KP}
 
 
 def _statistics(stack: Stack, position: int) -> Tensors:
-    """The running statistics of one cell, sharing memory with the stack's."""
-    return {name: statistic[position] for name, statistic in stack.statistics.items()}
+    """The running statistics of one cell and their averages, as a checkpoint calls them, sharing memory with the
+    stack's."""
+    groups = {"statistics": stack.statistics, "average": {} if stack.average is None else stack.average.statistics}
+    return {
+        f"{group}/{name}": statistic[position] for group, held in groups.items() for name, statistic in held.items()
+    }
 
 
 def _state(stack: Stack, position: int, *, copied: bool = False) -> Tensors:
@@ -129,7 +132,7 @@ def _state(stack: Stack, position: int, *, copied: bool = False) -> Tensors:
         parts = stack.optimizer.arrangement.parts(flat_P.clone() if copied else flat_P)
         state |= {f"{group}/{name}": part for name, part in parts.items()}
     for name, part in _statistics(stack, position).items():
-        state[f"statistics/{name}"] = part.clone() if copied else part
+        state[name] = part.clone() if copied else part
     return state
 
 

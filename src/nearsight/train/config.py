@@ -85,6 +85,18 @@ class Protocol:
     """How lr grows with batch_size: not at all, in proportion to it or to its square root, from lr_scaling_batch on."""
     lr_scaling_batch: int = field(default=256, metadata=ADDED)
     """Images per step that lr is given for, where it is scaled."""
+    layer_decay: float = field(default=1.0, metadata=ADDED)
+    """Each layer's learning rate over that of the next one towards the classifier, as in BEiT (0.65 to 0.9 where
+    trained weights are trained further); 1: one rate for all."""
+    gaug_lr: float = field(default=1.0, metadata=ADDED)
+    """Learning rate of what GAug adds to a model, over that of the rest. From a gentle start α takes thousands of steps
+    of a fine-tuning's small rate; 100 makes that tens."""
+    ema: float = field(default=0.0, metadata=ADDED)
+    """Decay per step of a moving average of the weights, such as 0.9998, which is then what is validated, saved and
+    tested; 0: none."""
+    accumulate: int = field(default=1, metadata=ADDED)
+    """Parts in which the forward and backward of a batch are done one after the other, to take less memory; their
+    gradients are added up, so that the step is the same up to rounding."""
 
     def __post_init__(self) -> None:
         settle_numbers(self)
@@ -104,10 +116,25 @@ class Protocol:
             raise unknown_name("lr_scaling", self.lr_scaling, get_args(Scaling))
         check_at_least("lr_scaling_batch", self.lr_scaling_batch, 1)
         check_below_one("drop_path", self.drop_path)
+        check_below_one("ema", self.ema)
+        if not 0 < self.layer_decay <= 1:
+            raise InputError(f"layer_decay is {self.layer_decay}, but must be above 0 and at most 1")
+        if not self.gaug_lr > 0:
+            raise InputError(f"gaug_lr is {self.gaug_lr}, but must be positive")
+        check_at_least("accumulate", self.accumulate, 1)
+        if self.accumulate > self.batch_size:
+            raise InputError(
+                f"accumulate is {self.accumulate}, but a batch of {self.batch_size} images has no so many parts"
+            )
         if self.clip_norm is not None and not self.clip_norm > 0:
             raise InputError(f"clip_norm is {self.clip_norm}, but must be positive")
         if self.teacher == "":
             raise InputError("teacher is empty: name a run folder or a model, or leave it out to learn the labels")
+
+    @property
+    def has_own_rates(self) -> bool:
+        """Whether some parameters learn at other rates than others."""
+        return self.layer_decay < 1 or self.gaug_lr != 1
 
     @property
     def peak_lr(self) -> float:
@@ -264,7 +291,11 @@ class RunConfig:
             self.precision,
             protocol.batch_size,
             protocol.betas,
-            protocol.drop_path > 0,  # another program
+            # Other programs:
+            protocol.drop_path > 0,
+            protocol.has_own_rates,
+            protocol.ema > 0,
+            protocol.accumulate,
             protocol.teacher,
             stack_key(protocol.augment),
         )

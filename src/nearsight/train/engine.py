@@ -11,7 +11,7 @@ Shape suffixes: K cells, B samples, S steps, E batches, N images, C channels or 
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -25,7 +25,7 @@ from nearsight.data import Dataset, DeviceImages, epoch_batches, stratified_spli
 from nearsight.errors import InputError
 from nearsight.train.config import RunConfig
 from nearsight.train.initial import untrained_model
-from nearsight.train.optimizer import AdamW, learning_rates
+from nearsight.train.optimizer import AdamW, Average, group_scales, groups_of, learning_rates
 from nearsight.train.planning import check_shareable, check_sizes, check_stackable
 from nearsight.train.processes import Processes, Share
 from nearsight.train.stacked import (
@@ -199,6 +199,9 @@ class Stack:
     """Positions of those held out."""
     dropping: PathDropping | None = None
     teacher: Teacher | None = None
+    average: Average | None = None
+    groups: Mapping[str, int] | None = None
+    """Parameter → its group, where not all learn at one rate."""
     processes: Processes = field(default_factory=Processes)
     """Those that train the stack together, each on its share of the batches."""
     _programs: "_Programs | None" = None
@@ -221,12 +224,15 @@ class Stack:
         check_sizes(configs, dataset.image_size)
         models = [initial_model(config, dataset) for config in configs]
         protocols = [config.protocol for config in configs]
+        groups = groups_of(models[0], protocols[0]) if protocols[0].has_own_rates else None
         optimizer = AdamW.start(
             stack_weights([dict(model.named_parameters()) for model in models], device),
             betas=protocols[0].betas,
             weight_decay=[protocol.weight_decay for protocol in protocols],
             decay_all=[protocol.decay_all for protocol in protocols],
             clip_norm=[protocol.clip_norm for protocol in protocols],
+            groups=groups,
+            group_scales=[] if groups is None else [group_scales(protocol, groups) for protocol in protocols],
         )
         optimizer.clips |= any(config.protocol.clip_norm is not None for config in waiting)
         skeleton = weightless(models[0])
@@ -234,6 +240,8 @@ class Stack:
         dropping = PathDropping.install(skeleton, rates, device) if any(rates) else None
         teacher = Teacher.load(protocols[0].teacher, dataset, device) if protocols[0].teacher is not None else None
         statistics = stack_weights([running_statistics(model) for model in models], device)
+        decays = [protocol.ema for protocol in protocols]
+        average = Average.start(optimizer.weights_KP, statistics, decays) if any(decays) else None
         verify_stacking(skeleton, models, dataset.image_size)
         bring_constants(skeleton, device)
         data = configs[0].data
@@ -258,6 +266,8 @@ class Stack:
             validation_N.to(device),
             dropping,
             teacher,
+            average,
+            groups,
             processes,
         )
 
@@ -267,13 +277,17 @@ class Stack:
 
     @property
     def weights(self) -> Weights:
-        """What makes models of the skeleton, [K, …] by name: parameters and statistics, in the cells' own memory."""
+        """What makes models of the skeleton, [K, …] by name: parameters and statistics, in the cells' own memory.
+        Where they are averaged, it is the averages that are validated, measured and kept."""
+        if self.average is not None:
+            return self.optimizer.arrangement.views(self.average.weights_KP) | self.average.statistics
         return self.optimizer.weights | self.statistics
 
     @property
     def state(self) -> list[Tensor]:
         """What the cells go on from, apart from their epochs."""
-        return [*self.optimizer.state, *self.statistics.values()]
+        averages = [] if self.average is None else self.average.state
+        return [*self.optimizer.state, *self.statistics.values(), *averages]
 
     @property
     def steps_per_epoch(self) -> int:
@@ -297,9 +311,12 @@ class Stack:
             weight_decay=protocol.weight_decay,
             decay_all=protocol.decay_all,
             clip_norm=protocol.clip_norm,
+            group_scales=None if self.groups is None else group_scales(protocol, self.groups),
         )
         for name, statistic in running_statistics(model).items():
             self.statistics[name][position].copy_(statistic)
+        if self.average is not None:
+            self.average.put(position, self.optimizer.weights_KP, self.statistics, protocol.ema)
         self.smoothing_K[position] = protocol.smoothing
         if self.dropping is not None:
             self.dropping.put(position, protocol.drop_path)
@@ -323,6 +340,7 @@ class Stack:
             pipeline=self.pipeline.select(index),
             smoothing_K=self.smoothing_K[index],
             dropping=None if self.dropping is None else self.dropping.select(index),
+            average=None if self.average is None else self.average.select(index),
             _programs=None,
         )
 
@@ -402,6 +420,8 @@ class Stack:
             dropping=self.dropping,
             teacher=self.teacher,
             share=self._share,
+            average=self.average,
+            num_parts=self.configs[0].protocol.accumulate,
         )
         validation = self._evaluation(self.images, self.validation_N, self.weights, self.processes)
         if not (on_gpu and self.images.resident):

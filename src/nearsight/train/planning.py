@@ -46,7 +46,10 @@ def cell_bytes(config: RunConfig) -> int:
     num_weights = sum(parameter.numel() for parameter in model.parameters())
     kept = _kept_by_blocks(config.model, side) if config.model.kind == "compact" else _kept_values(model, side)
     num_pixel_values = 8 * 3 * side**2  # as drawn, moved, mixed and normalised, and indices of those that move
-    return 4 * (_NUM_COPIES * num_weights + config.protocol.batch_size * (kept + num_pixel_values))
+    protocol = config.protocol
+    num_copies = _NUM_COPIES + (protocol.ema > 0) + (protocol.accumulate > 1)  # and the gradients of the parts so far
+    at_once = -(-protocol.batch_size // protocol.accumulate)
+    return 4 * (num_copies * num_weights + at_once * kept + protocol.batch_size * num_pixel_values)
 
 
 def _kept_by_blocks(model: ModelConfig, side: int) -> int:
@@ -117,8 +120,9 @@ def check_stackable(configs: Sequence[RunConfig], dataset: Dataset) -> None:
     for config in configs:
         if config.stack_key != configs[0].stack_key:
             raise InputError(
-                "cells of one stack differ in model shape, data, precision, batch size, betas, whether paths are "
-                "dropped, teacher, or the order, policy or size of augmentations"
+                "cells of one stack differ in model shape, data, precision, batch size or its parts, betas, whether "
+                "paths are dropped, parameters learn at rates of their own or are averaged, teacher, or the order, "
+                "policy or size of augmentations"
             )
         if dataset.name != config.data.name:
             raise InputError(f"the run is for {config.data.name}, but the data are {dataset.name}")

@@ -221,8 +221,7 @@ class Share:
     def own(self, images_KRCHW: Tensor, targets_KRC: Tensor, draws: Draws) -> tuple[Tensor, Tensor, Draws]:
         """The process's own samples, without the partners."""
         num = self.num_samples
-        own_draws = Draws(draws.seed_K, draws.epoch, draws.step, draws.index_KB[:, :num])
-        return images_KRCHW[:, :num], targets_KRC[:, :num], own_draws
+        return images_KRCHW[:, :num], targets_KRC[:, :num], draws.of(slice(num))
 
     def weighted(self, loss_K: Tensor) -> Tensor:
         """A mean over the process's samples as its part of the mean over the batch: these add up to it."""

@@ -9,6 +9,7 @@ Shape suffixes: K cells, B samples, C channels or classes, H rows, W columns.
 """
 
 import copy
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 from weakref import WeakSet
@@ -123,6 +124,8 @@ def _all_at_once(model: nn.Module, weights_K: Weights, images_KBCHW: Tensor) -> 
             return _as_one_batch(model, weights_K, images_KBCHW)
         except UnstackableError:
             _by_vmap.add(model)
+    if len(images_KBCHW) == 1:  # as the model itself does it, without vmap's detours
+        return _one_after_the_other(model, weights_K, images_KBCHW)
     return vmapped_forward(model, weights_K, images_KBCHW)
 
 
@@ -173,7 +176,9 @@ def vmapped_forward(model: nn.Module, weights_K: dict[str, Tensor], images_KBCHW
         output: Tensor = functional_call(model, weights, (images_BCHW,))
         return output
 
-    with _StackFriendly():
+    with _StackFriendly(), warnings.catch_warnings():
+        # Attention with a bias has no rule on CPUs: there vmap goes through the cells, and says so each time.
+        warnings.filterwarnings("ignore", "There is a performance drop", UserWarning)
         stacked: Tensor = torch.vmap(one_cell, randomness="error")(weights_K, images_KBCHW)
         return stacked
 

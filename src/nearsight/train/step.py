@@ -10,6 +10,7 @@ Shape suffixes: K cells, B samples, S steps of an epoch, C channels or classes, 
 places where a branch can be dropped.
 """
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,7 +29,7 @@ from nearsight.errors import InputError
 from nearsight.models import load_model, load_source
 from nearsight.randomness import Draws
 from nearsight.train.folder import RunFolder
-from nearsight.train.optimizer import AdamW
+from nearsight.train.optimizer import AdamW, Average
 from nearsight.train.processes import Share
 from nearsight.train.stacked import Weights, stacked_forward
 
@@ -228,12 +229,15 @@ class Step:
         dropping: PathDropping | None = None,
         teacher: Teacher | None = None,
         share: Share | None = None,
+        average: Average | None = None,
+        num_parts: int = 1,
     ) -> None:
-        """`share`: what of a batch this process does; None: all of it."""
+        """`share`: what of a batch this process does; None: all of it. `num_parts`: in how many parts, one after the
+        other, it goes through the model."""
         self.skeleton, self.optimizer, self.statistics = skeleton, optimizer, statistics
         self.pipeline, self.smoothing_K, self.images, self.epoch = pipeline, smoothing_K, images, epoch
         self.reduced, self.augment, self.dropping, self.teacher = reduced, augment, dropping, teacher
-        self.share = share
+        self.share, self.average, self.num_parts = share, average, num_parts
         device = images.device
         self.number = torch.zeros(1, dtype=torch.int64, device=device)
         """Steps done in this epoch."""
@@ -287,6 +291,26 @@ class Step:
         if self.share is not None:
             images, targets_KBC, draws = self.share.own(images, targets_KBC, draws)
         weights_KP = self.optimizer.weights_KP.detach().requires_grad_()
+        num_samples, gradient_KP = images.shape[1], None
+        num_parts = min(self.num_parts, num_samples)  # a share of a batch may have fewer
+        ends = [num_samples * part // num_parts for part in range(num_parts + 1)]
+        for start, end in itertools.pairwise(ends):
+            loss_K = self._loss(
+                weights_KP, images[:, start:end], targets_KBC[:, start:end], draws.of(slice(start, end))
+            )
+            if num_parts > 1:
+                loss_K = loss_K * ((end - start) / num_samples)
+            if self.share is not None:
+                loss_K = self.share.weighted(loss_K)
+            # Cells share no weights, so the gradient of the sum is each cell's own gradient.
+            (of_part_KP,) = torch.autograd.grad(loss_K.sum(), weights_KP)
+            gradient_KP = of_part_KP if gradient_KP is None else gradient_KP.add_(of_part_KP)
+            self.loss_K += loss_K.detach()
+        assert gradient_KP is not None
+        return gradient_KP
+
+    def _loss(self, weights_KP: Tensor, images: Tensor, targets_KBC: Tensor, draws: Draws) -> Tensor:
+        """The mean loss of these samples, by cell."""
         weights = self.optimizer.arrangement.views(weights_KP) | self.statistics
         if self.dropping is not None:
             weights |= self.dropping(draws)
@@ -294,16 +318,12 @@ class Step:
             # The loss is then the divergence from the teacher plus the teacher's own entropy, which has no gradient.
             targets_KBC = self.teacher(images, reduced=self.reduced)
         logits_KBC = stacked_forward(self.skeleton, weights, images, reduced=self.reduced)
-        loss_K = -(targets_KBC * F.log_softmax(logits_KBC, -1)).sum(-1).mean(-1)
-        if self.share is not None:
-            loss_K = self.share.weighted(loss_K)
-        # Cells share no weights, so the gradient of the sum is each cell's own gradient.
-        (gradient_KP,) = torch.autograd.grad(loss_K.sum(), weights_KP)
-        self.loss_K += loss_K.detach()
-        return gradient_KP
+        return -(targets_KBC * F.log_softmax(logits_KBC, -1)).sum(-1).mean(-1)
 
     def _update(self, gradient_KP: Tensor) -> None:
         self.optimizer.step(gradient_KP, self.epoch.lr_SK.index_select(0, self.number)[0])
+        if self.average is not None:
+            self.average.update(self.optimizer.weights_KP, self.statistics)
         self.number += 1
 
     def _augmented(self, images_KBCHW: Tensor, labels_KB: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
@@ -315,4 +335,5 @@ class Step:
     @property
     def state(self) -> list[Tensor]:
         """What a step changes."""
-        return [*self.optimizer.state, *self.statistics.values(), self.number, self.loss_K]
+        averages = [] if self.average is None else self.average.state
+        return [*self.optimizer.state, *self.statistics.values(), *averages, self.number, self.loss_K]

@@ -1,7 +1,6 @@
 """What S2 claims about frozen features: its numbers, and each comparison applied to them and to ours.
 
-S2's numbers of other backbones than ViT are left out, since what is probed here is a ViT. One number each, without a
-spread. Scores are fractions.
+One number each, without a spread. Scores are fractions.
 """
 
 from collections.abc import Mapping
@@ -11,6 +10,7 @@ from typing import NamedTuple
 
 from nearsight.errors import InputError
 from nearsight.papers.locat import numbers as s2
+from nearsight.papers.locat.backbones import accuracy_and_segmentation, features_table
 from nearsight.papers.locat.numbers import PublishedTable, above
 from nearsight.report.claims import Claim
 from nearsight.report.probe_tables import difference, difference_over_images, ends_in_words
@@ -72,6 +72,55 @@ _RETRIEVAL = _Published(
     (
         _miou("Table 4", "PASCAL VOC", {s2.VIT: 39.2, s2.LOCAT: 50.3}, {s2.VIT: 55.8, s2.LOCAT: 58.7}),
         _miou("Table 4", "ADE20K", {s2.VIT: 12.0, s2.LOCAT: 15.2}, {s2.VIT: 19.5, s2.LOCAT: 21.5}),
+    ),
+)
+_OTHERS = tuple(name for name in s2.BACKBONES if name != s2.VIT)
+"""Backbones beside ViT, in the order of the numbers below."""
+
+
+def _of_backbones(source: str, dataset: str, tiny: tuple[float, ...], base: tuple[float, ...]) -> PublishedTable:
+    labels = [label for name in _OTHERS for label in s2.BACKBONES[name]]
+    return _miou(source, dataset, *(dict(zip(labels, values, strict=True)) for values in (tiny, base)))
+
+
+_OTHERS_SEGMENTATION = _Published(
+    "Tiny and Base, 224 pixels, trained on ImageNet-1K",
+    (
+        _of_backbones(
+            "Table 1",
+            "ADE20K",
+            (15.98, 24.39, 19.17, 24.48, 25.58, 26.52, 20.33, 21.62),
+            (27.93, 32.71, 31.38, 34.94, 31.90, 32.89, 32.20, 35.69),
+        ),
+        _of_backbones(
+            "Table 1",
+            "PASCAL Context",
+            (33.45, 39.90, 38.16, 40.79, 36.78, 37.65, 36.36, 37.22),
+            (41.81, 46.14, 48.83, 49.24, 40.11, 41.44, 47.31, 49.20),
+        ),
+        _of_backbones(
+            "Table 1",
+            "COCO-Stuff",
+            (19.58, 27.38, 22.75, 27.98, 28.34, 29.09, 22.13, 23.87),
+            (28.99, 34.12, 34.35, 36.37, 33.60, 34.20, 34.65, 35.84),
+        ),
+    ),
+)
+_OTHERS_RETRIEVAL = _Published(
+    "Tiny and Base, 224 pixels, trained on ImageNet-1K",
+    (
+        _of_backbones(
+            "Table 4",
+            "PASCAL VOC",
+            (39.4, 52.3, 50.7, 54.7, 45.2, 45.3, 40.0, 45.5),
+            (55.5, 60.3, 61.0, 61.4, 57.6, 62.8, 58.5, 63.8),
+        ),
+        _of_backbones(
+            "Table 4",
+            "ADE20K",
+            (12.5, 15.9, 16.0, 17.5, 16.1, 16.3, 13.3, 14.5),
+            (19.4, 22.8, 22.4, 23.7, 23.3, 24.6, 21.6, 23.7),
+        ),
     ),
 )
 _DINO_VIT, _DINO_LOCAT = f"DINO {s2.VIT}", f"DINO {s2.LOCAT}"
@@ -174,6 +223,22 @@ def all_claims(probed: ProbeResults) -> list[tuple[str, Claim]]:
             _RETRIEVED,
             above(s2.LOCAT, s2.VIT),
         ),
+        *(
+            _claim(
+                probed,
+                measure,
+                published,
+                f"{name.lower()}-{id}",
+                f"LocAt in {name}: {text}",
+                source,
+                above(*reversed(s2.BACKBONES[name])),
+            )
+            for name in _OTHERS
+            for measure, published, id, text, source in (
+                ("segment_miou", _OTHERS_SEGMENTATION, "segments", "frozen features segment better", _WHOLE),
+                ("retrieve_miou", _OTHERS_RETRIEVAL, "retrieves", "patches retrieve better", _RETRIEVED),
+            )
+        ),
         segments("gaug", "GAug alone makes features segment better", _PARTS, above(s2.GAUG, s2.VIT)),
         segments("prr", "PRR alone makes features segment better", _PARTS, above(s2.PRR, s2.VIT)),
         segments("together", "Together they make them better than the better of the two alone", _PARTS, s2.TOGETHER),
@@ -228,4 +293,12 @@ _SCALES = (
     "more of them, and it probes them on larger data sets."
 )
 _ALL = [claim for _, claim in all_claims(ProbeResults.of([], name=PROBES))]
-report_on(PROBES, paper=s2.PAPER, claims=_ALL, claims_about=claims_about, intervals=_SCALES)
+report_on(
+    PROBES,
+    paper=s2.PAPER,
+    claims=_ALL,
+    claims_about=claims_about,
+    intervals=_SCALES,
+    tables=(features_table,),
+    figures={"backbones": accuracy_and_segmentation},
+)

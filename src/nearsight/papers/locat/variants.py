@@ -74,7 +74,7 @@ def locat_cifar100(*, seeds: int = 2) -> Study:
     Cost    32 cells of at most 100 epochs of 40,000 images (128 M); needs a GPU
     Result  see results/locat-cifar100
     """
-    base = _trained_as_in_s2(compact_cifar100("baseline"), _EPOCHS)
+    base = trained_as_in_s2(compact_cifar100("baseline"), _EPOCHS)
     # LocAt last: what compares a study's ends compares it with ViT.
     parts = {name: level for name, level in _CORE.items() if name != "LocAt"}
     return Study(base, factors={"model": {**parts, **_VARIANTS, "LocAt": _LOCAT}}, seeds=seeds)
@@ -88,11 +88,11 @@ def locat_tiny_imagenet(*, seeds: int = 2) -> Study:
     Cost    8 cells of at most 40 epochs of 80,000 images (25 M); needs a GPU
     Result  see results/locat-tiny-imagenet
     """
-    base = _trained_as_in_s2(compact_tiny_imagenet("baseline"), _TINY_EPOCHS)
+    base = trained_as_in_s2(compact_tiny_imagenet("baseline"), _TINY_EPOCHS)
     return Study(base, factors={"model": _CORE}, seeds=seeds)
 
 
-def _trained_as_in_s2(run: RunConfig, epochs: int) -> RunConfig:
+def trained_as_in_s2(run: RunConfig, epochs: int) -> RunConfig:
     """With S2's augmentations, clipping and schedule, whose warm-up is a fifth of the epochs as on its small sets.
 
     Not with its stochastic depth: S2 drops less in smaller models, and this one is smaller than any of them.
@@ -105,8 +105,8 @@ def _trained_as_in_s2(run: RunConfig, epochs: int) -> RunConfig:
 
 
 _ORDER = order_rule(s2.LARGER)
-_Rule = Literal["higher", "lower", "comparable", "not worse"]
-_RULES: Mapping[_Rule, tuple[str, Callable[[Estimate], Finding]]] = {
+Rule = Literal["higher", "lower", "comparable", "not worse"]
+_RULES: Mapping[Rule, tuple[str, Callable[[Estimate], Finding]]] = {
     "higher": (_ORDER, partial(judge_sign, sign=1, words="")),
     "lower": (_ORDER, partial(judge_sign, sign=-1, words="")),
     "comparable": (COMPARABLE_RULE, partial(judge_comparable, words="")),
@@ -115,7 +115,7 @@ _RULES: Mapping[_Rule, tuple[str, Callable[[Estimate], Finding]]] = {
 """In words, and what judges a difference."""
 
 
-def _of_accuracy(
+def of_accuracy(
     id: str,
     text: str,
     contrast: s2.Contrast,
@@ -123,7 +123,7 @@ def _of_accuracy(
     source: str,
     published: Sequence[s2.PublishedTable],
     family: str,
-    rule: _Rule = "higher",
+    rule: Rule = "higher",
 ) -> Claim:
     """One comparison, of the paper's tables and of our runs. A family: what one table of the paper says."""
     rule_in_words, judge_difference = _RULES[rule]
@@ -150,15 +150,15 @@ def _of_accuracy(
 
 
 _PARTS, _ATTENTION, _TOKENS = "parts (Table 5)", "attention (§4.1)", "tokens (App. F)"
-_of_parts = partial(_of_accuracy, source="S2 §5.4, Table 5", published=[s2.TABLE_5], family=_PARTS)
-_of_kernels = partial(_of_accuracy, source="S2 App. E, Table 8", published=[s2.TABLE_8], family="kernels (Table 8)")
-_of_widths = partial(_of_accuracy, source="S2 App. D, Table 7", published=[s2.TABLE_7], family="widths (Table 7)")
+_of_parts = partial(of_accuracy, source="S2 §5.4, Table 5", published=[s2.TABLE_5], family=_PARTS)
+_of_kernels = partial(of_accuracy, source="S2 App. E, Table 8", published=[s2.TABLE_8], family="kernels (Table 8)")
+_of_widths = partial(of_accuracy, source="S2 App. D, Table 7", published=[s2.TABLE_7], family="widths (Table 7)")
 
 
 def _core_claims(small_set: s2.PublishedTable) -> tuple[Claim, ...]:
     """Of ViT, GAug, PRR and LocAt; `small_set`: the part of Table 3 that is closest to our data."""
     return (
-        _of_accuracy(
+        of_accuracy(
             "locat",
             "LocAt raises accuracy, also on a small data set",
             above(s2.LOCAT, s2.VIT),
@@ -243,8 +243,11 @@ _ORDERED = 0.5
 _FINAL = 0.25
 
 
-def _more_local(what: str, column: str) -> Claim:
-    contrast = above(s2.GAUG, s2.VIT)
+_GAUG_ALONE = above(s2.GAUG, s2.VIT)
+
+
+def more_local(what: str, column: str, *, id: str | None = None, contrast: s2.Contrast = _GAUG_ALONE) -> Claim:
+    """That the second condition of a contrast has a smaller distance than the first."""
 
     def judge(results: StudyResults) -> Finding:
         values = of_shared_seeds(run_measures(results), column, contrast.needs, OF_RUNS[column].title)
@@ -254,7 +257,7 @@ def _more_local(what: str, column: str) -> Claim:
         return judge_sign(ours, sign=-1, words=words)
 
     return Claim(
-        id=f"gaug-{column}",
+        id=id or f"gaug-{column}",
         text=f"GAug makes attention local: {what}",
         source="S2 §4.1",
         paper=_IN_WORDS,
@@ -321,8 +324,8 @@ def _range(values: Sequence[float], digits: int = 2) -> str:
 
 
 _LAYER_CLAIMS = (
-    _more_local("the most local head is more local", "min_mad"),
-    _more_local("heads are more local on average", "mean_mad"),
+    more_local("the most local head is more local", "min_mad"),
+    more_local("heads are more local on average", "mean_mad"),
     Claim(
         id="gaug-every-layer",
         text="GAug makes attention local in every layer",
