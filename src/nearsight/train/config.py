@@ -79,6 +79,8 @@ class Protocol:
     drop_path: float = field(default=0.0, metadata=ADDED)
     """Probability that a sample skips a branch of the last block (stochastic depth). It rises from 0 at the first, so a
     model of one block skips nothing."""
+    dropout: float = field(default=0.0, metadata=ADDED)
+    """Probability that a number is dropped after the embedding, after attention's projection and in the MLP."""
     teacher: str | None = field(default=None, metadata=ADDED)
     """A run folder, or a model with published weights, whose predictions are learned instead of the labels."""
     lr_scaling: Scaling = field(default="none", metadata=ADDED)
@@ -104,6 +106,7 @@ class Protocol:
             raise unknown_name("lr_scaling", self.lr_scaling, get_args(Scaling))
         check_at_least("lr_scaling_batch", self.lr_scaling_batch, 1)
         check_below_one("drop_path", self.drop_path)
+        check_below_one("dropout", self.dropout)
         if self.clip_norm is not None and not self.clip_norm > 0:
             raise InputError(f"clip_norm is {self.clip_norm}, but must be positive")
         if self.teacher == "":
@@ -265,6 +268,7 @@ class RunConfig:
             protocol.batch_size,
             protocol.betas,
             protocol.drop_path > 0,  # another program
+            protocol.dropout > 0,
             protocol.teacher,
             stack_key(protocol.augment),
         )

@@ -24,6 +24,7 @@ from nearsight.augment.pipeline import CompiledPipeline
 from nearsight.data import Dataset, DeviceImages, epoch_batches, stratified_split
 from nearsight.errors import InputError
 from nearsight.train.config import RunConfig
+from nearsight.train.dropping import Dropping, NumberDropping, PathDropping
 from nearsight.train.initial import untrained_model
 from nearsight.train.optimizer import AdamW, learning_rates
 from nearsight.train.planning import check_shareable, check_sizes, check_stackable
@@ -37,7 +38,7 @@ from nearsight.train.stacked import (
     verify_stacking,
     weightless,
 )
-from nearsight.train.step import Advance, Epoch, PathDropping, Step, Teacher, captured
+from nearsight.train.step import Advance, Epoch, Step, Teacher, captured
 
 _LARGEST_BATCH = 512
 
@@ -197,7 +198,7 @@ class Stack:
     """Positions of the images that train."""
     validation_N: Tensor
     """Positions of those held out."""
-    dropping: PathDropping | None = None
+    dropping: tuple[Dropping, ...] = ()
     teacher: Teacher | None = None
     processes: Processes = field(default_factory=Processes)
     """Those that train the stack together, each on its share of the batches."""
@@ -230,8 +231,11 @@ class Stack:
         )
         optimizer.clips |= any(config.protocol.clip_norm is not None for config in waiting)
         skeleton = weightless(models[0])
-        rates = [protocol.drop_path for protocol in protocols]
-        dropping = PathDropping.install(skeleton, rates, device) if any(rates) else None
+        dropping: list[Dropping] = []
+        if any(rates := [protocol.drop_path for protocol in protocols]):
+            dropping.append(PathDropping.install(skeleton, rates, device))
+        if any(rates := [protocol.dropout for protocol in protocols]):
+            dropping.append(NumberDropping.install(skeleton, rates, device))
         teacher = Teacher.load(protocols[0].teacher, dataset, device) if protocols[0].teacher is not None else None
         statistics = stack_weights([running_statistics(model) for model in models], device)
         verify_stacking(skeleton, models, dataset.image_size)
@@ -256,7 +260,7 @@ class Stack:
             DeviceImages(dataset.train, device),
             training_N.to(device),
             validation_N.to(device),
-            dropping,
+            tuple(dropping),
             teacher,
             processes,
         )
@@ -301,8 +305,8 @@ class Stack:
         for name, statistic in running_statistics(model).items():
             self.statistics[name][position].copy_(statistic)
         self.smoothing_K[position] = protocol.smoothing
-        if self.dropping is not None:
-            self.dropping.put(position, protocol.drop_path)
+        for dropping in self.dropping:
+            dropping.put(position, protocol)
         self.epochs_done[position] = 0
         if self.pipeline.takes(protocol.augment):
             self.pipeline.put(position, protocol.augment)
@@ -322,7 +326,7 @@ class Stack:
             epochs_done=[self.epochs_done[k] for k in keep],
             pipeline=self.pipeline.select(index),
             smoothing_K=self.smoothing_K[index],
-            dropping=None if self.dropping is None else self.dropping.select(index),
+            dropping=tuple(dropping.select(index) for dropping in self.dropping),
             _programs=None,
         )
 

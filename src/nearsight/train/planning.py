@@ -118,8 +118,8 @@ def check_stackable(configs: Sequence[RunConfig], dataset: Dataset) -> None:
     for config in configs:
         if config.stack_key != configs[0].stack_key:
             raise InputError(
-                "cells of one stack differ in model shape, data, precision, batch size, betas, whether paths are "
-                "dropped, teacher, or the order, policy or size of augmentations"
+                "cells of one stack differ in model shape, data, precision, batch size, betas, whether paths or "
+                "numbers are dropped, teacher, or the order, policy or size of augmentations"
             )
         if dataset.name != config.data.name:
             raise InputError(f"the run is for {config.data.name}, but the data are {dataset.name}")

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 import nearsight  # noqa: F401  # for the names of its models
 from nearsight.models.positional import PositionalAttention
 from nearsight.randomness import Draws
+from nearsight.train.dropping import PathDropping
 from nearsight.train.fused.pending import fusing
 from nearsight.train.stacked import stack_weights, stacked_forward, weightless
-from nearsight.train.step import PathDropping
 
 SMALL = {"img_size": 8, "embed_dim": 16, "depth": 1, "num_heads": 1, "num_classes": 5}
 TWO_HEADS = SMALL | {"num_heads": 2}

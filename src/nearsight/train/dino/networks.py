@@ -22,6 +22,7 @@ from torch.func import functional_call
 from nearsight.errors import InputError
 from nearsight.randomness import Draws
 from nearsight.train.dino.config import DinoConfig
+from nearsight.train.dropping import PathDropping
 from nearsight.train.optimizer import AdamW
 from nearsight.train.stacked import (
     Weights,
@@ -31,7 +32,6 @@ from nearsight.train.stacked import (
     verify_stacking,
     weightless,
 )
-from nearsight.train.step import PathDropping
 
 _NUM_LAYERS = 3
 _POSITIONS = "pos_embed"
