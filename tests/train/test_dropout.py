@@ -18,7 +18,6 @@ from nearsight.train import (
     HistoryRow,
     Listener,
     RunConfig,
-    RunFolder,
     Stop,
     StoppedError,
     baseline,

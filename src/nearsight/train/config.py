@@ -224,8 +224,8 @@ class RunConfig:
     weights: str | None = field(default=None, metadata=ADDED)
     """Weights to start from: pretrained (those that timm has for the model), a file, a run folder, or the name of a
     model that has some. A classifier for other classes starts anew, positions are resampled; None: all start anew."""
-    precision: Literal["fp32", "bf16"] = "fp32"
-    """Arithmetic of the forward and backward; weights and optimiser are float32 in both."""
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """Arithmetic of the forward and backward; weights and optimiser are float32 in all. fp16 scales its losses."""
     num_measured: int = 5000
     """Test images on which the heads are measured (all, if there are fewer)."""
     measure_every: int = 0

@@ -29,7 +29,9 @@ from nearsight.train.initial import untrained_model
 from nearsight.train.optimizer import AdamW, learning_rates
 from nearsight.train.planning import check_shareable, check_sizes, check_stackable
 from nearsight.train.processes import Processes, Share
+from nearsight.train.scaling import LossScale
 from nearsight.train.stacked import (
+    DTYPES,
     Weights,
     bring_constants,
     running_statistics,
@@ -58,13 +60,13 @@ class Evaluation:
         mean_C: Tensor,
         std_C: Tensor,
         *,
-        reduced: bool,
+        dtype: torch.dtype,
         processes: Processes | None = None,
     ) -> None:
         """`weights` are read again in every run. `processes` are those that share the images, if several do."""
         self.processes, self.num_of_all = processes or Processes(), len(index_N)
         index_N = self.processes.share(index_N)
-        self.skeleton, self.weights, self.images, self.reduced = skeleton, weights, images, reduced
+        self.skeleton, self.weights, self.images, self.dtype = skeleton, weights, images, dtype
         self.mean_C, self.std_C = mean_C, std_C
         device, num_cells = images.device, len(next(iter(weights.values())))
         self.batch_size = min(_LARGEST_BATCH, len(index_N))
@@ -114,7 +116,7 @@ class Evaluation:
         normal = normalize(images_BCHW, self.mean_C, self.std_C)
         num_cells = len(self.loss_K)
         images_KBCHW = normal.expand(num_cells, *normal.shape)
-        logits_KBC = stacked_forward(self.skeleton, self.weights, images_KBCHW, reduced=self.reduced)
+        logits_KBC = stacked_forward(self.skeleton, self.weights, images_KBCHW, dtype=self.dtype)
         labels_KB = labels_B.expand(num_cells, -1)
         position_B = self.number * self.batch_size + torch.arange(self.batch_size, device=index_B.device)
         counts_B = position_B < self.num_images
@@ -200,6 +202,8 @@ class Stack:
     """Positions of those held out."""
     dropping: tuple[Dropping, ...] = ()
     teacher: Teacher | None = None
+    scale: LossScale | None = None
+    """Of the cells' losses, where gradients are float16."""
     processes: Processes = field(default_factory=Processes)
     """Those that train the stack together, each on its share of the batches."""
     _programs: "_Programs | None" = None
@@ -262,6 +266,7 @@ class Stack:
             validation_N.to(device),
             tuple(dropping),
             teacher,
+            LossScale.start(len(configs), device) if configs[0].precision == "fp16" else None,
             processes,
         )
 
@@ -277,7 +282,8 @@ class Stack:
     @property
     def state(self) -> list[Tensor]:
         """What the cells go on from, apart from their epochs."""
-        return [*self.optimizer.state, *self.statistics.values()]
+        of_scale = [] if self.scale is None else self.scale.state
+        return [*self.optimizer.state, *self.statistics.values(), *of_scale]
 
     @property
     def steps_per_epoch(self) -> int:
@@ -307,6 +313,8 @@ class Stack:
         self.smoothing_K[position] = protocol.smoothing
         for dropping in self.dropping:
             dropping.put(position, protocol)
+        if self.scale is not None:
+            self.scale.put(position)
         self.epochs_done[position] = 0
         if self.pipeline.takes(protocol.augment):
             self.pipeline.put(position, protocol.augment)
@@ -327,6 +335,7 @@ class Stack:
             pipeline=self.pipeline.select(index),
             smoothing_K=self.smoothing_K[index],
             dropping=tuple(dropping.select(index) for dropping in self.dropping),
+            scale=None if self.scale is None else self.scale.select(index),
             _programs=None,
         )
 
@@ -401,11 +410,12 @@ class Stack:
             self.smoothing_K,
             self.images,
             epoch,
-            reduced=self._reduced,
+            dtype=self._dtype,
             augment=CompiledPipeline() if compiled else None,
             dropping=self.dropping,
             teacher=self.teacher,
             share=self._share,
+            scale=self.scale,
         )
         validation = self._evaluation(self.images, self.validation_N, self.weights, self.processes)
         if not (on_gpu and self.images.resident):
@@ -418,8 +428,8 @@ class Stack:
         return None if self.processes.num == 1 else Share(self.processes, self.configs[0].protocol.batch_size)
 
     @property
-    def _reduced(self) -> bool:
-        return self.configs[0].precision == "bf16"
+    def _dtype(self) -> torch.dtype:
+        return DTYPES[self.configs[0].precision]
 
     def evaluate(
         self, images: DeviceImages, index_N: Tensor, weights: Weights | None = None
@@ -435,5 +445,5 @@ class Stack:
     ) -> Evaluation:
         mean_C, std_C = self.pipeline.mean_C, self.pipeline.std_C
         return Evaluation(
-            self.skeleton, weights, images, index_N, mean_C, std_C, reduced=self._reduced, processes=processes
+            self.skeleton, weights, images, index_N, mean_C, std_C, dtype=self._dtype, processes=processes
         )

@@ -29,6 +29,7 @@ from nearsight.train.dropping import Dropping
 from nearsight.train.folder import RunFolder
 from nearsight.train.optimizer import AdamW
 from nearsight.train.processes import Share
+from nearsight.train.scaling import LossScale
 from nearsight.train.stacked import Weights, stacked_forward
 
 Advance = Callable[[], None]
@@ -110,10 +111,10 @@ class Teacher:
             )
 
     @torch.no_grad()
-    def __call__(self, images_KBCHW: Tensor, *, reduced: bool = False) -> Tensor:
+    def __call__(self, images_KBCHW: Tensor, *, dtype: torch.dtype = torch.float32) -> Tensor:
         """Its predictions for normalised images: class distributions [K, B, C]."""
         images = images_KBCHW.flatten(0, 1) * self.scale_C[:, None, None] + self.shift_C[:, None, None]
-        with torch.autocast(images.device.type, torch.bfloat16, enabled=reduced):
+        with torch.autocast(images.device.type, dtype, enabled=dtype != torch.float32):
             logits: Tensor = self.model(images)
         by_cell: Tensor = logits.float().softmax(-1).unflatten(0, images_KBCHW.shape[:2])
         return by_cell
@@ -147,17 +148,18 @@ class Step:
         images: DeviceImages,
         epoch: Epoch,
         *,
-        reduced: bool,
+        dtype: torch.dtype,
         augment: CompiledPipeline | None,
         dropping: Sequence[Dropping] = (),
         teacher: Teacher | None = None,
         share: Share | None = None,
+        scale: LossScale | None = None,
     ) -> None:
-        """`share`: what of a batch this process does; None: all of it."""
+        """`share`: what of a batch this process does; None: all of it. `scale`: of the losses, if they need one."""
         self.skeleton, self.optimizer, self.statistics = skeleton, optimizer, statistics
         self.pipeline, self.smoothing_K, self.images, self.epoch = pipeline, smoothing_K, images, epoch
-        self.reduced, self.augment, self.dropping, self.teacher = reduced, augment, dropping, teacher
-        self.share = share
+        self.dtype, self.augment, self.dropping, self.teacher = dtype, augment, dropping, teacher
+        self.share, self.scale = share, scale
         device = images.device
         self.number = torch.zeros(1, dtype=torch.int64, device=device)
         """Steps done in this epoch."""
@@ -216,18 +218,23 @@ class Step:
             weights |= dropping(draws)
         if self.teacher is not None:
             # The loss is then the divergence from the teacher plus the teacher's own entropy, which has no gradient.
-            targets_KBC = self.teacher(images, reduced=self.reduced)
-        logits_KBC = stacked_forward(self.skeleton, weights, images, reduced=self.reduced)
+            targets_KBC = self.teacher(images, dtype=self.dtype)
+        logits_KBC = stacked_forward(self.skeleton, weights, images, dtype=self.dtype)
         loss_K = -(targets_KBC * F.log_softmax(logits_KBC, -1)).sum(-1).mean(-1)
         if self.share is not None:
             loss_K = self.share.weighted(loss_K)
         # Cells share no weights, so the gradient of the sum is each cell's own gradient.
-        (gradient_KP,) = torch.autograd.grad(loss_K.sum(), weights_KP)
+        scaled_K = loss_K if self.scale is None else loss_K * self.scale.scale_K
+        (gradient_KP,) = torch.autograd.grad(scaled_K.sum(), weights_KP)
         self.loss_K += loss_K.detach()
         return gradient_KP
 
     def _update(self, gradient_KP: Tensor) -> None:
-        self.optimizer.step(gradient_KP, self.epoch.lr_SK.index_select(0, self.number)[0])
+        lr_K = self.epoch.lr_SK.index_select(0, self.number)[0]
+        if self.scale is None:
+            self.optimizer.step(gradient_KP, lr_K)
+        else:
+            self.scale.step(self.optimizer, gradient_KP, lr_K)
         self.number += 1
 
     def _augmented(self, images_KBCHW: Tensor, labels_KB: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
@@ -239,4 +246,5 @@ class Step:
     @property
     def state(self) -> list[Tensor]:
         """What a step changes."""
-        return [*self.optimizer.state, *self.statistics.values(), self.number, self.loss_K]
+        of_scale = [] if self.scale is None else self.scale.state
+        return [*self.optimizer.state, *self.statistics.values(), *of_scale, self.number, self.loss_K]

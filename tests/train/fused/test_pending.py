@@ -67,9 +67,10 @@ def test_without_gradients(device: torch.device, taken: list[str], near: Any) ->
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("reduced", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("num_cells", [1, 3])
-def test_as_the_engine_runs_it(taken: list[str], check_reduced: Any, num_cells: int) -> None:
-    check_reduced("compact_vit", num_cells)
+def test_as_the_engine_runs_it(taken: list[str], check_reduced: Any, num_cells: int, reduced: torch.dtype) -> None:
+    check_reduced("compact_vit", num_cells, reduced=reduced)
     assert "".join(taken) == "amam"
 
 
