@@ -210,7 +210,7 @@ def test_with_products_in_bfloat16() -> None:
     models = [model.float() for model in cells()]
     images = torch.randn(2, 3, 3, 32, 32)
     weights = stack_weights([dict(model.named_parameters()) for model in models], torch.device("cpu"))
-    reduced = stacked_forward(weightless(models[0]), weights, images, reduced=True)
+    reduced = stacked_forward(weightless(models[0]), weights, images, dtype=torch.bfloat16)
     exact = torch.stack([model(batch) for model, batch in zip(models, images, strict=True)])
     assert reduced.dtype == torch.float32
     assert (reduced - exact).norm() / exact.norm() < 0.05

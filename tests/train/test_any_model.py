@@ -18,6 +18,7 @@ from nearsight.models import ModelConfig, create_model, load_model
 from nearsight.models.factory import timms_settings
 from nearsight.tensorfile import load_tensors, save_tensors
 from nearsight.train import DataConfig, Protocol, RunConfig, RunFolder, load_data, train_runs
+from nearsight.train.dropping import PathDropping
 from nearsight.train.engine import Stack, initial_model
 from nearsight.train.initial import untrained_model
 from nearsight.train.recipes import RUNS, command_of
@@ -69,12 +70,13 @@ def test_paths_are_dropped_as_in_timm() -> None:
     """The later the block, the more often, over all stages."""
     config = run("swin_tiny_patch4_window7_224")
     stack = Stack.start([config], load_data(config.data), torch.device("cpu"))
-    assert stack.dropping is not None
-    places = [name.removesuffix(".factor") for name in stack.dropping.buffers]
+    (dropping,) = stack.dropping
+    assert isinstance(dropping, PathDropping)
+    places = [name.removesuffix(".factor") for name in dropping.buffers]
     own = create_model(config.model.name, img_size=32, drop_path_rate=0.2, **timms_settings(_SWIN))
     rates = {name: getattr(module, "drop_prob", 0.0) for name, module in own.named_modules() if "drop_path" in name}
     assert set(places) == set(rates)
-    for place, kept in zip(places, stack.dropping.keep_Kn[0].tolist(), strict=True):
+    for place, kept in zip(places, dropping.keep_Kn[0].tolist(), strict=True):
         assert kept == pytest.approx(1 - rates[place])
 
 

@@ -19,9 +19,10 @@ from nearsight.models.sources import SourcedModel
 from nearsight.randomness import Draws
 from nearsight.train import DataConfig, Protocol, RunConfig, RunFolder, baseline, step, train_run
 from nearsight.train.dino import CropsConfig, DinoConfig, DinoFolder
+from nearsight.train.dropping import DropPath, PathDropping
 from nearsight.train.engine import Stack, initial_model
 from nearsight.train.stacked import stack_weights, stacked_forward, vmapped_forward, weightless
-from nearsight.train.step import DropPath, PathDropping, Teacher
+from nearsight.train.step import Teacher
 
 CPU = torch.device("cpu")
 

@@ -5,14 +5,15 @@ so whatever works on a timm ViT works on it. Only the initialisation is ours, an
 report its own.
 """
 
+import math
 from typing import Any, get_args
 
 import torch
-from timm.layers import to_2tuple
+from timm.layers import PatchEmbed, to_2tuple
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
 from timm.models.resnet import BasicBlock, ResNet
 from timm.models.vision_transformer import VisionTransformer, checkpoint_filter_fn
-from torch import nn
+from torch import Tensor, nn
 
 from nearsight.errors import InputError, check_at_least, unknown_name
 from nearsight.models.factory import Initialization
@@ -44,6 +45,32 @@ COMPACT_IMAGES = {
 """Their configs for timm."""
 
 
+class NormedPatchEmbed(PatchEmbed):  # type: ignore[misc]  # timm carries no types
+    """A patch embedding between two layer norms, of a patch's pixels and of its token, as vit-pytorch has it."""
+
+    def __init__(self, *, patch_size: Any, in_chans: int = 3, dynamic_img_pad: bool = False, **kwargs: Any) -> None:
+        if dynamic_img_pad:
+            raise InputError(
+                "dynamic_img_pad does not go with embed_norm: patches of padding have nothing to normalise"
+            )
+        super().__init__(patch_size=patch_size, in_chans=in_chans, norm_layer=nn.LayerNorm, **kwargs)
+        placed = {name: kwargs[name] for name in ("device", "dtype") if name in kwargs}
+        self.norm_pixels = nn.LayerNorm(in_chans * math.prod(self.patch_size), **placed)
+
+    def set_input_size(self, img_size: Any = None, patch_size: Any = None) -> None:
+        if patch_size is not None and to_2tuple(patch_size) != self.patch_size:
+            raise InputError("embed_norm is of patches of one size: another patch_size needs another model")
+        super().set_input_size(img_size)
+
+    def forward(self, images_BCHW: Tensor) -> Tensor:
+        rows, cols = (side // patch for side, patch in zip(images_BCHW.shape[-2:], self.patch_size, strict=True))
+        by_patch = images_BCHW.unflatten(3, (cols, -1)).unflatten(2, (rows, -1)).permute(0, 2, 4, 1, 3, 5)
+        normal = self.norm_pixels(by_patch.flatten(3).flatten(1, 2)).unflatten(1, (rows, cols))
+        whole = normal.unflatten(3, by_patch.shape[3:]).permute(0, 3, 1, 4, 2, 5).flatten(4).flatten(2, 3)
+        tokens: Tensor = super().forward(whole)
+        return tokens
+
+
 class CompactViT(VisionTransformer):  # type: ignore[misc]  # timm carries no types
     """A Pre-LN ViT with learned positions and a CLS head, without dropout, on any grid.
 
@@ -51,6 +78,10 @@ class CompactViT(VisionTransformer):  # type: ignore[misc]  # timm carries no ty
         init: "trunc_normal" draws every projection from a normal of deviation 0.02 with zero biases (the ViT and DeiT
             habit); "pytorch" keeps each layer's PyTorch default (uniform, scaled by fan-in).
         position_std: deviation of the normal from which positions and the CLS and register tokens are drawn.
+        qk_std: deviation of the normal from which the weights of queries and keys are drawn; None: as `init`
+            says. All others start as they do without it.
+        head_size: channels of a head; None: the width over the number of heads.
+        embed_norm: layer norms before and after the patch embedding, as in vit-pytorch.
         reach: how many patches far a patch attends, in all blocks or in each (`nearsight.models.reach`).
     """
 
@@ -59,6 +90,9 @@ class CompactViT(VisionTransformer):  # type: ignore[misc]  # timm carries no ty
         *,
         init: Initialization = "trunc_normal",
         position_std: float = 0.02,
+        qk_std: float | None = None,
+        head_size: int | None = None,
+        embed_norm: bool = False,
         reach: float | Reach = (),
         **kwargs: Any,
     ) -> None:
@@ -66,18 +100,41 @@ class CompactViT(VisionTransformer):  # type: ignore[misc]  # timm carries no ty
         if init not in get_args(Initialization):
             raise unknown_name("initialisation", init, get_args(Initialization))
         check_at_least("position_std", position_std, 0.0)
+        if qk_std is not None:
+            check_at_least("qk_std", qk_std, 0.0)
+        if embed_norm:
+            kwargs["embed_layer"] = NormedPatchEmbed
         super().__init__(weight_init="skip", **kwargs)
-        self._drawn = init, position_std
+        if head_size is not None:
+            check_at_least("head_size", head_size, 1)
+            for block in self.blocks:
+                _resize_heads(block.attn, head_size)
+        self._drawn = init, position_std, qk_std
         self.init_weights()
         limit_reach(self, reach)
 
     def init_weights(self, mode: str = "", needs_reset: bool = True) -> None:
         """Draw all weights again; timm's modes are not ours, and `init` alone says how."""
-        init, position_std = self._drawn
+        init, position_std, qk_std = self._drawn
         draw_weights(self, init)
         for learned in (self.cls_token, self.reg_token, self.pos_embed):
             if learned is not None:
                 nn.init.normal_(learned, std=position_std)
+        if qk_std is not None:  # last, so that it changes no other weight
+            for block in self.blocks:
+                nn.init.normal_(block.attn.qkv.weight[: 2 * block.attn.attn_dim], std=qk_std)
+
+
+def _resize_heads(attention: Any, head_size: int) -> None:
+    """Give an attention heads of another size: timm's own can have them, but its blocks do not pass that on."""
+    if not all(isinstance(norm, nn.Identity) for norm in (attention.q_norm, attention.k_norm, attention.norm)):
+        raise InputError("head_size does not go with qk_norm or scale_attn_norm, whose norms are of the usual size")
+    width, inner = attention.qkv.in_features, attention.num_heads * head_size
+    biases = (attention.qkv.bias is not None, attention.proj.bias is not None)
+    place = {"device": attention.qkv.weight.device, "dtype": attention.qkv.weight.dtype}
+    attention.head_dim, attention.attn_dim, attention.scale = head_size, inner, head_size**-0.5
+    attention.qkv = nn.Linear(width, 3 * inner, bias=biases[0], **place)
+    attention.proj = nn.Linear(inner, width, bias=biases[1], **place)
 
 
 @torch.no_grad()

@@ -42,6 +42,8 @@ S2_BACKBONES = (
 """Those of S2's tables, and ViT-Small: they have a name with LocAt, too."""
 _OF_ALL_MODELS = ("name", "shuffled_tiles", "permutation_seed")
 _OF_RESNETS = ("channels",)
+_NOT_OF_JUMBO = ("final_norm", "activation")
+"""It has norms and MLPs of its own."""
 _OF_TIMMS = ("settings", "gaug", "prr")
 """And what begins with `locat_`."""
 
@@ -113,6 +115,18 @@ class ModelConfig:
     """What the kernel is multiplied by: a learned α of each query, nothing, or the size of the logits."""
     reach: Reach = field(default=(), metadata=ADDED)
     """How many patches far a patch attends, in all blocks or in each (1.5 1.5 2 2 3 3 None None); None: no limit."""
+    qkv_bias: bool = field(default=True, metadata=ADDED)
+    """Queries, keys and values have biases."""
+    head_size: int | None = field(default=None, metadata=ADDED)
+    """Channels of a head; None: the width over the number of heads. Another makes attention's inner width another."""
+    qk_std: float | None = field(default=None, metadata=ADDED)
+    """Deviation of the initial weights of queries and keys alone; None: as init says."""
+    embed_norm: bool = field(default=False, metadata=ADDED)
+    """Layer norms before and after the patch embedding, as in vit-pytorch."""
+    final_norm: bool = field(default=True, metadata=ADDED)
+    """A layer norm between the last block and the classifier."""
+    activation: Literal["gelu", "relu"] = field(default="gelu", metadata=ADDED)
+    """Of the MLPs."""
     locat_gentle: bool = field(default=False, metadata=ADDED)
     """α begins near 0, so that a trained model first computes what it always did."""
     settings: tuple[str, ...] = field(default=(), metadata=ADDED)
@@ -143,6 +157,14 @@ class ModelConfig:
         for size in ("patch_size", "depth", "width", "num_heads", "mlp_width", "channels", "shuffled_tiles"):
             check_at_least(size, getattr(self, size), 1)
         check_at_least("permutation_seed", self.permutation_seed, 0)
+        if self.head_size is not None:
+            check_at_least("head_size", self.head_size, 1)
+        if self.qk_std is not None:
+            check_at_least("qk_std", self.qk_std, 0.0)
+        if self.embed_norm and self.shuffled_tiles > 1:
+            raise InputError(
+                "embed_norm does not go with shuffled_tiles: it would normalise patches before their tiles move"
+            )
         if self.permutation_seed and self.shuffled_tiles == 1:
             raise InputError(f"permutation_seed is {self.permutation_seed}, but shuffled_tiles is 1: none are shuffled")
         if self.width % self.num_heads:
@@ -167,7 +189,8 @@ class ModelConfig:
             return True
         of_timm = option in _OF_TIMMS or option.startswith(_LOCAT)
         if self.kind == "compact":
-            return option not in (*_OF_RESNETS, "settings")
+            without = _NOT_OF_JUMBO if self.name == "compact_jumbo_vit" else ()
+            return option not in (*_OF_RESNETS, *without, "settings")
         return of_timm if self.kind == "timm" else option in _OF_RESNETS
 
     @property
@@ -176,7 +199,7 @@ class ModelConfig:
         return tuple(
             getattr(self, field.name)
             for field in dataclasses.fields(self)
-            if field.name not in ("init", "position_std")
+            if field.name not in ("init", "position_std", "qk_std")
         )
 
     def build(self, image_size: tuple[int, int], num_classes: int) -> nn.Module:
@@ -212,8 +235,18 @@ class ModelConfig:
             pos_embed="learn" if self.positions else "none",
             global_pool=self.pool,
             reach=self.reach,
+            **self._further,
             **self._locat,
         )
+
+    @property
+    def _further(self) -> dict[str, Any]:
+        """Settings of the compact ViT, as far as they are not at their defaults."""
+        found = {name: getattr(self, name) for name in ("qk_std", "head_size") if getattr(self, name) is not None}
+        found |= {name: False for name in ("qkv_bias", "final_norm") if not getattr(self, name)}
+        if self.activation != "gelu":
+            found["act_layer"] = self.activation
+        return found | ({"embed_norm": True} if self.embed_norm else {})
 
     @property
     def _locat(self) -> dict[str, Any]:

@@ -304,4 +304,5 @@ def _narrow(model: ModelConfig) -> ModelConfig:
     if model.kind == "resnet":
         return dataclasses.replace(model, channels=_CHANNELS)
     width = _HEAD_WIDTH * model.num_heads
-    return dataclasses.replace(model, patch_size=_PATCH_SIZE, width=width, mlp_width=2 * width)
+    head_size = None if model.head_size is None else 2 * _HEAD_WIDTH
+    return dataclasses.replace(model, patch_size=_PATCH_SIZE, width=width, mlp_width=2 * width, head_size=head_size)

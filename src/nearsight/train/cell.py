@@ -102,6 +102,9 @@ class Cell:
             for name, statistic in _statistics(stack, position).items():
                 statistic.copy_(tensors[name])
             stack.optimizer.steps_done_K[position] = tensors["steps_done"]
+            if stack.scale is not None:
+                stack.scale.scale_K[position] = tensors["loss_scale"]
+                stack.scale.finite_steps_K[position] = tensors["finite_steps"]
             self.best_weights = {name: tensors[f"best/{name}"].to(stack.device) for name in stack.weights}
         except (KeyError, RuntimeError) as error:
             raise InputError(f"{self.folder.checkpoint} does not fit the run's model: {error}") from error
@@ -127,6 +130,9 @@ def _statistics(stack: Stack, position: int) -> Tensors:
 def _state(stack: Stack, position: int, *, copied: bool = False) -> Tensors:
     """Everything that training one cell further depends on, apart from its epoch: randomness has no state."""
     state: Tensors = {"steps_done": stack.optimizer.steps_done_K[position].clone()}
+    if stack.scale is not None:
+        state["loss_scale"] = stack.scale.scale_K[position].clone()
+        state["finite_steps"] = stack.scale.finite_steps_K[position].clone()
     for group, flat_KP in _groups(stack).items():
         flat_P = flat_KP[position]
         parts = stack.optimizer.arrangement.parts(flat_P.clone() if copied else flat_P)

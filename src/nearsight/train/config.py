@@ -79,6 +79,8 @@ class Protocol:
     drop_path: float = field(default=0.0, metadata=ADDED)
     """Probability that a sample skips a branch of the last block (stochastic depth). It rises from 0 at the first, so a
     model of one block skips nothing."""
+    dropout: float = field(default=0.0, metadata=ADDED)
+    """Probability that a number is dropped after the embedding, after attention's projection and in the MLP."""
     teacher: str | None = field(default=None, metadata=ADDED)
     """A run folder, or a model with published weights, whose predictions are learned instead of the labels."""
     lr_scaling: Scaling = field(default="none", metadata=ADDED)
@@ -126,6 +128,7 @@ class Protocol:
             raise InputError(
                 f"accumulate is {self.accumulate}, but a batch of {self.batch_size} images has no so many parts"
             )
+        check_below_one("dropout", self.dropout)
         if self.clip_norm is not None and not self.clip_norm > 0:
             raise InputError(f"clip_norm is {self.clip_norm}, but must be positive")
         if self.teacher == "":
@@ -248,8 +251,8 @@ class RunConfig:
     weights: str | None = field(default=None, metadata=ADDED)
     """Weights to start from: pretrained (those that timm has for the model), a file, a run folder, or the name of a
     model that has some. A classifier for other classes starts anew, positions are resampled; None: all start anew."""
-    precision: Literal["fp32", "bf16"] = "fp32"
-    """Arithmetic of the forward and backward; weights and optimiser are float32 in both."""
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """Arithmetic of the forward and backward; weights and optimiser are float32 in all. fp16 scales its losses."""
     num_measured: int = 5000
     """Test images on which the heads are measured (all, if there are fewer)."""
     measure_every: int = 0
@@ -293,6 +296,7 @@ class RunConfig:
             protocol.betas,
             # Other programs:
             protocol.drop_path > 0,
+            protocol.dropout > 0,
             protocol.has_own_rates,
             protocol.ema > 0,
             protocol.accumulate,

@@ -24,11 +24,14 @@ from nearsight.augment.pipeline import CompiledPipeline
 from nearsight.data import Dataset, DeviceImages, epoch_batches, stratified_split
 from nearsight.errors import InputError
 from nearsight.train.config import RunConfig
+from nearsight.train.dropping import Dropping, NumberDropping, PathDropping
 from nearsight.train.initial import untrained_model
 from nearsight.train.optimizer import AdamW, Average, group_scales, groups_of, learning_rates
 from nearsight.train.planning import check_shareable, check_sizes, check_stackable
 from nearsight.train.processes import Processes, Share
+from nearsight.train.scaling import LossScale
 from nearsight.train.stacked import (
+    DTYPES,
     Weights,
     bring_constants,
     running_statistics,
@@ -37,7 +40,7 @@ from nearsight.train.stacked import (
     verify_stacking,
     weightless,
 )
-from nearsight.train.step import Advance, Epoch, PathDropping, Step, Teacher, captured
+from nearsight.train.step import Advance, Epoch, Step, Teacher, captured
 
 _LARGEST_BATCH = 512
 
@@ -57,13 +60,13 @@ class Evaluation:
         mean_C: Tensor,
         std_C: Tensor,
         *,
-        reduced: bool,
+        dtype: torch.dtype,
         processes: Processes | None = None,
     ) -> None:
         """`weights` are read again in every run. `processes` are those that share the images, if several do."""
         self.processes, self.num_of_all = processes or Processes(), len(index_N)
         index_N = self.processes.share(index_N)
-        self.skeleton, self.weights, self.images, self.reduced = skeleton, weights, images, reduced
+        self.skeleton, self.weights, self.images, self.dtype = skeleton, weights, images, dtype
         self.mean_C, self.std_C = mean_C, std_C
         device, num_cells = images.device, len(next(iter(weights.values())))
         self.batch_size = min(_LARGEST_BATCH, len(index_N))
@@ -113,7 +116,7 @@ class Evaluation:
         normal = normalize(images_BCHW, self.mean_C, self.std_C)
         num_cells = len(self.loss_K)
         images_KBCHW = normal.expand(num_cells, *normal.shape)
-        logits_KBC = stacked_forward(self.skeleton, self.weights, images_KBCHW, reduced=self.reduced)
+        logits_KBC = stacked_forward(self.skeleton, self.weights, images_KBCHW, dtype=self.dtype)
         labels_KB = labels_B.expand(num_cells, -1)
         position_B = self.number * self.batch_size + torch.arange(self.batch_size, device=index_B.device)
         counts_B = position_B < self.num_images
@@ -197,11 +200,13 @@ class Stack:
     """Positions of the images that train."""
     validation_N: Tensor
     """Positions of those held out."""
-    dropping: PathDropping | None = None
+    dropping: tuple[Dropping, ...] = ()
     teacher: Teacher | None = None
     average: Average | None = None
     groups: Mapping[str, int] | None = None
     """Parameter → its group, where not all learn at one rate."""
+    scale: LossScale | None = None
+    """Of the cells' losses, where gradients are float16."""
     processes: Processes = field(default_factory=Processes)
     """Those that train the stack together, each on its share of the batches."""
     _programs: "_Programs | None" = None
@@ -236,8 +241,11 @@ class Stack:
         )
         optimizer.clips |= any(config.protocol.clip_norm is not None for config in waiting)
         skeleton = weightless(models[0])
-        rates = [protocol.drop_path for protocol in protocols]
-        dropping = PathDropping.install(skeleton, rates, device) if any(rates) else None
+        dropping: list[Dropping] = []
+        if any(rates := [protocol.drop_path for protocol in protocols]):
+            dropping.append(PathDropping.install(skeleton, rates, device))
+        if any(rates := [protocol.dropout for protocol in protocols]):
+            dropping.append(NumberDropping.install(skeleton, rates, device))
         teacher = Teacher.load(protocols[0].teacher, dataset, device) if protocols[0].teacher is not None else None
         statistics = stack_weights([running_statistics(model) for model in models], device)
         decays = [protocol.ema for protocol in protocols]
@@ -264,10 +272,11 @@ class Stack:
             DeviceImages(dataset.train, device),
             training_N.to(device),
             validation_N.to(device),
-            dropping,
+            tuple(dropping),
             teacher,
             average,
             groups,
+            LossScale.start(len(configs), device) if configs[0].precision == "fp16" else None,
             processes,
         )
 
@@ -286,8 +295,9 @@ class Stack:
     @property
     def state(self) -> list[Tensor]:
         """What the cells go on from, apart from their epochs."""
-        averages = [] if self.average is None else self.average.state
-        return [*self.optimizer.state, *self.statistics.values(), *averages]
+        of_average = [] if self.average is None else self.average.state
+        of_scale = [] if self.scale is None else self.scale.state
+        return [*self.optimizer.state, *self.statistics.values(), *of_average, *of_scale]
 
     @property
     def steps_per_epoch(self) -> int:
@@ -318,8 +328,10 @@ class Stack:
         if self.average is not None:
             self.average.put(position, self.optimizer.weights_KP, self.statistics, protocol.ema)
         self.smoothing_K[position] = protocol.smoothing
-        if self.dropping is not None:
-            self.dropping.put(position, protocol.drop_path)
+        for dropping in self.dropping:
+            dropping.put(position, protocol)
+        if self.scale is not None:
+            self.scale.put(position)
         self.epochs_done[position] = 0
         if self.pipeline.takes(protocol.augment):
             self.pipeline.put(position, protocol.augment)
@@ -339,8 +351,9 @@ class Stack:
             epochs_done=[self.epochs_done[k] for k in keep],
             pipeline=self.pipeline.select(index),
             smoothing_K=self.smoothing_K[index],
-            dropping=None if self.dropping is None else self.dropping.select(index),
+            dropping=tuple(dropping.select(index) for dropping in self.dropping),
             average=None if self.average is None else self.average.select(index),
+            scale=None if self.scale is None else self.scale.select(index),
             _programs=None,
         )
 
@@ -415,13 +428,14 @@ class Stack:
             self.smoothing_K,
             self.images,
             epoch,
-            reduced=self._reduced,
+            dtype=self._dtype,
             augment=CompiledPipeline() if compiled else None,
             dropping=self.dropping,
             teacher=self.teacher,
             share=self._share,
             average=self.average,
             num_parts=self.configs[0].protocol.accumulate,
+            scale=self.scale,
         )
         validation = self._evaluation(self.images, self.validation_N, self.weights, self.processes)
         if not (on_gpu and self.images.resident):
@@ -434,8 +448,8 @@ class Stack:
         return None if self.processes.num == 1 else Share(self.processes, self.configs[0].protocol.batch_size)
 
     @property
-    def _reduced(self) -> bool:
-        return self.configs[0].precision == "bf16"
+    def _dtype(self) -> torch.dtype:
+        return DTYPES[self.configs[0].precision]
 
     def evaluate(
         self, images: DeviceImages, index_N: Tensor, weights: Weights | None = None
@@ -451,5 +465,5 @@ class Stack:
     ) -> Evaluation:
         mean_C, std_C = self.pipeline.mean_C, self.pipeline.std_C
         return Evaluation(
-            self.skeleton, weights, images, index_N, mean_C, std_C, reduced=self._reduced, processes=processes
+            self.skeleton, weights, images, index_N, mean_C, std_C, dtype=self._dtype, processes=processes
         )

@@ -55,11 +55,12 @@ def cell_bytes(config: RunConfig) -> int:
 def _kept_by_blocks(model: ModelConfig, side: int) -> int:
     """Values that a ViT keeps of an image for its backward.
 
-    Of a token, a block keeps some copies of it, its queries, keys and values (8 widths), and the MLP's hidden units
-    before and after its activation; of a head, the weights of its attention where it is not fused.
+    Of a token, a block keeps some copies of it, its queries, keys and values (8 widths in all), and the MLP's hidden
+    units before and after its activation; of a head, the weights of its attention where it is not fused.
     """
     tokens = (side // model.patch_size) ** 2 + 1
-    per_block = tokens * (8 * model.width + 3 * model.mlp_width) + model.num_heads * tokens**2
+    inner = model.width if model.head_size is None else model.num_heads * model.head_size
+    per_block = tokens * (4 * model.width + 4 * inner + 3 * model.mlp_width) + model.num_heads * tokens**2
     return model.depth * per_block
 
 
@@ -121,8 +122,8 @@ def check_stackable(configs: Sequence[RunConfig], dataset: Dataset) -> None:
         if config.stack_key != configs[0].stack_key:
             raise InputError(
                 "cells of one stack differ in model shape, data, precision, batch size or its parts, betas, whether "
-                "paths are dropped, parameters learn at rates of their own or are averaged, teacher, or the order, "
-                "policy or size of augmentations"
+                "paths or numbers are dropped, parameters learn at rates of their own or are averaged, teacher, or the "
+                "order, policy or size of augmentations"
             )
         if dataset.name != config.data.name:
             raise InputError(f"the run is for {config.data.name}, but the data are {dataset.name}")

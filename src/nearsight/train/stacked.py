@@ -24,6 +24,8 @@ from nearsight.train.fused.pending import fusing
 from nearsight.train.stackedweight import UnstackableError, stack_up
 
 Weights = dict[str, Tensor]
+DTYPES: Mapping[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+"""Of products, by the name of a run's precision."""
 
 _by_vmap: WeakSet[nn.Module] = WeakSet()
 """Models that do not run as one batch."""
@@ -70,15 +72,18 @@ def runs_as_one_batch(model: nn.Module) -> bool:
     return model not in _by_vmap and model not in _cell_after_cell
 
 
-def stacked_forward(model: nn.Module, weights_K: Weights, images_KBCHW: Tensor, *, reduced: bool = False) -> Tensor:
+def stacked_forward(
+    model: nn.Module, weights_K: Weights, images_KBCHW: Tensor, *, dtype: torch.dtype = torch.float32
+) -> Tensor:
     """Outputs [K, B, …] of K models, each with its own weights on its own images.
 
-    `reduced`: products in bfloat16, and blocks by the fused kernels where there are any. With torch's deterministic
-    algorithms switched on, a GPU does one cell after the other, so that each gives the bits that it gives alone.
+    `dtype`: of products; if it is reduced, blocks are done by the fused kernels where there are any. With torch's
+    deterministic algorithms switched on, a GPU does one cell after the other, so that each gives the bits that it gives
+    alone.
     """
-    if not reduced:
+    if dtype == torch.float32:
         return _forward(model, weights_K, images_KBCHW)
-    with torch.autocast(images_KBCHW.device.type, torch.bfloat16), fusing(torch.bfloat16):
+    with torch.autocast(images_KBCHW.device.type, dtype), fusing(dtype):
         return _forward(model, weights_K, images_KBCHW).float()
 
 

@@ -6,19 +6,17 @@ nor waits for anything within an epoch.
 
 One of several processes steps on its share of the batch, and gradients are added up before the optimiser sees them.
 
-Shape suffixes: K cells, B samples, S steps of an epoch, C channels or classes, H rows, W columns, P parameters, n
-places where a branch can be dropped.
+Shape suffixes: K cells, B samples, S steps of an epoch, C channels or classes, H rows, W columns, P parameters.
 """
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 import torch.distributed
 import torch.nn.functional as F
-from timm.layers import calculate_drop_path_rates
 from torch import Tensor, nn
 
 from nearsight.augment import Pipeline, grey_levels, smooth_targets
@@ -28,16 +26,17 @@ from nearsight.data.loading import dataset_spec
 from nearsight.errors import InputError
 from nearsight.models import load_model, load_source
 from nearsight.randomness import Draws
+from nearsight.train.dropping import Dropping
 from nearsight.train.folder import RunFolder
 from nearsight.train.optimizer import AdamW, Average
 from nearsight.train.processes import Share
+from nearsight.train.scaling import LossScale
 from nearsight.train.stacked import Weights, stacked_forward
 
 Advance = Callable[[], None]
 """Does the next piece of work; where it is, is on the device."""
 
 _NUM_WARM_UPS = 2
-_STREAM = "drop_path"
 
 
 def captured(program: Advance, state: Sequence[Tensor], device: torch.device) -> Advance:
@@ -63,80 +62,6 @@ def captured(program: Advance, state: Sequence[Tensor], device: torch.device) ->
             program()
         replay: Advance = graph.replay
         return replay
-
-
-class DropPath(nn.Module):
-    """Stochastic depth (Huang et al. 2016): scales each sample's branch by its factor, if there are factors.
-
-    It replaces timm's own, which uses torch's generator, whose numbers depend on what else is trained. These
-    factors belong to the samples, as all randomness here does, and the step brings them along with the weights: both
-    have a leading axis K, and that is all a stacked forward needs. In evaluation there are none.
-    """
-
-    factor: Tensor | None
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("factor", None, persistent=False)
-
-    def forward(self, branch: Tensor) -> Tensor:
-        if self.factor is None:
-            return branch
-        factor = self.factor
-        while factor.dim() < branch.dim():
-            factor = factor.unsqueeze(-1)
-        return branch * factor
-
-
-@dataclass(frozen=True)
-class PathDropping:
-    """Where a model drops branches, and how often each cell keeps them."""
-
-    buffers: tuple[str, ...]
-    """Names of the buffers that take the factors, place by place."""
-    blocks: tuple[int, ...]
-    """In which block each place is."""
-    num_blocks: int
-    keep_Kn: Tensor
-    """Probability that a branch is kept."""
-
-    @classmethod
-    def install(cls, model: nn.Module, rates: Sequence[float], device: torch.device) -> "PathDropping":
-        """Make places for the factors in the model's blocks. `rates` are the cells' at the last block; the first drops
-        nothing, also where it is the only one, and it rises evenly between them, as in timm."""
-        blocks = {
-            path: names
-            for path, module in model.named_modules()
-            if (names := [name for name, _ in module.named_children() if name.startswith("drop_path")])
-        }
-        if not blocks:
-            raise InputError(f"drop_path cannot be used: {type(model).__name__} has no blocks with a place for it")
-        places = [(number, f"{path}.{name}") for number, path in enumerate(blocks) for name in blocks[path]]
-        for _, place in places:
-            model.set_submodule(place, DropPath())
-        buffers = tuple(f"{place}.factor" for _, place in places)
-        numbers = tuple(number for number, _ in places)
-        return cls(buffers, numbers, len(blocks), _kept(rates, numbers, len(blocks)).to(device))
-
-    def __call__(self, draws: Draws) -> Weights:
-        """The factors [K, B] of a step's samples, by the buffers' names. Their mean is 1."""
-        coin_KBn = draws.per_sample(_STREAM, len(self.buffers))
-        keep_K1n = self.keep_Kn.unsqueeze(1)
-        factor_KBn = (coin_KBn < keep_K1n) / keep_K1n
-        return dict(zip(self.buffers, factor_KBn.unbind(-1), strict=True))
-
-    def put(self, position: int, rate: float) -> None:
-        """Give a place to another cell, in the tensor that there is."""
-        self.keep_Kn[position] = _kept([rate], self.blocks, self.num_blocks)[0].to(self.keep_Kn.device)
-
-    def select(self, keep: Tensor) -> "PathDropping":
-        """That of the cells at these positions."""
-        return replace(self, keep_Kn=self.keep_Kn[keep])
-
-
-def _kept(rates: Sequence[float], blocks: Sequence[int], num_blocks: int) -> Tensor:
-    by_block = torch.tensor([calculate_drop_path_rates(rate, num_blocks) for rate in rates])
-    return 1 - by_block[:, list(blocks)]
 
 
 @dataclass(frozen=True)
@@ -187,10 +112,10 @@ class Teacher:
             )
 
     @torch.no_grad()
-    def __call__(self, images_KBCHW: Tensor, *, reduced: bool = False) -> Tensor:
+    def __call__(self, images_KBCHW: Tensor, *, dtype: torch.dtype = torch.float32) -> Tensor:
         """Its predictions for normalised images: class distributions [K, B, C]."""
         images = images_KBCHW.flatten(0, 1) * self.scale_C[:, None, None] + self.shift_C[:, None, None]
-        with torch.autocast(images.device.type, torch.bfloat16, enabled=reduced):
+        with torch.autocast(images.device.type, dtype, enabled=dtype != torch.float32):
             logits: Tensor = self.model(images)
         by_cell: Tensor = logits.float().softmax(-1).unflatten(0, images_KBCHW.shape[:2])
         return by_cell
@@ -224,20 +149,21 @@ class Step:
         images: DeviceImages,
         epoch: Epoch,
         *,
-        reduced: bool,
+        dtype: torch.dtype,
         augment: CompiledPipeline | None,
-        dropping: PathDropping | None = None,
+        dropping: Sequence[Dropping] = (),
         teacher: Teacher | None = None,
         share: Share | None = None,
         average: Average | None = None,
         num_parts: int = 1,
+        scale: LossScale | None = None,
     ) -> None:
         """`share`: what of a batch this process does; None: all of it. `num_parts`: in how many parts, one after the
-        other, it goes through the model."""
+        other, it goes through the model. `scale`: of the losses, if they need one."""
         self.skeleton, self.optimizer, self.statistics = skeleton, optimizer, statistics
         self.pipeline, self.smoothing_K, self.images, self.epoch = pipeline, smoothing_K, images, epoch
-        self.reduced, self.augment, self.dropping, self.teacher = reduced, augment, dropping, teacher
-        self.share, self.average, self.num_parts = share, average, num_parts
+        self.dtype, self.augment, self.dropping, self.teacher = dtype, augment, dropping, teacher
+        self.share, self.average, self.num_parts, self.scale = share, average, num_parts, scale
         device = images.device
         self.number = torch.zeros(1, dtype=torch.int64, device=device)
         """Steps done in this epoch."""
@@ -303,7 +229,8 @@ class Step:
             if self.share is not None:
                 loss_K = self.share.weighted(loss_K)
             # Cells share no weights, so the gradient of the sum is each cell's own gradient.
-            (of_part_KP,) = torch.autograd.grad(loss_K.sum(), weights_KP)
+            scaled_K = loss_K if self.scale is None else loss_K * self.scale.scale_K
+            (of_part_KP,) = torch.autograd.grad(scaled_K.sum(), weights_KP)
             gradient_KP = of_part_KP if gradient_KP is None else gradient_KP.add_(of_part_KP)
             self.loss_K += loss_K.detach()
         assert gradient_KP is not None
@@ -312,16 +239,20 @@ class Step:
     def _loss(self, weights_KP: Tensor, images: Tensor, targets_KBC: Tensor, draws: Draws) -> Tensor:
         """The mean loss of these samples, by cell."""
         weights = self.optimizer.arrangement.views(weights_KP) | self.statistics
-        if self.dropping is not None:
-            weights |= self.dropping(draws)
+        for dropping in self.dropping:
+            weights |= dropping(draws)
         if self.teacher is not None:
             # The loss is then the divergence from the teacher plus the teacher's own entropy, which has no gradient.
-            targets_KBC = self.teacher(images, reduced=self.reduced)
-        logits_KBC = stacked_forward(self.skeleton, weights, images, reduced=self.reduced)
+            targets_KBC = self.teacher(images, dtype=self.dtype)
+        logits_KBC = stacked_forward(self.skeleton, weights, images, dtype=self.dtype)
         return -(targets_KBC * F.log_softmax(logits_KBC, -1)).sum(-1).mean(-1)
 
     def _update(self, gradient_KP: Tensor) -> None:
-        self.optimizer.step(gradient_KP, self.epoch.lr_SK.index_select(0, self.number)[0])
+        lr_K = self.epoch.lr_SK.index_select(0, self.number)[0]
+        if self.scale is None:
+            self.optimizer.step(gradient_KP, lr_K)
+        else:
+            self.scale.step(self.optimizer, gradient_KP, lr_K)
         if self.average is not None:
             self.average.update(self.optimizer.weights_KP, self.statistics)
         self.number += 1
@@ -335,5 +266,7 @@ class Step:
     @property
     def state(self) -> list[Tensor]:
         """What a step changes."""
-        averages = [] if self.average is None else self.average.state
-        return [*self.optimizer.state, *self.statistics.values(), *averages, self.number, self.loss_K]
+        of_average = [] if self.average is None else self.average.state
+        of_scale = [] if self.scale is None else self.scale.state
+        others = [*of_average, *of_scale, self.number, self.loss_K]
+        return [*self.optimizer.state, *self.statistics.values(), *others]

@@ -85,7 +85,7 @@ def test_fused_against_plain(taken: list[str], name: str, num_cells: int, dtype:
     exact = run()
     assert not taken
     if dtype == BF16:
-        found = run(reduced=True)
+        found = run(dtype=torch.bfloat16)
     else:
         with fusing(F32):
             found = run()

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 import nearsight  # noqa: F401  # for the names of its models
 from nearsight.models.positional import PositionalAttention
 from nearsight.randomness import Draws
+from nearsight.train.dropping import PathDropping
 from nearsight.train.fused.pending import fusing
 from nearsight.train.stacked import stack_weights, stacked_forward, weightless
-from nearsight.train.step import PathDropping
 
 SMALL = {"img_size": 8, "embed_dim": 16, "depth": 1, "num_heads": 1, "num_classes": 5}
 TWO_HEADS = SMALL | {"num_heads": 2}
@@ -34,6 +34,11 @@ VITS: dict[str, tuple[dict[str, Any], str]] = {
     "another GELU": ({"act_layer": "gelu_tanh"}, "a"),
     "layer scale": ({"init_values": 0.5}, ""),
     "norms of queries and keys": ({"qk_norm": True, "depth": 2}, "mm"),
+    "ReLU": ({"act_layer": "relu"}, "a"),
+    "no final norm": ({"final_norm": False}, "am"),
+    "norms of the patch embedding": ({"embed_norm": True}, "am"),
+    "heads larger than their share of the width": ({"num_heads": 2, "head_size": 24}, "am"),
+    "heads smaller than their share of the width": ({"num_heads": 2, "head_size": 5, "qkv_bias": False}, "am"),
     "a reach": ({"img_size": 16, "num_heads": 2, "reach": 1.5}, "am"),
     "a reach of its own in every block": ({"img_size": (12, 20), "depth": 3, "reach": (0, 2.3, None)}, "amamam"),
     "a reach in the tail of the keys": ({"img_size": 32, "reg_tokens": 2, "reach": 2.0}, "am"),
@@ -62,9 +67,10 @@ def test_without_gradients(device: torch.device, taken: list[str], near: Any) ->
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("reduced", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("num_cells", [1, 3])
-def test_as_the_engine_runs_it(taken: list[str], check_reduced: Any, num_cells: int) -> None:
-    check_reduced("compact_vit", num_cells)
+def test_as_the_engine_runs_it(taken: list[str], check_reduced: Any, num_cells: int, reduced: torch.dtype) -> None:
+    check_reduced("compact_vit", num_cells, reduced=reduced)
     assert "".join(taken) == "amam"
 
 
@@ -75,6 +81,7 @@ LOCAL_MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
     "both, of the mean": ("locat_compact_vit", {"global_pool": "avg"}, "lm"),
     "local attention in one block": ("locat_compact_vit", {"depth": 2, "blocks": [1]}, "amlm"),
     "three heads": ("locat_compact_vit", {"embed_dim": 48, "num_heads": 3}, "lm"),
+    "heads of another size": ("locat_compact_vit", {"head_size": 24, "embed_norm": True}, "lm"),
     "no biases": ("locat_compact_vit", {"qkv_bias": False, "proj_bias": False}, "lm"),
     "registers": ("locat_compact_vit", {"reg_tokens": 4}, "lm"),
     "a grid that is no square": ("locat_compact_vit", {"img_size": (8, 20)}, "lm"),

@@ -22,8 +22,10 @@ from torch.func import functional_call
 from nearsight.errors import InputError
 from nearsight.randomness import Draws
 from nearsight.train.dino.config import DinoConfig
+from nearsight.train.dropping import PathDropping
 from nearsight.train.optimizer import AdamW
 from nearsight.train.stacked import (
+    DTYPES,
     Weights,
     bring_constants,
     stack_weights,
@@ -31,7 +33,6 @@ from nearsight.train.stacked import (
     verify_stacking,
     weightless,
 )
-from nearsight.train.step import PathDropping
 
 _NUM_LAYERS = 3
 _POSITIONS = "pos_embed"
@@ -98,7 +99,7 @@ class NetworkCode:
     def __init__(
         self, network: DinoNetwork, config: DinoConfig, image_size: tuple[int, int], device: torch.device
     ) -> None:
-        self._reduced = config.precision == "bf16"
+        self._dtype = DTYPES[config.precision]
         self._backbones = {image_size: _BackboneCode.of(network.backbone, image_size, device)}
         if config.crops.num_local:
             size = (config.crops.local_size, config.crops.local_size)
@@ -124,7 +125,7 @@ class NetworkCode:
             height, width = views_VBCHW.shape[-2:]
             images_KBCHW = views_VBCHW.flatten(0, 1).unsqueeze(0)
             backbone = self._backbones[height, width]
-            features.append(backbone(of_backbone | factors, images_KBCHW, reduced=self._reduced)[0])
+            features.append(backbone(of_backbone | factors, images_KBCHW, dtype=self._dtype)[0])
         with self._precision(features[0].device):
             own = {name: weight[0] for name, weight in of_head.items()}
             cosines: Tensor = functional_call(self._head, own, (torch.cat(features),))
@@ -132,7 +133,7 @@ class NetworkCode:
         return by_view
 
     def _precision(self, device: torch.device) -> contextlib.AbstractContextManager[Any]:
-        return torch.autocast(device.type, torch.bfloat16) if self._reduced else contextlib.nullcontext()
+        return contextlib.nullcontext() if self._dtype == torch.float32 else torch.autocast(device.type, self._dtype)
 
 
 @dataclass(frozen=True)
@@ -153,11 +154,11 @@ class _BackboneCode:
         bring_constants(skeleton, device)
         return cls(skeleton, resampling_nN)
 
-    def __call__(self, weights: Weights, images_KBCHW: Tensor, *, reduced: bool) -> Tensor:
+    def __call__(self, weights: Weights, images_KBCHW: Tensor, *, dtype: torch.dtype) -> Tensor:
         """Features [K, B, D]."""
         if self.resampling_nN is not None:
             weights = weights | {_POSITIONS: self.resampling_nN @ weights[_POSITIONS]}
-        return stacked_forward(self.skeleton, weights, images_KBCHW, reduced=reduced)
+        return stacked_forward(self.skeleton, weights, images_KBCHW, dtype=dtype)
 
 
 def _resampled(backbone: Any, size: tuple[int, int], name: str, device: torch.device) -> _BackboneCode:
