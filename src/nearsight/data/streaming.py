@@ -80,6 +80,7 @@ class _Ring:
     size: int
     resized: int
     memory_PCHW: Tensor
+    fast: bool
 
     def work(self, task: Task, place: int) -> list[tuple[str, str]]:
         """Decode to the places from this one on; (name, reason) of what cannot be."""
@@ -97,7 +98,7 @@ class _Ring:
                 pixels_CHW = (
                     centred(content, self.size, self.resized if task.crop is None else self.size)
                     if crop is None
-                    else cropped(content, crop, self.size)
+                    else cropped(content, crop, self.size, fast=self.fast)
                 )
                 self.memory_PCHW[place + number].copy_(pixels_CHW)
             except UnreadableError as error:
@@ -185,6 +186,8 @@ class Decoders:
     """What a picture's shorter side is resized to before its middle is cut out, for evaluation."""
     num: int = field(default_factory=num_decoders)
     """Processes."""
+    fast: bool = True
+    """Whether JPEGs are decoded by simplejpeg, where it is installed."""
     _executor: Executor | None = None
     _ring: _Ring | None = None
 
@@ -243,7 +246,7 @@ class Decoders:
         # Without a name: /dev/shm, which is small in containers, takes no part in it.
         shared = mmap.mmap(-1, num_places * 3 * self.size**2)
         memory_PCHW = torch.frombuffer(shared, dtype=torch.uint8).view(num_places, 3, self.size, self.size)
-        self._ring = _Ring(self.pictures, self.size, self.resized, memory_PCHW)
+        self._ring = _Ring(self.pictures, self.size, self.resized, memory_PCHW, self.fast)
         executor: Executor
         if "fork" in multiprocessing.get_all_start_methods():
             executor = ProcessPoolExecutor(
