@@ -1,10 +1,13 @@
 """From JPEG files to batches that a model takes: ours against timm's default loader and torchvision's, side by side.
 
 Each way goes through whole epochs of the same pictures in turn, after one to warm up, with as many processes as there
-are cores, and ends at normalised float32 batches on the device. timm's is `create_loader` with its defaults for
-training (random resized crop, flip, ColorJitter 0.4) and a worker per core; torchvision's is an ImageFolder in a
-DataLoader with v2 transforms (random resized crop, flip, normalise). Ours crops and flips; a second row has the same
-jitter as timm, on the device, and a third does without simplejpeg where that is installed.
+are cores. timm's is `create_loader` with its defaults for training (random resized crop, flip, ColorJitter 0.4) and a
+worker per core; torchvision's is an ImageFolder in a DataLoader with v2 transforms (random resized crop, flip,
+normalise). Both end at normalised float32 batches on the device, and so does ours with crop and flip; another row has
+timm's jitter, too, on the device, and another does without simplejpeg where that is installed.
+
+On a GPU the last part costs the cores nothing: ours flips, timm's and ours normalise there. Rows of bytes show what is
+left to the cores: timm's batches before they are normalised, ours before they are flipped and normalised.
 
 Pictures are drawn: grey levels whose spectrum falls with the frequency, as that of photographs does, weaker in their
 colours, 500×375 or upright, at JPEG quality 90 (some 120 KB each; ImageNet's have 110). `--folder` takes others.
@@ -63,7 +66,7 @@ class InputRow:
     num_processes: int
     images_per_second: float
     ratio: float
-    """Against timm's default loader; of a reduction, against the full decode."""
+    """Against timm's default loader, of bytes to its bytes; of a reduction, to the full decode."""
     ratio_torchvision: float | None
     """Against torchvision's; None: of a reduction."""
     mean_difference: float | None
@@ -95,8 +98,10 @@ def bench_input(
             began = time.perf_counter()
             num = epoch()
             rates[what].append(num / (time.perf_counter() - began))
-        peers = rates["timm"], rates["torchvision"]
-        rows = [_row(what, device, of_way, *peers) for what, of_way in rates.items()]
+        rows = [
+            _row(what, device, of_way, rates["timm, bytes" if what.endswith("bytes") else "timm"], rates["torchvision"])
+            for what, of_way in rates.items()
+        ]
     return rows + _reductions(device)
 
 
@@ -152,14 +157,18 @@ def _ways(root: Path, batch_size: int, device: torch.device) -> dict[str, Epoch]
     source = open_tree(root, _SIZE)
     assert source.train_pictures is not None
     pictures = source.train_pictures()
+    flip = HorizontalFlip()
+    timm = _timm(source.files[0], batch_size, device)
     ways = {
-        "timm": _timm(source.files[0], batch_size, device),
+        "timm": lambda: _seen(timm, device),
+        "timm, bytes": lambda: _seen(timm.loader, device),
         "torchvision": _torchvision(source.files[0], batch_size, device),
-        "nearsight": _ours(pictures, batch_size, device, []),
-        "nearsight, jitter": _ours(pictures, batch_size, device, [_jitter()]),
+        "nearsight": _ours(pictures, batch_size, device, [flip]),
+        "nearsight, jitter": _ours(pictures, batch_size, device, [flip, _jitter()]),
+        "nearsight, bytes": _ours(pictures, batch_size, device, None),
     }
     if cropping.simplejpeg() is not None:
-        ways["nearsight, Pillow"] = _ours(pictures, batch_size, device, [], fast=False)
+        ways["nearsight, Pillow, bytes"] = _ours(pictures, batch_size, device, None, fast=False)
     if device.type == "cuda":
         ways["nvJPEG"] = _nvjpeg(pictures, batch_size, device)
     return ways
@@ -169,8 +178,8 @@ def _jitter() -> Augmentation:
     return ColorJitter(brightness=0.4, contrast=0.4, saturation=0.4, hue=0.0)
 
 
-def _timm(folder: Path, batch_size: int, device: torch.device) -> Epoch:
-    loader = create_loader(
+def _timm(folder: Path, batch_size: int, device: torch.device) -> Any:
+    return create_loader(
         create_dataset("", root=str(folder), is_training=True),
         input_size=(3, _SIZE, _SIZE),
         batch_size=batch_size,
@@ -178,7 +187,6 @@ def _timm(folder: Path, batch_size: int, device: torch.device) -> Epoch:
         num_workers=num_decoders(),
         device=device,
     )
-    return lambda: _seen(loader, device)
 
 
 def _torchvision(folder: Path, batch_size: int, device: torch.device) -> Epoch:
@@ -211,12 +219,13 @@ def _seen(batches: Any, device: torch.device) -> int:
 
 
 def _ours(
-    pictures: Pictures, batch_size: int, device: torch.device, further: list[Augmentation], *, fast: bool = True
+    pictures: Pictures, batch_size: int, device: torch.device, further: list[Augmentation] | None, *, fast: bool = True
 ) -> Epoch:
+    """With these augmentations on the device, normalised; None: the crops alone."""
     images = StreamedImages(pictures, device, size=_SIZE)
     images.decoders.fast = fast
     crop, epochs = ResizedCrop(), itertools.count()
-    augmentations = [crop, HorizontalFlip(), *further]
+    augmentations = [crop, *(further or [])]
     pipeline = cropped_before(
         Pipeline.stack([augmentations], num_classes=len(pictures), mean=_MEAN, std=_STD, device=device)
     )
@@ -225,7 +234,10 @@ def _ours(
         number = next(epochs)
         seed_K, zero = torch.zeros(1, dtype=torch.int64, device=device), torch.tensor(0, device=device)
         index_SKB = epoch_batches(torch.tensor([0]), number, len(pictures), batch_size)
-        batches = zip(index_SKB.to(device), images.crops([crop], [0], [number], index_SKB), strict=True)
+        crops = images.crops([crop], [0], [number], index_SKB)
+        if further is None:
+            return _seen(((images_KBCHW, labels_KB[0]) for images_KBCHW, labels_KB in crops), device)
+        batches = zip(index_SKB.to(device), crops, strict=True)
         augmented = (
             (pipeline(images_KBCHW, labels_KB, Draws(seed_K, zero + number, zero, index_KB))[0], labels_KB[0])
             for index_KB, (images_KBCHW, labels_KB) in batches
