@@ -148,6 +148,7 @@ def open_tree(folder: Path, image_size: int) -> Source:
         test=_reader(folder, test_classes, image_size),
         train_pictures=lambda: Pictures.of_files(folder, *_listed(train_classes)),
         test_pictures=lambda: Pictures.of_files(folder, *_listed(test_classes)),
+        test_files=(test_folder,),
     )
 
 

@@ -131,9 +131,13 @@ def _streamed(
         raise InputError(
             f"{name} cannot be streamed: its pictures are not files of their own, nor in shards; give --data.no-stream"
         )
-    # The last of its files are those of the test images, where these are separate.
-    files, of_test = source.files[1:] or source.files, source.test_pictures
-    alone = replace(source, train=None, test=lambda: middles(of_test(), size, resized), files=files)
+    of_test = source.test_pictures
+    alone = replace(
+        source,
+        train=None,
+        test=lambda: middles(of_test(), size, resized),
+        files=source.test_files or source.files,
+    )
     decoded = open_cached(f"{name}-test-{resized}", alone, size)
     pictures, test = source.train_pictures(), _at_most(name, "test", decoded.test, num_test)
     if num_train is not None and num_train != len(pictures):
@@ -141,10 +145,10 @@ def _streamed(
             raise InputError(f"{num_train} training images of {name} were asked for, but it has {len(pictures)}")
         none_n = torch.zeros(0, dtype=torch.int64)
         pictures = pictures.select(balanced_subset(pictures.labels_N, num_train) if num_train else none_n)
-    numbers = [len(pictures), len(test), list(decoded.classes), pictures.labels_N.tolist()]
+    numbers = [len(pictures), len(test), list(source.classes), pictures.labels_N.tolist()]
     return Dataset(
         name=name,
-        classes=decoded.classes,
+        classes=source.classes,
         image_size=(size, size),
         mean=spec.mean,
         std=spec.std,

@@ -46,6 +46,8 @@ class Source:
     """The same training images where they lie, undecoded; None: their files are not such as can be streamed."""
     test_pictures: Callable[[], Pictures] | None = None
     """Likewise, the test images."""
+    test_files: tuple[Path, ...] = ()
+    """Those of the files that only the test images are read from, where training images have others."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -73,12 +73,13 @@ def open_shards(folder: Path, image_size: int) -> Source | None:
     return Source(
         folder=folder,
         layout=f"{len(train)} shards to train and {len(test)} of {test_name}{unused_parts(test_name, parts)}",
-        files=(*train, *test),
+        files=(*train, *test, *(path for path in [folder / _CLASSES] if path.is_file())),
         classes=classes,
         train=_reader(lambda: pictures("train"), image_size),
         test=_reader(lambda: pictures("test"), image_size),
         train_pictures=lambda: pictures("train"),
         test_pictures=lambda: pictures("test"),
+        test_files=tuple(test),
     )
 
 
