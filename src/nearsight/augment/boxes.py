@@ -74,14 +74,16 @@ def check_ranges(name: str, min_area: float, max_area: float, min_ratio: float, 
 
 
 def random_sides(
-    draw_KBn: Tensor, cells: Cells, height: int, width: int, *, margin: int
+    draw_KBn: Tensor, cells: Cells, height: int | Tensor, width: int | Tensor, *, margin: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Whether a random rectangle fits [K, B], and the rows and columns of the first that does (int64 [K, B]).
 
     torchvision draws up to ten times until one fits. Here all ten are drawn and the first that fits is taken.
     Area uniform in [min_area, max_area] of the image, log of columns/rows uniform in that of [min_ratio, max_ratio].
-    `margin` is how many pixels a side must stay below the image's.
+    `margin` is how many pixels a side must stay below the image's. Images have one size, or each its own, [K, B].
     """
+    if not isinstance(height, int) and not isinstance(width, int):
+        height, width = height.unsqueeze(-1), width.unsqueeze(-1)
     area_draw, ratio_draw = draw_KBn.tensor_split(2, dim=-1)
     smallest, largest, narrow, wide = (
         cells[name].to(torch.float32)[:, None, None] for name in ("min_area", "max_area", "min_ratio", "max_ratio")
@@ -96,7 +98,7 @@ def random_sides(
     return fits.any(-1), picked[0], picked[1]
 
 
-def offset(draw_KB: Tensor, side_KB: Tensor, size: int) -> Tensor:
+def offset(draw_KB: Tensor, side_KB: Tensor, size: int | Tensor) -> Tensor:
     """Where a side begins, uniform over all places where it fits."""
     return (draw_KB * (size - side_KB + 1)).to(torch.int64)
 

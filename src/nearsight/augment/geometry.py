@@ -108,17 +108,20 @@ class ResizedCrop(Augmentation):
         return batch.replace(images=resized.round().clamp(0, 255).to(torch.uint8))
 
     @classmethod
-    def draw(cls, cells: Cells, drawn: Drawn, height: int, width: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Top, left, rows and columns of every sample's crop, each int64 [K, B]."""
+    def draw(
+        cls, cells: Cells, drawn: Drawn, height: int | Tensor, width: int | Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Top, left, rows and columns of every sample's crop, each int64 [K, B]. Images have one size, or each its own:
+        `height` and `width` are int64 [K, B] then."""
         draw_KBn = drawn.sample["resizedcrop"]
         fits_KB, rows_KB, columns_KB = random_sides(draw_KBn[..., 3:], cells, height, width, margin=0)
         # When ten tries found none, torchvision takes the largest central crop whose shape is in range.
-        shape_K1 = torch.full_like(cells["min_ratio"], width / height).unsqueeze(-1)
-        shape_K1 = shape_K1.clamp(cells["min_ratio"].unsqueeze(-1), cells["max_ratio"].unsqueeze(-1))
-        central_rows_K1 = (width / shape_K1).round().clamp(max=height).to(torch.int64)
-        central_columns_K1 = (height * shape_K1).round().clamp(max=width).to(torch.int64)
-        rows_KB = torch.where(fits_KB, rows_KB, central_rows_K1)
-        columns_KB = torch.where(fits_KB, columns_KB, central_columns_K1)
+        narrow_K1, wide_K1 = cells["min_ratio"].unsqueeze(-1), cells["max_ratio"].unsqueeze(-1)
+        shape_Kb = (torch.ones_like(narrow_K1) * (width / height)).clamp(narrow_K1, wide_K1)
+        central_rows_Kb = (width / shape_Kb).round().clamp(max=height).to(torch.int64)
+        central_columns_Kb = (height * shape_Kb).round().clamp(max=width).to(torch.int64)
+        rows_KB = torch.where(fits_KB, rows_KB, central_rows_Kb)
+        columns_KB = torch.where(fits_KB, columns_KB, central_columns_Kb)
         top_KB = torch.where(fits_KB, offset(draw_KBn[..., 1], rows_KB, height), (height - rows_KB) // 2)
         left_KB = torch.where(fits_KB, offset(draw_KBn[..., 2], columns_KB, width), (width - columns_KB) // 2)
         cropped_KB = chosen(cells, draw_KBn[..., 0])

@@ -1,4 +1,4 @@
-"""`nearsight bench {train,measure,ablate,gaug,augment,retrieve,study,queue}`: our work and that of peers, as ratios."""
+"""`nearsight bench NAME`: our work and that of peers, as ratios."""
 
 import contextlib
 import dataclasses
@@ -57,6 +57,20 @@ class AugmentOptions(BenchOptions):
     """How long each row of the table is measured."""
     num_cells: tuple[int, ...] | None = None
     """Models whose batches are augmented at once; each makes rows of the table; 1 24 on a GPU and 1 elsewhere."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class InputOptions(BenchOptions):
+    """From JPEG files to batches of random crops: ours against timm's default loader and torchvision's."""
+
+    folder: Path | None = None
+    """Pictures, a folder per class below train and val; drawn ones by default."""
+    num_images: int = 512
+    """Pictures that are drawn."""
+    batch_size: int = 64
+    """Images per batch."""
+    num_turns: int = 5
+    """Epochs that each way is measured for, in turn."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,6 +173,7 @@ BENCHES: dict[str, type[Options]] = {
     "ablate": AblateBenchOptions,
     "gaug": GaugOptions,
     "augment": AugmentOptions,
+    "input": InputOptions,
     "retrieve": RetrieveBenchOptions,
     "study": StudyBenchOptions,
     "queue": QueueBenchOptions,

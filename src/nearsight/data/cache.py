@@ -226,13 +226,13 @@ def _write_content(file: BinaryIO, source: Source, digest: str, image_size: int)
     labels = []
     for part, read in (("train", source.train), ("test", source.test)):
         labels_of_part = []
-        for images_nCHW, labels_n in read():
+        for images_nCHW, labels_n in read() if read is not None else ():
             assert images_nCHW.shape == (len(labels_n), 3, image_size, image_size), images_nCHW.shape
             put(images_nCHW)
             labels_of_part.append(labels_n)
-        if not labels_of_part:
+        if not labels_of_part and read is not None:
             raise InputError(f"{source.folder} has no {part} images")
-        labels.append(np.concatenate(labels_of_part))
+        labels.append(np.concatenate(labels_of_part or [np.empty(0, dtype=np.int64)]))
     for labels_N in labels:
         put(labels_N.astype("<i8"))
     record = _Record(

@@ -19,8 +19,14 @@ from nearsight.files import canonical_hash
 from nearsight.lazy import torch
 from nearsight.randomness import permutation
 
+RUN = 64
+"""Pictures that lie side by side in a shard and are shuffled together."""
+_ORDER = "epoch order"
+
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from nearsight.data.pictures import Pictures
 
 
 @dataclass(frozen=True)
@@ -70,7 +76,11 @@ class Dataset:
     test: ImageSet
     """The official test set (the labelled validation set where the test labels are not public)."""
     fingerprint: str
-    """Hex digest of the exact content: pixels, labels and their order."""
+    """Hex digest of the exact content: pixels, labels and their order. Of pictures in files, names and sizes."""
+    pictures: Pictures | None = None
+    """The training pictures in their files, where they are decoded anew in every epoch; `train` has none then."""
+    resized: int | None = None
+    """What the shorter side of a picture is resized to before its middle is evaluated; None: the image size."""
 
     def __post_init__(self) -> None:
         for part, images in (("train", self.train), ("test", self.test)):
@@ -80,6 +90,13 @@ class Dataset:
                     f"but [3, {self.image_size[0]}, {self.image_size[1]}] is needed"
                 )
             check_label_range(f"{self.name} {part}", images.labels_N, len(self.classes))
+        if self.pictures is not None:
+            check_label_range(f"{self.name} train", self.pictures.labels_N, len(self.classes))
+
+    @property
+    def training_labels(self) -> Tensor:
+        """Those [N] of the images that train, in memory or in their files."""
+        return self.train.labels_N if self.pictures is None else self.pictures.labels_N
 
     @property
     def num_classes(self) -> int:
@@ -170,15 +187,38 @@ def measuring_subset(num_available: int, num: int, seed: int = 0) -> Tensor:
     return _shuffled(num_available, "measuring subset", seed)[:num].sort().values
 
 
-def epoch_batches(seed_K: Tensor, epoch: int | Tensor, num: int, batch_size: int) -> Tensor:
+def windowed_permutation(seed_K: Tensor, epoch: Tensor, num: int, window: int) -> Tensor:
+    """[K, num]: runs of `RUN` neighbours in any order, and what `window` places one after another hold shuffled.
+
+    For pictures in shards: those that are read at about the same time lie side by side in a few of them, and a batch
+    still has pictures from window / RUN places of the data set.
+    """
+    num_runs = -(-num // RUN)
+    runs_Kr = permutation(seed_K, "epoch runs", epoch, num_runs)
+    place_KN = (runs_Kr.unsqueeze(-1) * RUN + torch.arange(RUN, device=seed_K.device)).flatten(1)
+    # The last run may be shorter, wherever it has come to lie.
+    place_KN = place_KN[place_KN < num].view(len(seed_K), num)
+    order_KN = permutation(seed_K, _ORDER, epoch, num)
+    by_window_KN = order_KN.gather(-1, torch.argsort(order_KN // window, dim=-1, stable=True))
+    return place_KN.gather(-1, by_window_KN)
+
+
+def epoch_batches(
+    seed_K: Tensor, epoch: int | Tensor, num: int, batch_size: int, *, window: int | None = None
+) -> Tensor:
     """Positions [steps, K, B] of the images of every step: a permutation per cell, without its incomplete last batch.
 
     A cell's order depends on its seed and the epoch alone: it sees the same batches whatever it is stacked with.
+    `window`: see `windowed_permutation`; None: every order of all images is as likely.
     """
     check_at_least("the batch size", batch_size, 1)
     if num < batch_size:
         raise InputError(f"the batch size is {batch_size}, but there are {num} images; take at most {num}")
     num_steps = num // batch_size
     epoch = torch.as_tensor(epoch, device=seed_K.device)
-    order_KN = permutation(seed_K, "epoch order", epoch, num)[:, : num_steps * batch_size]
+    order_KN = (
+        permutation(seed_K, _ORDER, epoch, num)
+        if window is None or window >= num
+        else windowed_permutation(seed_K, epoch, num, window)
+    )[:, : num_steps * batch_size]
     return order_KN.view(len(seed_K), num_steps, batch_size).transpose(0, 1).contiguous()

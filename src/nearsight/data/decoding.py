@@ -76,17 +76,25 @@ _room = _Room(MOST_PIXELS)
 
 
 @contextmanager
-def opened_image(image: Path | bytes, *, shorter_side: int = 0) -> Iterator[Image.Image]:
-    """A picture as it is stored, decoded; in memory for as long as this lasts, which others may wait for.
-
-    `shorter_side`: what it is going to be resized to, if that is known. A long and narrow picture becomes a huge one.
-    """
+def undecoded_image(image: Path | bytes, *, shorter_side: int = 0) -> Iterator[Image.Image]:
+    """A picture of which only the head is read, and whose pixels are accounted for; see `opened_image`."""
     with ExitStack() as stack:
         with _unreadable():
             file = stack.enter_context(_content(image))
             picture = stack.enter_context(Image.open(file, formats=FORMATS))
             _check_scans(picture, file)
             stack.enter_context(_room.taking(_pixels_needed(picture, shorter_side)))
+        yield picture
+
+
+@contextmanager
+def opened_image(image: Path | bytes, *, shorter_side: int = 0) -> Iterator[Image.Image]:
+    """A picture as it is stored, decoded; in memory for as long as this lasts, which others may wait for.
+
+    `shorter_side`: what it is going to be resized to, if that is known. A long and narrow picture becomes a huge one.
+    """
+    with undecoded_image(image, shorter_side=shorter_side) as picture:
+        with _unreadable():
             picture.load()
         yield picture
 
@@ -97,11 +105,16 @@ def opened_rgb(image: Path | bytes, *, shorter_side: int = 0) -> Iterator[Image.
 
     A camera's note of how it was held (EXIF) turns nothing: pixels stay as they are stored, as in torchvision.
     """
-    with opened_image(image, shorter_side=shorter_side) as picture:
-        with _unreadable():
-            as_bytes = _in_8_bits(picture) if picture.mode.startswith(("I", "F")) else picture
-            rgb = as_bytes if as_bytes.mode == "RGB" else as_bytes.convert("RGB")
-        yield rgb
+    with undecoded_image(image, shorter_side=shorter_side) as picture:
+        yield loaded_rgb(picture)
+
+
+def loaded_rgb(picture: Image.Image) -> Image.Image:
+    """The same, of a picture that is open, decoded or not."""
+    with _unreadable():
+        picture.load()
+        as_bytes = _in_8_bits(picture) if picture.mode.startswith(("I", "F")) else picture
+        return as_bytes if as_bytes.mode == "RGB" else as_bytes.convert("RGB")
 
 
 def stored_size(image: Path) -> tuple[int, int]:
@@ -134,23 +147,29 @@ def _unreadable() -> Iterator[None]:
 @contextmanager
 def _content(image: Path | bytes) -> Iterator[IO[bytes]]:
     if isinstance(image, bytes):
-        _check_bytes(len(image))
+        check_bytes(len(image))
         yield io.BytesIO(image)
         return
-    # Opening a pipe without a writer would wait, and a device may notice that it is opened.
-    _check_file(image.stat())
-    with open(os.open(image, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-        _check_file(os.fstat(file.fileno()))  # which may have replaced the one that was checked
+    with regular_file(image) as file:
+        check_bytes(os.fstat(file.fileno()).st_size)
         yield file
 
 
-def _check_file(status: os.stat_result) -> None:
+@contextmanager
+def regular_file(path: Path) -> Iterator[IO[bytes]]:
+    """A file that is one: opening a pipe without a writer would wait, and a device may notice that it is opened."""
+    _check_regular(path.stat())
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        _check_regular(os.fstat(file.fileno()))  # which may have replaced the one that was checked
+        yield file
+
+
+def _check_regular(status: os.stat_result) -> None:
     if not stat.S_ISREG(status.st_mode):
         raise UnreadableError("is not a file")
-    _check_bytes(status.st_size)
 
 
-def _check_bytes(num_bytes: int) -> None:
+def check_bytes(num_bytes: int) -> None:
     if num_bytes > MOST_BYTES:
         raise UnreadableError(f"has {num_bytes:,} bytes, but a picture has at most {MOST_BYTES:,}")
 
@@ -202,10 +221,10 @@ def _exact(picture: Image.Image, size: int) -> Image.Image:
     return picture
 
 
-def _fitted(picture: Image.Image, size: int) -> Image.Image:
-    """The shorter side resized to `size`, then the centre: what torchvision's Resize and CenterCrop do."""
+def fitted(picture: Image.Image, size: int, resized: int | None = None) -> Image.Image:
+    """The shorter side resized to `resized` (or `size`), then the centre: torchvision's Resize and CenterCrop."""
     # In this order: a scale that is rounded before it is used makes some pictures a pixel smaller than torchvision's.
-    width, height = (int(size * side / min(picture.size)) for side in picture.size)
+    width, height = (int((resized or size) * side / min(picture.size)) for side in picture.size)
     left, top = round((width - size) / 2), round((height - size) / 2)
     return picture.resize((width, height), Image.Resampling.BICUBIC).crop((left, top, left + size, top + size))
 
@@ -216,7 +235,7 @@ def _pixels(image: Path | bytes | None, size: int, fit: bool) -> NDArray[np.uint
         return "has no bytes"
     try:
         with opened_rgb(image, shorter_side=size if fit else 0) as picture:
-            picture = _fitted(picture, size) if fit else _exact(picture, size)
+            picture = fitted(picture, size) if fit else _exact(picture, size)
             return np.asarray(picture).transpose(2, 0, 1)
     except UnreadableError as error:
         return str(error)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from nearsight.data.dataset import measuring_subset, stratified_split
 from nearsight.data.decoding import UnreadableError, decode, is_image_name, open_rgb, opened_rgb, unreadable
 from nearsight.data.locations import check_spelling, entries_below, is_hidden
+from nearsight.data.pictures import Pictures
 from nearsight.data.registry import Chunk, Reader, Source
 from nearsight.errors import InputError, check_at_least
 from nearsight.files import reading
@@ -90,11 +91,16 @@ def _reader(folder: Path, classes: dict[str, Path], size: int) -> Reader:
     return read
 
 
+def _part_listed(classes: dict[str, Path], part: int) -> tuple[list[Path], list[int]]:
+    """Of a tree that has no test set of its own, the images that train (0), or those held out (1)."""
+    images, labels = _listed(classes)
+    chosen = stratified_split(torch.tensor(labels), _HELD_OUT, seed=0)[part].tolist()
+    return [images[index] for index in chosen], [labels[index] for index in chosen]
+
+
 def _held_out_reader(folder: Path, classes: dict[str, Path], size: int, part: int) -> Reader:
     def read() -> Iterator[Chunk]:
-        images, labels = _listed(classes)
-        chosen = stratified_split(torch.tensor(labels), _HELD_OUT, seed=0)[part].tolist()
-        return decode(folder, [images[index] for index in chosen], [labels[index] for index in chosen], size)
+        return decode(folder, *_part_listed(classes, part), size)
 
     return read
 
@@ -118,6 +124,8 @@ def open_tree(folder: Path, image_size: int) -> Source:
             classes=tuple(classes),
             train=_held_out_reader(folder, classes, image_size, 0),
             test=_held_out_reader(folder, classes, image_size, 1),
+            train_pictures=lambda: Pictures.of_files(folder, *_part_listed(classes, 0)),
+            test_pictures=lambda: Pictures.of_files(folder, *_part_listed(classes, 1)),
         )
     if test_folder is None:
         raise InputError(
@@ -138,6 +146,9 @@ def open_tree(folder: Path, image_size: int) -> Source:
         classes=tuple(train_classes),
         train=_reader(folder, train_classes, image_size),
         test=_reader(folder, test_classes, image_size),
+        train_pictures=lambda: Pictures.of_files(folder, *_listed(train_classes)),
+        test_pictures=lambda: Pictures.of_files(folder, *_listed(test_classes)),
+        test_files=(test_folder,),
     )
 
 

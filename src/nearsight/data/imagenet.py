@@ -1,21 +1,25 @@
-"""ImageNet, what was made of it, and your own images: sets that are trees with a folder per class, or parquet files."""
+"""ImageNet, what was made of it, and your own images: trees with a folder per class, shards, or parquet files."""
 
 from pathlib import Path
 
 from nearsight.data.image_folder import open_tree
 from nearsight.data.parquet import open_parquet
 from nearsight.data.registry import DatasetSpec, Download, Finder, HubDownload, Source, register_dataset
+from nearsight.data.shards import open_shards
 
 _IMAGENET_MEAN, _IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 def _in_folders(*names: str) -> Finder:
-    """Finds a tree of images or parquet files in the first of these folders that is there."""
+    """Finds parquet files, shards or a tree of images in the first of these folders that is there."""
 
     def find(data_dir: Path, image_size: int) -> Source | None:
         for name in names:
             if (data_dir / name).is_dir():
-                return open_parquet(data_dir / name, image_size) or open_tree(data_dir / name, image_size)
+                folder = data_dir / name
+                return (
+                    open_parquet(folder, image_size) or open_shards(folder, image_size) or open_tree(folder, image_size)
+                )
         return None
 
     return find
@@ -75,7 +79,7 @@ register_dataset(
 register_dataset(
     "image-folder",
     DatasetSpec(
-        about="your own: the data folder itself is a tree with a folder per class, or holds parquet files",
+        about="your own: the data folder itself is a tree with a folder per class, or holds shards or parquet files",
         find=_in_folders("."),
         image_size=224,
         other_sizes=True,

@@ -2,16 +2,19 @@
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import floor
 from pathlib import Path
 
 from nearsight.data.cache import Decoded, open_cached
+from nearsight.data.cropping import middles
 from nearsight.data.dataset import Dataset, ImageSet, balanced_subset, content_fingerprint
 from nearsight.data.locations import data_folder
 from nearsight.data.registry import DATASETS, DatasetSpec, Source
 from nearsight.data.segmentation.masks import SEGMENTATION_SETS
 from nearsight.errors import InputError, check_at_least, unknown_name
 from nearsight.files import canonical_hash, reading
+from nearsight.lazy import torch
 
 
 def dataset_spec(name: str) -> DatasetSpec:
@@ -69,12 +72,17 @@ def load_dataset(
     num_train: int | None = None,
     num_test: int | None = None,
     verify: bool = True,
+    stream: bool = False,
+    crop_pct: float = 1.0,
 ) -> Dataset:
     """The data set of this name, with every image or with a class-balanced choice that is always the same.
 
     Files are looked for in `data_dir`, by default in `NEARSIGHT_DATA`, or else the user's cache folder. When they are
     decoded, which happens once, `verify` compares them with their published checksums. With a `num_train` of 0 the test
     images come alone; only so is a set opened that has no others.
+
+    With `stream` the training images stay where they are, undecoded, as the set's `pictures`, and only the test images
+    are decoded: their shorter side resized to the image size over `crop_pct`, and the middle cut out.
     """
     spec = dataset_spec(name)
     for what, value, least in (("image_size", image_size, 1), ("num_train", num_train, 0), ("num_test", num_test, 1)):
@@ -87,6 +95,8 @@ def load_dataset(
         raise InputError(
             f"image_size is {size}, but {name} images are {spec.image_size}×{spec.image_size}; leave it out"
         )
+    if stream:
+        return _streamed(name, spec, data_folder(data_dir), size, num_train, num_test, floor(size / crop_pct))
     if spec.find is None:
         whole = _drawn(spec, num_train, num_test, size)
     else:
@@ -110,6 +120,43 @@ def load_dataset(
         fingerprint=whole.fingerprint
         if complete
         else canonical_hash([whole.fingerprint, len(train), len(test)], digits=64),
+    )
+
+
+def _streamed(
+    name: str, spec: DatasetSpec, folder: Path, size: int, num_train: int | None, num_test: int | None, resized: int
+) -> Dataset:
+    source = None if spec.find is None else find_source(name, spec, folder, size)
+    if source is None or source.train_pictures is None or source.test_pictures is None:
+        raise InputError(
+            f"{name} cannot be streamed: its pictures are not files of their own, nor in shards; give --data.no-stream"
+        )
+    of_test = source.test_pictures
+    alone = replace(
+        source,
+        train=None,
+        test=lambda: middles(of_test(), size, resized),
+        files=source.test_files or source.files,
+    )
+    decoded = open_cached(f"{name}-test-{resized}", alone, size)
+    pictures, test = source.train_pictures(), _at_most(name, "test", decoded.test, num_test)
+    if num_train is not None and num_train != len(pictures):
+        if num_train > len(pictures):
+            raise InputError(f"{num_train} training images of {name} were asked for, but it has {len(pictures)}")
+        none_n = torch.zeros(0, dtype=torch.int64)
+        pictures = pictures.select(balanced_subset(pictures.labels_N, num_train) if num_train else none_n)
+    numbers = [len(pictures), len(test), list(source.classes), pictures.labels_N.tolist()]
+    return Dataset(
+        name=name,
+        classes=source.classes,
+        image_size=(size, size),
+        mean=spec.mean,
+        std=spec.std,
+        train=decoded.train,
+        test=test,
+        fingerprint=canonical_hash([pictures.digest, decoded.fingerprint, *numbers], digits=64),
+        pictures=pictures,
+        resized=resized,
     )
 
 

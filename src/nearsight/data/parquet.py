@@ -39,8 +39,8 @@ def require(module: str, purpose: str, *, extra: str = "data") -> Any:
     return imported
 
 
-def _files_below(folder: Path, *, is_top: bool = True) -> list[Path]:
-    """The parquet files below a folder.
+def files_below(folder: Path, ending: str, *, is_top: bool = True) -> list[Path]:
+    """The files with this ending below a folder.
 
     A folder with a picture in it is a class of a tree, and the rest of its pictures is not listed: ImageNet has a
     million. At the top, a picture may illustrate the set's description.
@@ -50,17 +50,17 @@ def _files_below(folder: Path, *, is_top: bool = True) -> list[Path]:
         for entry in entries:
             if not is_top and is_image_name(entry.name):
                 return []
-            if entry.name.endswith(".parquet") and not is_hidden(entry.name):
+            if entry.name.endswith(ending) and not is_hidden(entry.name):
                 files.append(Path(entry.path))
             elif entry.is_dir(follow_symlinks=False) and not is_hidden(entry.name):
                 folders.append(Path(entry.path))
-    return files + [file for below in folders for file in _files_below(below, is_top=False)]
+    return files + [file for below in folders for file in files_below(below, ending, is_top=False)]
 
 
 def _parts(folder: Path) -> dict[str, tuple[Path, ...]]:
     """Files by the part of the set that they belong to, in order."""
     parts: dict[str, tuple[Path, ...]] = {}
-    for path in sorted(_files_below(folder)):
+    for path in sorted(files_below(folder, ".parquet")):
         name = path.name.split("-")[0].split(".")[0].lower()
         parts[name] = (*parts.get(name, ()), path)
     return parts

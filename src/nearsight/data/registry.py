@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from nearsight.data.pictures import Pictures
+
 Chunk: TypeAlias = "tuple[NDArray[np.uint8], NDArray[np.int64]]"
 """images_nCHW and labels_n."""
 Reader = Callable[[], Iterator[Chunk]]
@@ -36,10 +38,16 @@ class Source:
     """Files and whole folders that are read: when something in them changes, what was decoded from them is stale."""
     classes: tuple[str, ...]
     """Class names in the order of the labels."""
-    train: Reader
-    """The official training set."""
+    train: Reader | None
+    """The official training set; None: it is not wanted."""
     test: Reader
     """The official test set."""
+    train_pictures: Callable[[], Pictures] | None = None
+    """The same training images where they lie, undecoded; None: their files are not such as can be streamed."""
+    test_pictures: Callable[[], Pictures] | None = None
+    """Likewise, the test images."""
+    test_files: tuple[Path, ...] = ()
+    """Those of the files that only the test images are read from, where training images have others."""
 
 
 @dataclass(frozen=True, kw_only=True)

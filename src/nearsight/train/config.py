@@ -25,6 +25,7 @@ from nearsight.augment import (
 )
 from nearsight.augment.pipeline import stack_key
 from nearsight.configuration import ADDED, check_choices, decode, encode, identifying, register_family, settle_numbers
+from nearsight.data.dataset import RUN
 from nearsight.errors import InputError, check_at_least, check_below_one, check_fraction, check_numbers, unknown_name
 from nearsight.files import canonical_hash
 from nearsight.models import ModelConfig
@@ -230,10 +231,26 @@ class DataConfig:
     """Share of the training images held out for validation, stratified by class."""
     split_seed: int = 0
     """Seed of that split; independent of the run's seed, so that all runs of a study share the split."""
+    stream: bool = field(default=False, metadata=ADDED)
+    """Decode training pictures from their files in every epoch, so that random crops are those of whole pictures; else
+    all are decoded once, resized to their shorter side and cut to a square."""
+    window: int = field(default=16_384, metadata=ADDED)
+    """Of streamed shards, pictures among which the order is random; folders of pictures are shuffled as a whole."""
+    crop_pct: float = field(default=1.0, metadata=ADDED)
+    """Of streamed data: side of the middle that is evaluated, as a share of the resized picture's (0.875: 224 of
+    256)."""
 
     def __post_init__(self) -> None:
         settle_numbers(self)
         check_fraction("validation_fraction", self.validation_fraction)
+        check_at_least("window", self.window, RUN)
+        if not 0 < self.crop_pct <= 1:
+            raise InputError(f"crop_pct is {self.crop_pct}, but must be greater than 0 and at most 1")
+        if self.crop_pct != 1 and not self.stream:
+            raise InputError(
+                f"crop_pct is {self.crop_pct}, but pictures that are decoded once are cut to what trains; add "
+                "--data.stream, or leave it at 1"
+            )
         for name in ("image_size", "num_train", "num_test"):
             if (value := getattr(self, name)) is not None:
                 check_at_least(name, value, 1)

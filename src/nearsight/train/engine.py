@@ -19,9 +19,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from nearsight.augment import Pipeline, normalize
+from nearsight.augment import Pipeline, ResizedCrop, normalize
 from nearsight.augment.pipeline import CompiledPipeline
 from nearsight.data import Dataset, DeviceImages, epoch_batches, stratified_split
+from nearsight.data.streaming import Images, StreamedImages, cropped_before
 from nearsight.errors import InputError
 from nearsight.train.config import RunConfig
 from nearsight.train.dropping import Dropping, NumberDropping, PathDropping
@@ -55,7 +56,7 @@ class Evaluation:
         self,
         skeleton: nn.Module,
         weights: Weights,
-        images: DeviceImages,
+        images: Images,
         index_N: Tensor,
         mean_C: Tensor,
         std_C: Tensor,
@@ -169,7 +170,16 @@ def _pipeline(
         device=device,
         later=[config.protocol.augment for config in waiting],
     )
+    if dataset.pictures is not None:
+        whole = cropped_before(whole)
     return whole if processes.num == 1 else Share(processes, configs[0].protocol.batch_size).pipeline(whole)
+
+
+def _images(dataset: Dataset, device: torch.device) -> Images:
+    """The official training set, in memory or in its files."""
+    if dataset.pictures is None:
+        return DeviceImages(dataset.train, device)
+    return StreamedImages(dataset.pictures, device, size=dataset.image_size[0], resized=dataset.resized)
 
 
 @dataclass(frozen=True)
@@ -194,7 +204,7 @@ class Stack:
     epochs_done: list[int]
     pipeline: Pipeline
     smoothing_K: Tensor
-    images: DeviceImages
+    images: Images
     """The official training set."""
     training_N: Tensor
     """Positions of the images that train."""
@@ -253,7 +263,7 @@ class Stack:
         verify_stacking(skeleton, models, dataset.image_size)
         bring_constants(skeleton, device)
         data = configs[0].data
-        training_N, validation_N = stratified_split(dataset.train.labels_N, data.validation_fraction, data.split_seed)
+        training_N, validation_N = stratified_split(dataset.training_labels, data.validation_fraction, data.split_seed)
         if len(training_N) < protocols[0].batch_size:
             raise InputError(
                 f"{len(training_N)} training images do not fill one batch of {protocols[0].batch_size}; take more of "
@@ -269,7 +279,7 @@ class Stack:
             [0] * len(configs),
             _pipeline(configs, waiting, dataset, device, processes),
             torch.tensor([protocol.smoothing for protocol in protocols], device=device),
-            DeviceImages(dataset.train, device),
+            _images(dataset, device),
             training_N.to(device),
             validation_N.to(device),
             tuple(dropping),
@@ -386,7 +396,12 @@ class Stack:
         return self._programs.step.loss_K
 
     def _steps(self, programs: "_Programs", epoch: Epoch) -> Iterator[Advance]:
-        if self.images.resident:
+        if isinstance(self.images, StreamedImages):
+            crops = [config.protocol.augmentation(ResizedCrop.name) for config in self.configs]
+            seeds = [config.seed for config in self.configs]
+            for batch in self.images.crops(crops, seeds, self.epochs_done, self.images.positions(epoch.index_SKB)):
+                yield functools.partial(programs.step, batch)
+        elif self.images.resident:
             yield from itertools.repeat(programs.advance, self.steps_per_epoch)
         else:
             for batch in self.images.stream(self.images.positions(epoch.index_SKB)):
@@ -397,7 +412,9 @@ class Stack:
         seed_K = torch.tensor([config.seed for config in self.configs], device=self.device)
         epoch_K = torch.tensor(self.epochs_done, device=self.device)
         batch_size = self.configs[0].protocol.batch_size
-        index_SKB = self.training_N[epoch_batches(seed_K, epoch_K, len(self.training_N), batch_size)]
+        in_shards = isinstance(self.images, StreamedImages) and self.images.in_shards
+        window = self.configs[0].data.window if in_shards else None
+        index_SKB = self.training_N[epoch_batches(seed_K, epoch_K, len(self.training_N), batch_size, window=window)]
         if self._share is not None:
             index_SKB = self._share.needed(self.pipeline, seed_K, epoch_K, index_SKB)
         return Epoch(
@@ -452,7 +469,7 @@ class Stack:
         return DTYPES[self.configs[0].precision]
 
     def evaluate(
-        self, images: DeviceImages, index_N: Tensor, weights: Weights | None = None
+        self, images: Images, index_N: Tensor, weights: Weights | None = None
     ) -> tuple[list[float], list[float]]:
         """(mean cross-entropy, accuracy) of every cell on these images, without augmentation or smoothing.
 
@@ -461,7 +478,11 @@ class Stack:
         return self._evaluation(images, index_N, self.weights if weights is None else weights)()
 
     def _evaluation(
-        self, images: DeviceImages, index_N: Tensor, weights: Weights, processes: Processes | None = None
+        self,
+        images: Images,
+        index_N: Tensor,
+        weights: Weights,
+        processes: Processes | None = None,
     ) -> Evaluation:
         mean_C, std_C = self.pipeline.mean_C, self.pipeline.std_C
         return Evaluation(

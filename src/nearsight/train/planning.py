@@ -141,7 +141,7 @@ def check_sizes(configs: Sequence[RunConfig], image_size: tuple[int, int]) -> No
                         f"tileshuffle.tile is {tile}, but images of {shown} pixels have no such tile; choose at most "
                         f"{side}"
                     )
-                case ResizedCrop(size=size) if size and fixed and image_size != (size, size):
+                case ResizedCrop(size=size) if size and (fixed or config.data.stream) and image_size != (size, size):
                     raise InputError(
                         f"resizedcrop.size is {size}, but the model takes images of {shown} pixels; leave it at 0, "
                         "which keeps their size, or choose another --data.image-size"

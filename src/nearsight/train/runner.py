@@ -46,6 +46,8 @@ def load_data(config: DataConfig, data_dir: Path | None = None) -> Dataset:
         image_size=config.image_size,
         num_train=config.num_train,
         num_test=config.num_test,
+        stream=config.stream,
+        crop_pct=config.crop_pct,
     )
 
 

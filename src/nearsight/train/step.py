@@ -21,8 +21,9 @@ from torch import Tensor, nn
 
 from nearsight.augment import Pipeline, grey_levels, smooth_targets
 from nearsight.augment.pipeline import CompiledPipeline
-from nearsight.data import Dataset, DeviceImages
+from nearsight.data import Dataset
 from nearsight.data.loading import dataset_spec
+from nearsight.data.streaming import Images
 from nearsight.errors import InputError
 from nearsight.models import load_model, load_source
 from nearsight.randomness import Draws
@@ -146,7 +147,7 @@ class Step:
         statistics: Weights,
         pipeline: Pipeline,
         smoothing_K: Tensor,
-        images: DeviceImages,
+        images: Images,
         epoch: Epoch,
         *,
         dtype: torch.dtype,
