@@ -28,6 +28,7 @@ from nearsight.errors import InputError
 from nearsight.lens.attention import FusedAttention
 from nearsight.lens.capture import FUSED, PRODUCTS, flat, with_replaced
 from nearsight.lens.layout import Layout
+from nearsight.lens.operations import HIDING
 from nearsight.lens.running import never_compiled
 from nearsight.lens.stream import in_full_precision
 from nearsight.locat.attend import TILE_BYTES, added_mask, attend_with_bias, is_transformed
@@ -57,6 +58,8 @@ class Place:
     operand: int
     axes: tuple[int, int]
     num_heads: int
+    hidden_WHNM: Tensor | None = None
+    """Of weights in memory, the keys that a mask of the model hides."""
     known: dict[Any, Any] = field(default_factory=dict)
     """What was derived from it, by device and type."""
 
@@ -79,6 +82,15 @@ class Place:
             found = queries, keys, {}
             if type(queries) is Tensor:  # others stand for one, as while a model is exported
                 self.known[device, dtype] = found
+        return found
+
+    def hidden_on(self, device: torch.device) -> Tensor:
+        """`hidden_WHNM` there."""
+        assert self.hidden_WHNM is not None
+        if device not in self.known:
+            with torch.inference_mode(False):
+                self.known[device] = self.hidden_WHNM.to(device)
+        found: Tensor = self.known[device]
         return found
 
 
@@ -178,8 +190,15 @@ class Locality(nn.Module):
         forward = self._before or partial(type(owner).forward, owner)
         if are_as_they_were():
             return forward(*args, **kwargs)
-        with _Changing(self):
-            return forward(*args, **kwargs)
+        with _Changing(self) as changing:
+            output = forward(*args, **kwargs)
+        if missing := {key for own in self.inducers for key in own.made_for} - changing.changed:
+            kind, number = min(missing)
+            raise InputError(
+                f"{self._name} computes its attention in another way than when it was made local (there is no {kind} "
+                f"{number}): make it local after you have chosen how"
+            )
+        return output
 
     def place(self, key: Key, num_queries: int, num_keys: int) -> Place:
         return self._places.find(self._name, key, num_queries, num_keys)
@@ -210,6 +229,7 @@ class _Changing(TorchFunctionMode):
         self._calls: Counter[str] = Counter()
         self._last: list[LastProduct] = []
         self._dropped: list[torch.Size] = []
+        self.changed: set[Key] = set()
 
     def __torch_function__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -239,6 +259,7 @@ class _Changing(TorchFunctionMode):
         return kind, self._calls[kind] - 1
 
     def _fused(self, func: Any, key: Key, owns: Sequence[Own], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        self.changed.add(key)
         attention = FUSED[func][1](*args, **kwargs)
         assert isinstance(attention, FusedAttention)
         assert attention.value is not None
@@ -259,6 +280,7 @@ class _Changing(TorchFunctionMode):
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
     ) -> Any:
+        self.changed.add(key)
         known = next(iter(self._locality._places.by_size.values()))[self._locality._name][key]
         given = factors[known.operand]
         if given.shape in self._dropped:
@@ -368,14 +390,17 @@ def attend(attention: FusedAttention, place: Place, key: Key, owns: Sequence[Own
                 own, asked = normaliser
                 exact = torch.promote_types(query.dtype, torch.float32)
                 logits = attention.scale * (query_BWHTd.to(exact) @ keys.to(exact).transpose(-2, -1))
-                logits = logits if added is None else logits + added
+                if added is not None:  # what models add to hide a key is not always infinite
+                    logits = logits + added.masked_fill(added < HIDING, -math.inf)
                 weights = F.dropout(own.config.weights(own, asked, logits), dropout_p)
                 return (weights @ values.to(exact)).to(query.dtype)
         assert added is not None
         added = added.to(query.dtype)[(None,) * (5 - added.dim())]
         added = added.squeeze(1) if windows == 1 else added.expand(batch, windows, *added.shape[2:]).flatten(0, 1)
-        tokens = (each.flatten(0, 1) for each in (query_BWHTd, keys, values))
-        return attend_with_bias(*tokens, added, None, attention.scale, dropout_p).unflatten(0, (batch, windows))
+        asking, asked_keys, mixed = (each.flatten(0, 1) for each in (query_BWHTd, keys, values))
+        output = attend_with_bias(asking, asked_keys, mixed, added, None, attention.scale, dropout_p)
+        by_window: Tensor = output.unflatten(0, (batch, windows))
+        return by_window
 
     step = _queries_at_once(query, keys.shape[-2], owns, mask)
     outputs = []
@@ -409,6 +434,8 @@ def changed_weights(weights: Tensor, query: Tensor | None, place: Place, key: Ke
         tiny = torch.finfo(exact).tiny
         # Logarithms up to a constant in each row are the logits; of a weight of 0 there is none, nor a gradient.
         logits = weights_BWHNM.clamp(min=tiny).log().masked_fill(weights_BWHNM < tiny, -math.inf)
+        if place.hidden_WHNM is not None:
+            logits = logits.masked_fill(place.hidden_on(logits.device), -math.inf)
         query_BWHNd = None if query is None else place.layout.arrange(query)
 
         def asked_of(own: Own) -> Asked:

@@ -352,6 +352,7 @@ def _place(site: Site) -> Place:
         site.operand,
         site.axes,
         site.num_heads,
+        site.hidden_WHNM,
     )
 
 

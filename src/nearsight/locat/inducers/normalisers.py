@@ -147,7 +147,8 @@ class LocalitySelfAttention(Inducer):
         return asked.are_patches & (asked.distances < SAME_PLACE)
 
     def weights(self, own: Any, asked: Asked, logits_BWHTM: Tensor) -> Tensor:
-        logits_BWHTM = logits_BWHTM * own.temperature.view(-1, 1, 1).exp()
+        hidden = logits_BWHTM == -math.inf
         if self.diagonal:
-            logits_BWHTM = logits_BWHTM.masked_fill(self._own_key(asked)[:, None], -math.inf)
-        return softmax_or_zeros(logits_BWHTM)
+            hidden = hidden | self._own_key(asked)[:, None]
+        tempered = logits_BWHTM.masked_fill(hidden, 0.0) * own.temperature.view(-1, 1, 1).exp()
+        return softmax_or_zeros(tempered.masked_fill(hidden, -math.inf))

@@ -31,8 +31,9 @@ class Alibi2d(Gated):
         return {"gate": self.gates(frame)}
 
     def bias(self, own: Any, asked: Asked) -> Tensor:
-        distances_WTM = asked.distances
-        slopes_H = 2.0 ** (-8.0 * torch.arange(1, len(own.gate) + 1, device=distances_WTM.device) / len(own.gate))
+        distances_WTM, num_heads = asked.distances, len(own.gate)
+        head_H = torch.arange(1, num_heads + 1, device=distances_WTM.device, dtype=distances_WTM.dtype)
+        slopes_H = (-8 / num_heads * head_H).exp2()
         return -self.by_head(own.gate) * self.by_head(slopes_H) * distances_WTM[:, None]
 
 
