@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from nearsight.augment import HorizontalFlip, RandomCrop, ResizedCrop
-from nearsight.commands.finetune import FinetuneOptions
+from nearsight.commands.finetune import LOCAT, FinetuneOptions
 from nearsight.commands.measured import Measured, explore, write_all
 from nearsight.commands.pictures import RunImages
 from nearsight.commands.progress import TrainingProgress
@@ -21,6 +21,7 @@ from nearsight.errors import InputError
 from nearsight.files import write_json
 from nearsight.lens import HeadTable, measure
 from nearsight.lens.running import running, without_gradients
+from nearsight.locat.inducers import Gated, inducer_of
 from nearsight.models import ModelConfig, load_model
 from nearsight.models.factory import COMPACT_MODELS, check_model_name
 from nearsight.models.zoo import MODELS
@@ -60,6 +61,8 @@ def config_of(options: FinetuneOptions) -> RunConfig:
     # What the model has already stays.
     if gaug and not model.gaug:
         model = replace(model, gaug=True, locat_gentle=options.start == "gentle")
+    if options.add not in LOCAT:
+        model = replace(model, locality=(*model.locality, _with_start(options.add, options.start)))
     crop = RandomCrop() if side < _SMALL else ResizedCrop(min_area=0.35)
     return RunConfig(
         model=replace(model, prr=model.prr or options.add in ("prr", "locat")),
@@ -77,6 +80,14 @@ def config_of(options: FinetuneOptions) -> RunConfig:
         precision=options.precision,
         num_measured=options.num_images,
     )
+
+
+def _with_start(text: str, start: str) -> str:
+    """The inducer with its gate where it has one that nobody has set: 0, or open."""
+    config = inducer_of(text)
+    if isinstance(config, Gated) and config.gate == 0 and start == "abrupt" and "gate=" not in text:
+        config = replace(config, gate=1.0)
+    return config.text
 
 
 @dataclass(frozen=True, kw_only=True)

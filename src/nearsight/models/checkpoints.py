@@ -27,8 +27,8 @@ _NESTINGS = (
 )
 _PREFIXES = re.compile(r"(?:(?:module|_orig_mod|backbone|model)\.)+")
 _BEHIND_ATTENTION = ("head", "heads", "head_dist", "fc", "fc_norm", "classifier", "pre_logits")
-_GAUG = ".gaug."
-"""In the names of LocAt's weights, which a model without it has not."""
+_INDUCED = (".gaug.", ".locality.", ".cpe.")
+"""In the names of the weights of LocAt and of other inducers, which a model without them has not."""
 _SHOWN = 3
 
 Weights = dict[str, Tensor]
@@ -58,7 +58,11 @@ def load_weights(model: nn.Module, read: Any, path: Path | str, *, classes_of_fi
         model.reset_classifier(num_classes)  # type: ignore[operator]
         own = model.state_dict()
     left_out = [name for name, weight in own.items() if name not in weights or weights[name].shape != weight.shape]
-    missing = [name for name in left_out if not _is_behind_attention(model, name) and _GAUG not in name]
+    missing = [
+        name
+        for name in left_out
+        if not _is_behind_attention(model, name) and not any(part in name for part in _INDUCED)
+    ]
     if missing:
         raise _unfit(path, missing, weights, own)
     for name in own.keys() - set(left_out):

@@ -142,6 +142,15 @@ class Inducer:
         """Take off what `add_itself` attached; whether there was any."""
         return False
 
+    @property
+    def text(self) -> str:
+        """As `inducer_of` reads it, with the options that are not at their defaults."""
+        given = [(each.name, getattr(self, each.name)) for each in _options(type(self)) if self._differs(each)]
+        return self.name + (":" + ",".join(f"{name}={_written(value)}" for name, value in given) if given else "")
+
+    def _differs(self, option: dataclasses.Field[Any]) -> bool:
+        return bool(getattr(self, option.name) != option.default)
+
     def refuse(self, reason: str) -> InputError:
         return InputError(f"{self.name} cannot be added: {reason}")
 
@@ -189,6 +198,10 @@ def inducer(name: str, **options: Any) -> Inducer:
         if option not in known:
             raise InputError(f"{name} has no option {option!r}; it has {', '.join(known) or 'none'}")
     return kind(**options)
+
+
+def _written(value: Any) -> str:
+    return value if isinstance(value, str) else repr(value).replace(" ", "")
 
 
 def _options(kind: type[Inducer]) -> tuple[dataclasses.Field[Any], ...]:

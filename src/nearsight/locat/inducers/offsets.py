@@ -5,6 +5,7 @@ Shape suffixes: W windows, H heads, T queries, M keys, 2 (by row, by column), R 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -113,19 +114,21 @@ class Neighborhood(Inducer):
     about = "keys farther than a radius are hidden; takes effect at once"
     starts_plain = False
 
-    radius: float | tuple[float, ...] = 2.0
-    """In patches, on the grid that the model was made for; inf is no limit. One for all, or one for each (see `by`)."""
+    radius: float | tuple[float | None, ...] = 2.0
+    """In patches, on the grid that the model was made for; None is no limit. One for all, or several (see `by`)."""
     by: Literal["layer", "head"] = "layer"
     """What several radii are of."""
 
     def __post_init__(self) -> None:
         if self.by not in ("layer", "head"):
             raise unknown_name("way to list radii", str(self.by), ("layer", "head"))
-        radii = self.radius if isinstance(self.radius, tuple | list) else (self.radius,)
+        radii = tuple(self.radius) if isinstance(self.radius, tuple | list) else (self.radius,)
         for radius in radii:
-            if isinstance(radius, bool) or not isinstance(radius, int | float) or not radius >= 0:
-                raise InputError(f"radius is {radius!r}, but must be a distance in patches, at least 0")
-        object.__setattr__(self, "radius", tuple(map(float, radii)) if len(radii) != 1 else float(radii[0]))
+            is_number = isinstance(radius, int | float) and not isinstance(radius, bool)
+            if radius is not None and not (is_number and radius >= 0):
+                raise InputError(f"radius is {radius!r}, but must be a distance in patches, at least 0, or None")
+        settled = tuple(None if radius in (None, math.inf) else float(radius) for radius in radii)
+        object.__setattr__(self, "radius", settled if len(settled) > 1 else settled[0])
 
     def parameters(self, frame: Frame) -> dict[str, Tensor | nn.Module]:
         count = frame.num_layers if self.by == "layer" else frame.num_heads
@@ -142,10 +145,10 @@ class Neighborhood(Inducer):
 
     def _near(self, asked: Asked) -> Tensor:
         """[W, H or 1, T, M]"""
-        radii = self.radius if isinstance(self.radius, tuple) else (self.radius,)
+        radii: tuple[float | None, ...] = self.radius if isinstance(self.radius, tuple) else (self.radius,)
         if self.by == "layer":
             radii = (radii[asked.number if len(radii) > 1 else 0],)
-        near = [asked.distances <= radius + SAME_PLACE for radius in radii]
+        near = [asked.distances <= (math.inf if radius is None else radius + SAME_PLACE) for radius in radii]
         return torch.stack(near, dim=1)
 
     def shown(self, own: Any, asked: Asked) -> Tensor:
