@@ -13,7 +13,16 @@ from nearsight.version import __version__
 if TYPE_CHECKING:
     from nearsight import metrics
     from nearsight.data.cifar100_sample import sample_images
-    from nearsight.lens import HeadTable, attention_maps, check_vit_adapter, intervene, measure, open_maps
+    from nearsight.lens import (
+        HeadTable,
+        add_locality,
+        attention_maps,
+        check_vit_adapter,
+        intervene,
+        measure,
+        open_maps,
+        remove_locality,
+    )
     from nearsight.locat import add_locat
     from nearsight.models import create_model
     from nearsight.probe import ablate, finetune
@@ -24,6 +33,7 @@ __all__ = [
     "HubModel",
     "__version__",
     "ablate",
+    "add_locality",
     "add_locat",
     "attention_maps",
     "check_vit_adapter",
@@ -34,6 +44,7 @@ __all__ = [
     "metrics",
     "open_maps",
     "push_to_hub",
+    "remove_locality",
     "sample_images",
 ]
 

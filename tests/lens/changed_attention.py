@@ -429,9 +429,9 @@ def huggingface(name: str, implementation: str, prefix: int, **settings: Any) ->
     return Family(build, of_huggingface, named("Attention"), places, size, gain=gain, tolerance=tolerance)
 
 
-def swin() -> nn.Module:
-    settings = {"window_size": WINDOW, "embed_dim": 32, "depths": (2,), "num_heads": (2,), "img_size": (32, 48)}
-    model: nn.Module = timm.create_model("swin_tiny_patch4_window7_224", **settings, **TOKENS)
+def swin(**settings: Any) -> nn.Module:
+    small = {"window_size": WINDOW, "embed_dim": 32, "depths": (2,), "num_heads": (2,), "img_size": (32, 48)}
+    model: nn.Module = timm.create_model("swin_tiny_patch4_window7_224", **small, **TOKENS, **settings)
     return model
 
 

@@ -275,9 +275,9 @@ def test_layers_learn_at_the_rates_of_timm(
     adds is a group of its own."""
     monkeypatch.setattr(AdamW, "_step_plainly" if fused else "_step_fused", None)
     monkeypatch.setattr("nearsight.train.optimizer.runs_on", lambda _: fused)
-    layer_decays, gaug_lrs, weight_decay = (0.65, 1.0, 0.9), (1.0, 30.0, 100.0), 0.1
+    layer_decays, locality_lrs, weight_decay = (0.65, 1.0, 0.9), (1.0, 30.0, 100.0), 0.1
     protocols = [
-        Protocol(layer_decay=decay, gaug_lr=times) for decay, times in zip(layer_decays, gaug_lrs, strict=True)
+        Protocol(layer_decay=decay, locality_lr=times) for decay, times in zip(layer_decays, locality_lrs, strict=True)
     ]
     cells = [create_model(name, **BACKBONES[name]).to(device) for _ in layer_decays]
     without = tuple(name for name, weight in cells[0].named_parameters() if not decays(name, weight[None]))
@@ -291,13 +291,13 @@ def test_layers_learn_at_the_rates_of_timm(
         group_scales=[group_scales(protocol, layers) for protocol in protocols],
     )
     references = []
-    for cell, layer_decay, gaug_lr in zip(cells, layer_decays, gaug_lrs, strict=True):
+    for cell, layer_decay, locality_lr in zip(cells, layer_decays, locality_lrs, strict=True):
         groups = []
         for group in param_groups_layer_decay(cell, weight_decay, without, layer_decay=layer_decay):
             for local in (False, True):
                 chosen = [weight for name, weight in cell.named_parameters() if ("gaug" in name) == local]
                 parts = [weight for weight in group["params"] if any(weight is one for one in chosen)]
-                scale = group["lr_scale"] * (gaug_lr if local else 1.0)
+                scale = group["lr_scale"] * (locality_lr if local else 1.0)
                 groups.append({**group, "params": parts, "lr_scale": scale})
         references.append(torch.optim.AdamW(groups, lr=LR[0], betas=BETAS))
     for step in range(3):
@@ -326,7 +326,7 @@ def test_layers_learn_at_the_rates_of_timm(
 def test_a_model_without_layers_is_refused() -> None:
     with pytest.raises(InputError, match="layer_decay cannot be used: Linear does not say which its layers are"):
         groups_of(nn.Linear(2, 2), Protocol(layer_decay=0.9))
-    assert set(groups_of(nn.Linear(2, 2), Protocol(gaug_lr=2.0)).values()) == {0}
+    assert set(groups_of(nn.Linear(2, 2), Protocol(locality_lr=2.0)).values()) == {0}
 
 
 def test_averages_are_those_of_timm() -> None:

@@ -20,7 +20,7 @@ from nearsight.train.engine import Stack, initial_model
 from nearsight.train.planning import cell_bytes
 
 CPU = torch.device("cpu")
-ALL = {"layer_decay": 0.7, "gaug_lr": 10.0, "ema": 0.8, "accumulate": 3}
+ALL = {"layer_decay": 0.7, "locality_lr": 10.0, "ema": 0.8, "accumulate": 3}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -152,7 +152,7 @@ def test_parts_take_less_memory() -> None:
 
 
 def test_what_is_off_has_no_part_in_the_identity() -> None:
-    assert config().identity == config(layer_decay=1.0, gaug_lr=1.0, ema=0.0, accumulate=1).identity
+    assert config().identity == config(layer_decay=1.0, locality_lr=1.0, ema=0.0, accumulate=1).identity
     kinds = [config(**{name: value}) for name, value in ALL.items()]  # type: ignore[arg-type]
     assert len({each.identity for each in (config(), *kinds)}) == 5
     assert len({each.stack_key for each in (config(), *kinds)}) == 4
@@ -163,7 +163,7 @@ def test_what_is_off_has_no_part_in_the_identity() -> None:
     [
         ({"layer_decay": 0.0}, "layer_decay is 0.0, but must be above 0 and at most 1"),
         ({"layer_decay": 1.1}, "layer_decay is 1.1"),
-        ({"gaug_lr": 0.0}, "gaug_lr is 0.0, but must be positive"),
+        ({"locality_lr": 0.0}, "locality_lr is 0.0, but must be positive"),
         ({"ema": 1.0}, "ema"),
         ({"accumulate": 0}, "accumulate is 0, but must be at least 1"),
         ({"accumulate": 200}, "accumulate is 200, but a batch of 128 images has"),

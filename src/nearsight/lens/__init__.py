@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from nearsight.lens.features import LayerSimilarity, layer_similarity
     from nearsight.lens.geometry import Geometry, patch_grid
     from nearsight.lens.intervene import average_maps, intervene
+    from nearsight.lens.locality import add_locality, localities, remove_locality
     from nearsight.lens.maps import attention_maps
     from nearsight.lens.mapsfile import LayerMaps, open_maps
     from nearsight.lens.measurement import WHAT, Measurement, measurement
@@ -44,17 +45,20 @@ __all__ = [
     "Survey",
     "Uniform",
     "Zero",
+    "add_locality",
     "attention_maps",
     "attention_rollout",
     "average_maps",
     "check_vit_adapter",
     "intervene",
     "layer_similarity",
+    "localities",
     "measure",
     "measurement",
     "open_maps",
     "patch_grid",
     "position_gram",
+    "remove_locality",
     "survey",
 ]
 

@@ -32,13 +32,13 @@ from nearsight.lens.attention import (
 from nearsight.locat.attend import attend
 
 # Programs that torch.export made call the operators by themselves.
-_FUSED: dict[Any, tuple[str, Callable[..., Attention]]] = {
+FUSED: dict[Any, tuple[str, Callable[..., Attention]]] = {
     F.scaled_dot_product_attention: ("sdpa", of_sdpa),
     torch.ops.aten.scaled_dot_product_attention.default: ("sdpa", of_sdpa),
     attend: ("sdpa", of_local),
     F.multi_head_attention_forward: ("multihead", of_multihead_function),
 }
-_PRODUCTS = {
+PRODUCTS = {
     torch.matmul, Tensor.matmul, Tensor.__matmul__, Tensor.__rmatmul__, torch.linalg.matmul, torch.bmm, Tensor.bmm,
     torch.mm, Tensor.mm, torch.einsum, torch.tensordot, torch.baddbmm, Tensor.baddbmm, torch.addmm, Tensor.addmm,
     torch.ops.aten.matmul.default, torch.ops.aten.bmm.default, torch.ops.aten.mm.default,
@@ -183,18 +183,20 @@ class AttentionTap(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         if self._running and self.is_here:
-            if func in _FUSED:
-                kind, described = _FUSED[func]
+            if func in FUSED:
+                kind, described = FUSED[func]
                 _, change = self._tell(kind, [partial(described, *args, **kwargs)])
                 with self._fused():
                     return func(*args, **kwargs) if change is None else change(partial(func, *args, **kwargs))
-            elif func in _PRODUCTS:
-                factors = [factor for factor in _flat((*args, *kwargs.values())) if isinstance(factor, Tensor)]
+            elif func in PRODUCTS:
+                factors = [factor for factor in flat((*args, *kwargs.values())) if isinstance(factor, Tensor)]
                 call, change = self._tell("product", [partial(ExplicitAttention, f, i) for i, f in enumerate(factors)])
                 try:
                     self.product = call, factors
                     if change is not None:
-                        return change(lambda operand, factor: func(*_with(args, factors[operand], factor), **kwargs))
+                        return change(
+                            lambda operand, factor: func(*with_replaced(args, factors[operand], factor), **kwargs)
+                        )
                     return func(*args, **kwargs)
                 finally:
                     self.product = None
@@ -306,14 +308,15 @@ class AttentionTap(TorchFunctionMode):
             self._running.pop()
 
 
-def _flat(arguments: Sequence[Any]) -> list[Any]:
-    return [leaf for item in arguments for leaf in (_flat(item) if isinstance(item, list | tuple) else [item])]
+def flat(arguments: Sequence[Any]) -> list[Any]:
+    return [leaf for item in arguments for leaf in (flat(item) if isinstance(item, list | tuple) else [item])]
 
 
-def _with(arguments: Sequence[Any], old: Tensor, new: Tensor) -> list[Any]:
+def with_replaced(arguments: Sequence[Any], old: Tensor, new: Tensor) -> list[Any]:
     """The arguments with one of their tensors replaced, in lists of them, too."""
     return [
-        _with(item, old, new) if isinstance(item, list | tuple) else new if item is old else item for item in arguments
+        with_replaced(item, old, new) if isinstance(item, list | tuple) else new if item is old else item
+        for item in arguments
     ]
 
 

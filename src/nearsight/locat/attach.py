@@ -83,6 +83,61 @@ def add_locat(
     return model
 
 
+def takes_locat(model: nn.Module) -> bool:
+    """Whether the attentions of a model are of the kinds that are known here."""
+    if isinstance(model, VisionTransformer | Eva | _WINDOWED):
+        kinds = tuple(LOCAL_CLASSES), tuple(LOCAL_CLASSES.values())
+        return all(any(isinstance(part, kinds[0] + kinds[1]) for part in block.modules()) for block in _blocks(model))
+    return False
+
+
+def counts_as_measured(model: nn.Module, layers: Iterable[Any]) -> bool:
+    """Whether these layers are numbers, by which `measure` means the same as `add_locat`: in GCViT it leaves some
+    blocks out."""
+    return not isinstance(model, GlobalContextVit) and all(type(layer) is int for layer in layers)
+
+
+def remove_gaug(model: nn.Module) -> bool:
+    """Take the local bias off; whether there was any."""
+    plain_classes = {local: plain for plain, local in LOCAL_CLASSES.items()}
+    attentions: list[Any] = [module for module in model.modules() if type(module) in plain_classes]
+    for attention in attentions:
+        attention.__class__ = plain_classes[type(attention)]
+        del attention.gaug
+        if hasattr(attention, "grids"):
+            del attention.grids
+    _remove_hooks(model, GridRecord)
+    return bool(attentions)
+
+
+def remove_prr(model: nn.Module) -> bool:
+    """Take the refinement off; whether there was any."""
+    found: list[Any] = [module for module in model.modules() if isinstance(module, RefinedPool | RefinedMapPool)]
+    for pool in found:
+        whole: Any = model
+        if isinstance(pool, RefinedMapPool):
+            pool.__class__ = SelectAdaptivePool2d
+            del pool.num_heads
+            pool.__dict__.pop("channels_first", None)
+        else:
+            pool.retire()
+            whole.attn_pool = None
+            whole.pool_include_prefix = pool.include_prefix
+            _remove_hooks(model, RefinedPool)
+        whole.__dict__.pop("reset_classifier", None)
+    return bool(found)
+
+
+def _remove_hooks(model: nn.Module, kind: type) -> None:
+    """Those that are methods of such objects."""
+    for module in model.modules():
+        hooks_of_module: tuple[Any, ...] = module._forward_pre_hooks, module._forward_hooks
+        for hooks in hooks_of_module:
+            for number, hook in list(hooks.items()):
+                if isinstance(getattr(hook, "__self__", None), kind):
+                    del hooks[number]
+
+
 def _check_grid(initial_grid: Any) -> None:
     if initial_grid is None:
         return

@@ -95,13 +95,13 @@ def blocked_attention(
     if tile_bytes is None and query_BHNd.device.type == "cpu" and not torch.is_grad_enabled():
         num_queries = min(num_queries, max(FEWEST_QUERIES, CACHED_TILE_BYTES // max(1, bytes_per_query)))
     if mask is not None:
-        mask = _added(mask, query_BHNd).expand(*mask.shape[:-2], num_tokens, num_tokens)
+        mask = added_mask(mask, query_BHNd).expand(*mask.shape[:-2], num_tokens, num_tokens)
     # A transform of this code (torch.vmap) cannot transform a computation that is to be repeated.
-    if num_queries >= num_tokens or _is_transformed():
+    if num_queries >= num_tokens or is_transformed():
         bias_BHNN = bias_between_tokens(
             precision_BHP2, strength_BHP, grid, kernel=kernel, largest_half_square=largest_half_square
         )
-        return _attention(query_BHNd, key_BHNd, value_BHNd, bias_BHNN, mask, scale, dropout_p)
+        return attend_with_bias(query_BHNd, key_BHNd, value_BHNd, bias_BHNN, mask, scale, dropout_p)
 
     def of_tile(
         mask_BHTN: Tensor | None,
@@ -113,7 +113,7 @@ def blocked_attention(
     ) -> Tensor:
         bias_BHTP = bias_between_patches(precision_BHT2, strength_BHT1[..., 0], (rows_TR, cols_TC), kernel)
         bias_BHTN = F.pad(bias_BHTP, (grid.num_prefix, 0))
-        return _attention(query_BHTd, key_BHNd, value_BHNd, bias_BHTN, mask_BHTN, scale, dropout_p)
+        return attend_with_bias(query_BHTd, key_BHNd, value_BHNd, bias_BHTN, mask_BHTN, scale, dropout_p)
 
     # Queries that are not patches have a strength of 0.
     steps = squared_steps(grid, largest_half_square, precision_BHP2)
@@ -130,21 +130,23 @@ def blocked_attention(
     return torch.cat(outputs, dim=2)
 
 
-def _attention(
+def attend_with_bias(
     query: Tensor, key: Tensor, value: Tensor, bias: Tensor, mask: Tensor | None, scale: float, dropout_p: float
 ) -> Tensor:
+    """With a bias that is in memory."""
     bias = (bias if mask is None else bias + mask).to(query.dtype)
-    if _is_transformed() and torch.is_grad_enabled():  # torch.vmap knows no gradient of a fused attention's mask
+    if is_transformed() and torch.is_grad_enabled():  # torch.vmap knows no gradient of a fused attention's mask
         return F.dropout((scale * query @ key.mT + bias).softmax(-1), dropout_p) @ value
     return F.scaled_dot_product_attention(query, key, value, bias, dropout_p, scale=scale)
 
 
-def _added(mask: Tensor, like: Tensor) -> Tensor:
+def added_mask(mask: Tensor, like: Tensor) -> Tensor:
     """A mask as what is added to the logits."""
     if mask.dtype != torch.bool:
         return mask
     return torch.zeros(mask.shape, dtype=like.dtype, device=like.device).masked_fill(~mask, -math.inf)
 
 
-def _is_transformed() -> bool:
+def is_transformed() -> bool:
+    """Whether this runs under a transform of `torch.func`."""
     return not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()

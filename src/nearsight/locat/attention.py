@@ -200,6 +200,7 @@ class LocalAttention(_LocalTokens, Attention):  # type: ignore[misc]  # timm car
         norms = (self.q_norm, self.k_norm)
         return (
             self.gaug.config.width != "input"
+            and self.gaug.gate is None
             and all(isinstance(norm, nn.Identity) for norm in norms)
             and self._dropout_p == 0
         )

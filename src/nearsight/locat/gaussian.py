@@ -125,6 +125,8 @@ class GaussianHeads(nn.Module):
             self.log_var = nn.Linear(dim, num_heads * num_axes, device=device, dtype=dtype)
         if config.scale == "learned":
             self.log_alpha = nn.Linear(head_dim, 1, device=device, dtype=dtype)
+        self.gate: nn.Parameter | None = None
+        """A number for each head that strengths are multiplied by; None: there is none."""
         self.reset_parameters()
 
     def extra_repr(self) -> str:
@@ -147,6 +149,11 @@ class GaussianHeads(nn.Module):
         nn.init.zeros_(self.log_alpha.weight)
         nn.init.constant_(self.log_alpha.bias, _GENTLE)
 
+    @torch.no_grad()
+    def add_gate(self, start: float, like: Tensor) -> None:
+        """Multiply strengths by a gate that is learned."""
+        self.gate = nn.Parameter(torch.full((self.num_heads,), start, device=like.device, dtype=like.dtype))
+
     def forward(
         self, query_BHNd: Tensor, key_BHNd: Tensor, input_BNC: Tensor, grid: Grid, scale: float
     ) -> tuple[Tensor, Tensor]:
@@ -163,10 +170,27 @@ class GaussianHeads(nn.Module):
             strength_BHP = scale * queries_BHP * keys_BHP.mean(-1, keepdim=True)
         else:
             strength_BHP = torch.ones_like(variance[..., 0])
+        if self.gate is not None:
+            strength_BHP = strength_BHP * self.gate[:, None]
         shape = (*query_BHNd.shape[:2], grid.num_patches)
         return variance.expand(*shape, 2), strength_BHP.expand(shape)
 
-    def _variance(self, query_BHNd: Tensor, input_BNC: Tensor) -> Tensor:
+    def of_queries(
+        self, query_BHTd: Tensor, key_size_BH1: Tensor | None, extent: tuple[int, int], scale: float
+    ) -> tuple[Tensor, Tensor]:
+        """The same for queries that lie anywhere: variances [B or 1, H or 1, T, a] and strengths [B, H, T]; those of
+        tokens that are no patches mean nothing. `key_size_BH1`: how long the keys of patches are on average."""
+        variance = self._variance(query_BHTd, None) * self.resolution_factor(extent)
+        if self.log_alpha is not None:
+            strength = F.softplus(_exact(self.log_alpha(query_BHTd)[..., 0]))
+        elif self.config.scale == "auto":
+            assert key_size_BH1 is not None
+            strength = scale * _exact(query_BHTd).norm(dim=-1) * key_size_BH1
+        else:
+            strength = torch.ones_like(variance[..., 0])
+        return variance, strength
+
+    def _variance(self, query_BHNd: Tensor, input_BNC: Tensor | None) -> Tensor:
         """Eq. 5, of all tokens, [B or 1, H or 1, N, a]: a raw 0 becomes 1."""
         if self.log_var is None:
             assert not isinstance(self.config.width, str)
@@ -174,6 +198,7 @@ class GaussianHeads(nn.Module):
             shape = (1, 1, query_BHNd.shape[2], 1)
             return torch.full(shape, self.config.width**2, device=query_BHNd.device, dtype=dtype)
         if self.config.width == "input":
+            assert input_BNC is not None
             raw_BHNa = self.log_var(input_BNC).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
         else:
             raw_BHNa = self.log_var(query_BHNd)
@@ -186,7 +211,11 @@ class GaussianHeads(nn.Module):
 
     def largest_half_square(self, grid: Grid) -> float:
         """What ½Δ² along an axis is clamped at; infinite where no distance is as long."""
-        longest = max(grid.rows, grid.cols)
+        return self.longest_half_square((grid.rows, grid.cols))
+
+    def longest_half_square(self, extent: tuple[int, int]) -> float:
+        """The same, of rows and columns."""
+        longest = max(extent)
         reached = 0.5 * (longest - 1) ** 2 > self._largest_half_square
         return self._largest_half_square if reached else math.inf
 
@@ -213,11 +242,17 @@ def bias_between_patches(
     if kernel == "gaussian":
         scaled_BHTR = strength_BHT[..., None] * torch.exp(-rows_BHTR)
         return (scaled_BHTR[..., None] * torch.exp(-cols_BHTC)[..., None, :]).flatten(-2)
-    square_BHTP = 2 * (rows_BHTR[..., None] + cols_BHTC[..., None, :]).flatten(-2)
+    half_square_BHTP = (rows_BHTR[..., None] + cols_BHTC[..., None, :]).flatten(-2)
+    return strength_BHT[..., None] * kernel_of(half_square_BHTP, kernel)
+
+
+def kernel_of(half_square: Tensor, kernel: Kernel) -> Tensor:
+    """The kernel where ½r² is this."""
+    if kernel == "gaussian":
+        return torch.exp(-half_square)
     # The root has no derivative at 0, where a patch looks at itself; there the distance depends on no variance.
-    radius_BHTP = square_BHTP.clamp(min=torch.finfo(square_BHTP.dtype).tiny).sqrt()
-    kernel_BHTP = torch.exp(-radius_BHTP) if kernel == "laplace" else 1 / (1 + radius_BHTP)
-    return strength_BHT[..., None] * kernel_BHTP
+    radius = (2 * half_square).clamp(min=torch.finfo(half_square.dtype).tiny).sqrt()
+    return torch.exp(-radius) if kernel == "laplace" else 1 / (1 + radius)
 
 
 def bias_between_tokens(

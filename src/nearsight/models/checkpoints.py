@@ -27,11 +27,15 @@ _NESTINGS = (
 )
 _PREFIXES = re.compile(r"(?:(?:module|_orig_mod|backbone|model)\.)+")
 _BEHIND_ATTENTION = ("head", "heads", "head_dist", "fc", "fc_norm", "classifier", "pre_logits")
-GAUG = ".gaug."
-"""In the names of LocAt's weights, which a model without it has not."""
+_INDUCED = (".gaug.", ".locality.", ".cpe.")
 _SHOWN = 3
 
 Weights = dict[str, Tensor]
+
+
+def is_induced(name: str) -> bool:
+    """Whether a weight is of what makes attention local, and so not of the model as it was before."""
+    return any(part in name for part in _INDUCED)
 
 
 def load_checkpoint(model: nn.Module, path: Path) -> str:
@@ -58,7 +62,7 @@ def load_weights(model: nn.Module, read: Any, path: Path | str, *, classes_of_fi
         model.reset_classifier(num_classes)  # type: ignore[operator]
         own = model.state_dict()
     left_out = [name for name, weight in own.items() if name not in weights or weights[name].shape != weight.shape]
-    missing = [name for name in left_out if not _is_behind_attention(model, name) and GAUG not in name]
+    missing = [name for name in left_out if not _is_behind_attention(model, name) and not is_induced(name)]
     if missing:
         raise _unfit(path, missing, weights, own)
     for name in own.keys() - set(left_out):

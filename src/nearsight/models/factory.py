@@ -44,7 +44,7 @@ _OF_ALL_MODELS = ("name", "shuffled_tiles", "permutation_seed")
 _OF_RESNETS = ("channels",)
 _NOT_OF_JUMBO = ("final_norm", "activation")
 """It has norms and MLPs of its own."""
-_OF_TIMMS = ("settings", "gaug", "prr")
+_OF_TIMMS = ("settings", "gaug", "prr", "locality")
 """And what begins with `locat_`."""
 
 
@@ -129,6 +129,9 @@ class ModelConfig:
     """Of the MLPs."""
     locat_gentle: bool = field(default=False, metadata=ADDED)
     """α begins near 0, so that a trained model first computes what it always did."""
+    locality: tuple[str, ...] = field(default=(), metadata=ADDED)
+    """What else makes attention local: names of inducers (nearsight finetune --help lists them), with options as in
+    neighborhood:radius=1.5."""
     settings: tuple[str, ...] = field(default=(), metadata=ADDED)
     """Of a model of timm: its arguments, such as patch_size=8 window_size=4."""
     channels: int = field(default=64, metadata=ADDED)
@@ -142,6 +145,7 @@ class ModelConfig:
         settle_numbers(self)
         check_choices(self)
         object.__setattr__(self, "reach", settled_reach(self.reach, self.depth))
+        object.__setattr__(self, "locality", _settled_locality(self.locality))
         if self.kind == "timm":
             if self.name not in S2_BACKBONES:  # timm takes seconds to load
                 check_model_name(self.name)
@@ -205,8 +209,10 @@ class ModelConfig:
     def build(self, image_size: tuple[int, int], num_classes: int) -> nn.Module:
         """The model with fresh weights, drawn from torch's global generator.
 
-        LocAt draws its own after the others: models that differ only in LocAt start with the same weights.
+        LocAt and inducers draw their own after the others: models that differ only in them start with the same weights.
         """
+        if self.locality:
+            return self._build_local(image_size, num_classes)
         if self.kind == "compact":
             model = self._build_vit(image_size, num_classes)
         elif self.kind == "resnet":
@@ -219,6 +225,17 @@ class ModelConfig:
 
             shuffle_tiles(model, image_size, self.shuffled_tiles, self.permutation_seed)
         return model
+
+    def _build_local(self, image_size: tuple[int, int], num_classes: int) -> nn.Module:
+        from nearsight.lens.locality import add_locality
+        from nearsight.locat.inducers import inducer_of
+
+        device = torch.get_default_device()
+        with torch.device("cpu" if device.type == "meta" else device):  # where tokens lie is found out by a forward
+            model = dataclasses.replace(self, locality=()).build(image_size, num_classes)
+            for text in self.locality:
+                add_locality(model, inducer_of(text), image_size=image_size)
+        return model.to(device)
 
     def _build_vit(self, image_size: tuple[int, int], num_classes: int) -> nn.Module:
         return create_model(
@@ -255,6 +272,19 @@ class ModelConfig:
             return {"gaug": False, "prr": True} if self.prr else {}
         options = [field.name for field in dataclasses.fields(self) if field.name.startswith(_LOCAT)]
         return {"gaug": True, "prr": self.prr} | {name.removeprefix(_LOCAT): getattr(self, name) for name in options}
+
+
+def _settled_locality(texts: Sequence[str]) -> tuple[str, ...]:
+    """Inducers in the one way to write them: what means the same is the same, also in a run's identity."""
+    if not texts:
+        return ()
+    from nearsight.locat.inducers import inducer_of
+
+    inducers = [inducer_of(text) for text in texts]
+    names = [each.name for each in inducers]
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise InputError(f"locality has {min(twice)} twice; give each inducer once")
+    return tuple(each.text for each in inducers)
 
 
 def timms_settings(texts: Sequence[str]) -> dict[str, Any]:
@@ -338,7 +368,11 @@ def _fit(tensors: Mapping[str, Tensor], config: ModelConfig, image_size: tuple[i
         return False
     try:
         with torch.device("meta"):
-            wanted = config.build(image_size, num_classes).state_dict()
+            # What inducers add is known of a model with memory alone: the backbone comes first.
+            plain = dataclasses.replace(config, locality=()).build(image_size, num_classes).state_dict()
+            if not all(name in tensors and tensors[name].shape == weight.shape for name, weight in plain.items()):
+                return False
+            wanted = config.build(image_size, num_classes).state_dict() if config.locality else plain
     except (ArithmeticError, RuntimeError, TypeError, ValueError):
         return False
     return wanted.keys() == tensors.keys() and all(wanted[name].shape == tensors[name].shape for name in wanted)

@@ -24,13 +24,14 @@ from nearsight.data.loading import dataset_spec
 from nearsight.errors import InputError, unknown_name
 from nearsight.lens import HeadTable, measure
 from nearsight.lens.running import running, without_gradients
+from nearsight.locat.inducers import Gated, inducer_of
 from nearsight.models import ModelConfig, load_model
 from nearsight.models.factory import check_model_name
 from nearsight.probe.features import read_features
 from nearsight.probe.knn import knn_right
 from nearsight.probe.linear import linear_probe
 from nearsight.probe.scores import Score, accuracy_score
-from nearsight.probe.settings import ABLATION_K, FeatureSpec, FinetuneConfig
+from nearsight.probe.settings import ABLATION_K, LOCAT, FeatureSpec, FinetuneConfig
 from nearsight.train import DataConfig, Listener, Protocol, RunConfig, RunFolder, Stop, load_data, train_run
 from nearsight.train.heads import MEASURING_BATCH, MeasuringImages
 from nearsight.train.initial import PRETRAINED, untrained_model
@@ -129,6 +130,8 @@ def run_of(model: str, data: str, config: FinetuneConfig) -> RunConfig:
         weights = str(config.checkpoint)
     if config.add in ("gaug", "locat") and not network.gaug:  # what the model has already stays
         network = replace(network, gaug=True, locat_gentle=config.start == "gentle")
+    if config.add not in LOCAT:
+        network = replace(network, locality=(*network.locality, _with_start(config.add, config.start)))
     crop = RandomCrop() if side < _SMALL else ResizedCrop(min_area=0.35)
     return RunConfig(
         model=replace(network, prr=network.prr or config.add in ("prr", "locat")),
@@ -141,7 +144,7 @@ def run_of(model: str, data: str, config: FinetuneConfig) -> RunConfig:
         ),
         protocol=Protocol(
             lr=config.lr,
-            gaug_lr=config.gaug_lr if config.add in ("gaug", "locat") else 1.0,
+            locality_lr=config.locality_lr if config.add not in ("prr", "nothing") else 1.0,
             layer_decay=config.layer_decay,
             ema=config.ema,
             max_epochs=config.epochs,
@@ -155,6 +158,14 @@ def run_of(model: str, data: str, config: FinetuneConfig) -> RunConfig:
         precision=config.precision,
         num_measured=config.num_images,
     )
+
+
+def _with_start(text: str, start: str) -> str:
+    """The inducer with its gate where it has one that nobody has set: 0, or open."""
+    config = inducer_of(text)
+    if isinstance(config, Gated) and config.gate == 0 and start == "abrupt" and "gate=" not in text:
+        config = replace(config, gate=1.0)
+    return config.text
 
 
 def _same_classifier(model: Any, other: Any) -> bool:

@@ -11,6 +11,7 @@ from typing import Literal
 
 from nearsight.configuration import check_choices
 from nearsight.errors import InputError, check_at_least, check_below_one, check_fraction, check_numbers, check_positive
+from nearsight.locat.inducers import inducer_of
 
 KNN_KS = (10, 20, 100, 200)
 KNN_TEMPERATURE = 0.07
@@ -23,6 +24,8 @@ QUESTIONS = ("heads", "reach", "removal")
 USUAL_PLANS = ("zero", "identity", "uniform")
 PLANS = (*USUAL_PLANS, "mean", "offsets", "drop-sinks")
 """What single heads do instead, by the names of `nearsight.lens`."""
+LOCAT = ("gaug", "prr", "locat", "nothing")
+"""What a model can be finetuned with, beside the names of other inducers."""
 RETRIEVE_K = 30
 RETRIEVE_TEMPERATURE = 0.02
 MEMORY_SIZE = 1_000_000
@@ -103,16 +106,17 @@ class LinearConfig:
 class FinetuneConfig:
     """How a trained model is trained further, and probed before and after."""
 
-    add: Literal["gaug", "prr", "locat", "nothing"] = "gaug"
-    """Gaussian-augmented attention, refined patches, both, or nothing, to compare with."""
+    add: str = "gaug"
+    """What makes attention local: an inducer, with options as in neighborhood:radius=1.5; locat is gaug and prr, and
+    nothing is to compare with."""
     start: Literal["gentle", "abrupt"] = "gentle"
-    """How strong the Gaussians are at first: near 0, or as in training from scratch."""
+    """How strong it is at first: near 0, where it can be, or as in training from scratch."""
     epochs: int = 10
     """Over the training images."""
     lr: float = 1e-4
     """Peak learning rate of AdamW, after one epoch of warm-up."""
-    gaug_lr: float = 100.0
-    """Learning rate of what GAug adds, over that of the rest: it begins anew, and from near 0."""
+    locality_lr: float = 100.0
+    """Learning rate of what is added, over that of the rest: it begins anew, and from near 0."""
     layer_decay: float = 1.0
     """Each layer's learning rate over that of the next one towards the classifier; 0.65 to 0.9 are usual."""
     ema: float = 0.0
@@ -140,6 +144,8 @@ class FinetuneConfig:
 
     def __post_init__(self) -> None:
         check_choices(self)
+        if self.add not in LOCAT:
+            inducer_of(self.add)
         for name in ("epochs", "batch_size", "num_images"):
             check_at_least(name, getattr(self, name), 1)
         check_at_least("num_reference", self.num_reference, ABLATION_K)

@@ -91,8 +91,8 @@ class Protocol:
     layer_decay: float = field(default=1.0, metadata=ADDED)
     """Each layer's learning rate over that of the next one towards the classifier, as in BEiT (0.65 to 0.9 where
     trained weights are trained further); 1: one rate for all."""
-    gaug_lr: float = field(default=1.0, metadata=ADDED)
-    """Learning rate of what GAug adds to a model, over that of the rest. From a gentle start α takes thousands of steps
+    locality_lr: float = field(default=1.0, metadata=ADDED)
+    """Learning rate of what makes attention local, over that of the rest. From a gentle start α takes thousands of steps
     of a fine-tuning's small rate; 100 makes that tens."""
     ema: float = field(default=0.0, metadata=ADDED)
     """Decay per step of a moving average of the weights, such as 0.9998, which is then what is validated, saved and
@@ -122,8 +122,8 @@ class Protocol:
         check_below_one("ema", self.ema)
         if not 0 < self.layer_decay <= 1:
             raise InputError(f"layer_decay is {self.layer_decay}, but must be above 0 and at most 1")
-        if not self.gaug_lr > 0:
-            raise InputError(f"gaug_lr is {self.gaug_lr}, but must be positive")
+        if not self.locality_lr > 0:
+            raise InputError(f"locality_lr is {self.locality_lr}, but must be positive")
         check_at_least("accumulate", self.accumulate, 1)
         if self.accumulate > self.batch_size:
             raise InputError(
@@ -138,7 +138,7 @@ class Protocol:
     @property
     def has_own_rates(self) -> bool:
         """Whether some parameters learn at other rates than others."""
-        return self.layer_decay < 1 or self.gaug_lr != 1
+        return self.layer_decay < 1 or self.locality_lr != 1
 
     @property
     def peak_lr(self) -> float:

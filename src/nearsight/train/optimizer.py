@@ -17,7 +17,7 @@ from timm.models import group_parameters
 from torch import Tensor, nn
 
 from nearsight.errors import InputError
-from nearsight.models.checkpoints import GAUG
+from nearsight.models.checkpoints import is_induced
 from nearsight.train.config import Protocol
 from nearsight.train.stacked import Weights
 from nearsight.triton_language import kernel, runs_on, tl
@@ -56,19 +56,19 @@ def decays(name: str, weight_K: Tensor) -> bool:
 
 def groups_of(model: nn.Module, protocol: Protocol) -> dict[str, int]:
     """Parameter → its group: twice its layer, as timm counts them for layer-wise learning rates (the stem is 0, the
-    classifier last), and one more for what GAug adds. A model without layers is one."""
+    classifier last), and one more for what makes attention local. A model without layers is one."""
     matcher = getattr(model, "group_matcher", None)
     if matcher is None and protocol.layer_decay < 1:
         raise InputError(f"layer_decay cannot be used: {type(model).__name__} does not say which its layers are")
     layers: dict[str, int] = group_parameters(model, matcher(coarse=False) if matcher else lambda _: 0, reverse=True)
-    return {name: 2 * layer + (GAUG in name) for name, layer in layers.items()}
+    return {name: 2 * layer + is_induced(name) for name, layer in layers.items()}
 
 
 def group_scales(protocol: Protocol, groups: Mapping[str, int]) -> Tensor:
     """What the learning rate of each group is multiplied by, [G]: 1 for the last layer, less and less before it."""
     below_n = torch.arange(max(groups.values()) // 2, -1, -1, dtype=torch.float64)
     scale_n = protocol.layer_decay**below_n
-    return torch.stack([scale_n, protocol.gaug_lr * scale_n], 1).flatten().to(torch.float32)
+    return torch.stack([scale_n, protocol.locality_lr * scale_n], 1).flatten().to(torch.float32)
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from nearsight.errors import InputError
 from nearsight.papers.locat import numbers as s2
 from nearsight.papers.locat.backbones import accuracy_and_segmentation, features_table
+from nearsight.papers.locat.inducers import dense_questions
 from nearsight.papers.locat.numbers import PublishedTable, above
 from nearsight.report.claims import Claim
 from nearsight.report.probe_tables import difference, difference_over_images, ends_in_words
@@ -285,14 +286,16 @@ def all_claims(probed: ProbeResults) -> list[tuple[str, Claim]]:
 def claims_about(probed: ProbeResults) -> list[Claim]:
     """Those whose conditions are all among the models' or the study's."""
     known, asked = {*probed.planned, *probed.rows["condition"]}, set(probed.measures)
-    return [claim for measure, claim in all_claims(probed) if set(claim.needs) <= known and measure in asked]
+    asked_or_claimed = [*all_claims(probed), *dense_questions(probed)]
+    return [claim for measure, claim in asked_or_claimed if set(claim.needs) <= known and measure in asked]
 
 
 _SCALES = (
     "Each number says what it was measured on: the paper's models are larger, see larger images and were trained on "
     "more of them, and it probes them on larger data sets."
 )
-_ALL = [claim for _, claim in all_claims(ProbeResults.of([], name=PROBES))]
+_NONE = ProbeResults.of([], name=PROBES)
+_ALL = [claim for _, claim in (*all_claims(_NONE), *dense_questions(_NONE))]
 report_on(
     PROBES,
     paper=s2.PAPER,

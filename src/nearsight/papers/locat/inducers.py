@@ -1,0 +1,205 @@
+"""Which way to make attention local pays? S2's bias beside seven others, in one model and one training.
+
+From scratch, so that every inducer takes effect from the first step, as published: gates begin at 1, tables at 0.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from nearsight.augment import CutMix
+from nearsight.errors import InputError
+from nearsight.papers.locat.measured import layer_profiles, layers_table, locality_table
+from nearsight.report.claims import OURS, Claim
+from nearsight.report.contrasts import Contrast, between, contrast_figure, contrast_table, sign_questions
+from nearsight.report.probe_tables import difference
+from nearsight.report.probes import ProbeResults, title_of
+from nearsight.report.responses import of_shared_seeds
+from nearsight.report.rules import SIGN, Finding, judge_sign
+from nearsight.report.studies import report_on
+from nearsight.report.tables import probability, rounded
+from nearsight.study import OFF, Study
+from nearsight.study.recipes import recipe
+from nearsight.study.results import StudyResults
+from nearsight.study.statistics import mean_interval
+from nearsight.study.statistics.rank_correlation import rank_correlation_within
+from nearsight.train.recipes import compact_cifar100, compact_tiny_imagenet, trained_for
+
+_EPOCHS, _TINY_EPOCHS = 60, 40
+_PLAIN, _MASK, _MIXED = "ViT", "Neighbourhood", " + CutMix"
+WAYS: Mapping[str, Any] = {
+    "GAug": {"gaug": True},
+    "2-D ALiBi": {"locality": ("alibi2d:gate=1.0",)},
+    "Fixed Gaussian": {"locality": ("gaussian:gate=1.0,width=1.5",)},
+    "Relative positions": {"locality": ("relpos",)},
+    # A quarter of the side of an 8×8 grid: 13 of 64 patches.
+    _MASK: {"locality": ("neighborhood:radius=2.0",)},
+    "GPSA": {"locality": ("gpsa",)},
+    "LSA": {"locality": ("lsa",)},
+    "Entmax-1.5": {"locality": ("entmax15",)},
+}
+"""Eight ways, each with the settings of its paper or (widths and radii) with a middling one."""
+# Those expected best, until inducers-cifar100 has been run; its four best by mIoU take their places before this plan
+# is written.
+_FOUR = ("GAug", "2-D ALiBi", "Relative positions", _MASK)
+
+
+@recipe("inducers-cifar100")
+def inducers_cifar100(*, seeds: int = 3) -> Study:
+    """Which way to make attention local pays: eight inducers × CutMix (S2 and seven others)
+
+    Run     nearsight study run inducers-cifar100
+    Cost    54 cells of at most 60 epochs of 40,000 images (129 M); needs a GPU
+    Result  not run yet
+    """
+    ways: dict[str, Any] = {_PLAIN: {}, **WAYS}
+    mixed = {name + _MIXED: {**settings, "cutmix": CutMix(p=0.5)} for name, settings in ways.items()}
+    levels = {_PLAIN: OFF, **WAYS, **mixed}
+    return Study(trained_for(compact_cifar100("baseline"), _EPOCHS), factors={"model": levels}, seeds=seeds)
+
+
+@recipe("inducers-tiny-imagenet")
+def inducers_tiny_imagenet(*, seeds: int = 3) -> Study:
+    """Which of four ways to make attention local pays on Tiny-ImageNet (S2 and three others)
+
+    Run     nearsight study run inducers-tiny-imagenet
+    Cost    15 cells of at most 40 epochs of 80,000 images (48 M); needs a GPU
+    Result  not run yet
+    """
+    levels = {_PLAIN: OFF, **{name: WAYS[name] for name in _FOUR}}
+    return Study(trained_for(compact_tiny_imagenet("baseline"), _TINY_EPOCHS), factors={"model": levels}, seeds=seeds)
+
+
+def _slug(way: str) -> str:
+    return way.lower().replace(" ", "-").replace(".", "-")
+
+
+def _conditions(study: Study) -> list[str]:
+    return list(study.labels["model"])
+
+
+def _contrasts(study: Study, question: str, id: str, sign: int) -> list[Contrast]:
+    """Each way against none, with CutMix and without where there are both."""
+    names = _conditions(study)
+    mixes = [mix for mix in ("", _MIXED) if _PLAIN + mix in names]
+    return [
+        between(
+            f"{_slug(way)}-{id}",
+            question.format(way),
+            [way + mix for mix in mixes],
+            [_PLAIN + mix for mix in mixes],
+            sign=sign,
+        )
+        for way in WAYS
+        if way in names
+    ]
+
+
+def _asked_of(contrasts: Iterable[Contrast], response: str, family: str) -> list[Claim]:
+    contrasts = list(contrasts)
+    claims = sign_questions(contrasts, response)
+    return [
+        replace(claim, family=family, needs=tuple(contrast.weights), across_seeds=True)
+        for claim, contrast in zip(claims, contrasts, strict=True)
+    ]
+
+
+def _beside_a_mask(id: str, text: str, sign: int) -> list[Contrast]:
+    """What CutMix changes with a mask minus what it changes without one."""
+    return [between(id, text, [_MASK + _MIXED, _PLAIN], [_MASK, _PLAIN + _MIXED], sign=sign, of_sums=True)]
+
+
+_RANKS = (
+    "*Rank correlation* of the smallest MAD with test accuracy among the models of one seed with the same CutMix: "
+    "negative where more local models are the more accurate ones, tested by permutations within them (two-sided)."
+)
+
+
+def _judge_ranks(seeds: int, results: StudyResults) -> Finding:
+    """Yes: the more local, the more accurate."""
+    runs = results.runs.dropna(subset=["min_mad", "test_acc"])
+    if (n := int(runs["seed"].nunique())) < seeds:
+        raise InputError(f"{n} of {seeds} seeds; judged when all are complete")
+    blocks = [f"{seed} {name.endswith(_MIXED)}" for seed, name in zip(runs["seed"], runs["condition"], strict=True)]
+    found = rank_correlation_within(runs["min_mad"], runs["test_acc"], blocks)
+    p, p_against = (found.p if sign * found.value > 0 else 1.0 for sign in (-1, 1))
+    words = f"rank correlation {rounded(found.value, 2, signed=True)}, {found.n} runs, p = {probability(found.p)}"
+    return Finding(ours=words, value=found.value, n=n, p=p, p_against=p_against)
+
+
+def questions(study: Study) -> tuple[Claim, ...]:
+    """All that is asked of the runs."""
+    local = _contrasts(study, "Does {} make the most local head more local?", "mad", -1)
+    accurate = _contrasts(study, "Does {} raise the test accuracy?", "accuracy", 1)
+    claims = [*_asked_of(local, "min_mad", "locality"), *_asked_of(accurate, "test_acc", "accuracy")]
+    if _PLAIN + _MIXED in _conditions(study):
+        less_local = "Does CutMix lower the smallest MAD less where a mask already makes attention local?"
+        less_accurate = "Does CutMix raise accuracy less where a mask already makes attention local?"
+        family = "CutMix beside a mask"
+        claims += _asked_of(_beside_a_mask("cutmix-mad-given-mask", less_local, 1), "min_mad", family)
+        claims += _asked_of(_beside_a_mask("cutmix-accuracy-given-mask", less_accurate, -1), "test_acc", family)
+    seeds = len(study.seed_list)
+    claims.append(
+        Claim(
+            id="local-and-accurate",
+            text="Are the more local models the more accurate ones?",
+            source=f"{OURS}; Su (arXiv 2605.23868) says that locality alone does not tell dense quality",
+            rule=_RANKS,
+            needs=tuple(_conditions(study)),
+            family="does locality explain it",
+            judge=partial(_judge_ranks, seeds),
+        )
+    )
+    return tuple(claims)
+
+
+def dense_questions(probed: ProbeResults) -> list[tuple[str, Claim]]:
+    """Of frozen features, by the measure that answers each: is a way better than none?"""
+    return [
+        (
+            measure,
+            Claim(
+                id=f"inducers-{_slug(way)}-{measure}",
+                text=f"Are features of {way} better than those of the plain ViT: {title_of(measure)}?",
+                source=OURS,
+                rule=SIGN,
+                needs=(_PLAIN, way),
+                family=f"inducers: {title_of(measure)}",
+                judge=partial(_judge_dense, probed, measure, way),
+            ),
+        )
+        for measure in ("segment_miou", "retrieve_miou")
+        for way in WAYS
+    ]
+
+
+def _judge_dense(probed: ProbeResults, measure: str, way: str, results: StudyResults) -> Finding:
+    if measure not in results.runs:
+        raise InputError(f"no model has a {title_of(measure)}")
+    values = of_shared_seeds(results.runs, measure, (_PLAIN, way), title_of(measure))
+    words = f"{difference(probed, way, _PLAIN, measure).in_words()} points"
+    return judge_sign(mean_interval(values[way] - values[_PLAIN]), sign=1, words=words)
+
+
+def _report(name: str, study: Study) -> None:
+    contrasts = _contrasts(study, "Does {} make the most local head more local?", "mad", -1)
+    contrasts = [replace(each, name=each.words.partition(" − ")[0]) for each in contrasts]
+    report_on(
+        name,
+        claims=questions(study),
+        tables=[
+            locality_table,
+            layers_table,
+            partial(contrast_table, contrasts=contrasts, title="what each way changes"),
+        ],
+        figures={
+            "inducers": partial(contrast_figure, contrasts=contrasts, caption="What each way to be local changes."),
+            "layers": layer_profiles({name: name for name in _conditions(study) if _MIXED not in name}),
+        },
+        is_about_locality=True,
+    )
+
+
+for _name, _make in (("inducers-cifar100", inducers_cifar100), ("inducers-tiny-imagenet", inducers_tiny_imagenet)):
+    _report(_name, _make())
