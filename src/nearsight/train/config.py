@@ -92,8 +92,8 @@ class Protocol:
     """Each layer's learning rate over that of the next one towards the classifier, as in BEiT (0.65 to 0.9 where
     trained weights are trained further); 1: one rate for all."""
     locality_lr: float = field(default=1.0, metadata=ADDED)
-    """Learning rate of what makes attention local, over that of the rest. From a gentle start α takes thousands of steps
-    of a fine-tuning's small rate; 100 makes that tens."""
+    """Learning rate of what makes attention local, over that of the rest. From a gentle start α takes thousands of
+    steps of a fine-tuning's small rate; 100 makes that tens."""
     ema: float = field(default=0.0, metadata=ADDED)
     """Decay per step of a moving average of the weights, such as 0.9998, which is then what is validated, saved and
     tested; 0: none."""
