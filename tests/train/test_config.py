@@ -233,7 +233,7 @@ def test_field_docs_are_the_texts_under_the_fields() -> None:
 @pytest.mark.parametrize(
     ("kind", "name", "value"),
     [
-        (RunConfig, "precision", "fp16"),
+        (RunConfig, "precision", "fp8"),
         (DinoConfig, "precision", "bfloat16"),
         (ModelConfig, "init", "xavier"),
         (ModelConfig, "pool", "gap"),
