@@ -9,9 +9,9 @@ import torch
 
 from nearsight.bench import train as bench
 from nearsight.bench.costs import StepClock, flops_per_image, peak_flops
-from nearsight.bench.ordinary import OrdinaryLoop
+from nearsight.bench.ordinary import CompiledLoop, OrdinaryLoop
 from nearsight.commands import bench as command
-from nearsight.data import Dataset, ImageSet
+from nearsight.data import Dataset, ImageSet, stratified_split
 from nearsight.errors import InputError
 from nearsight.models import ModelConfig
 from nearsight.train import DataConfig, Protocol, RunConfig, modern
@@ -42,10 +42,12 @@ def test_rows(rows: list[bench.TrainRow]) -> None:
     assert [(row.what, row.num_cells) for row in rows[1:]] == [
         ("nearsight", 1),
         ("nearsight", 2),
+        ("plain loop, unaugmented", 1),  # compiled on a GPU
+        ("nearsight, unaugmented", 1),
         ("4 cells one after another", 4),
         ("4 cells stacked", 4),
     ]
-    for row, peer in zip(rows, [rows[0]] * 3 + [rows[3]] * 2, strict=True):
+    for row, peer in zip(rows, [rows[0]] * 3 + [rows[3]] * 2 + [rows[5]] * 2, strict=True):
         assert row.images_per_epoch == 80  # 88 training images, the last 8 of which fill no batch
         assert row.images_per_second == pytest.approx(80 * row.num_cells / row.epoch_seconds)
         assert row.ratio == pytest.approx(row.images_per_second / peer.images_per_second)
@@ -70,6 +72,45 @@ def test_the_faster_ordinary_loop_is_the_peer(monkeypatch: pytest.MonkeyPatch, r
     monkeypatch.setattr(bench, "_row", row)
     assert bench._fastest_ordinary(Work(), 1.0, 3).what == "ordinary loop, tensors"  # type: ignore[arg-type]
     assert started == [("PIL", 3), ("tensors", 3)]
+
+
+def test_the_compiled_loop_sees_whole_batches_of_the_training_images() -> None:
+    """Each at most once, normalised; all of the validation set, in order."""
+    dataset = bench._cifar_like(110, 16)
+    loop = CompiledLoop(config(), dataset, CPU)
+    split = stratified_split(dataset.train.labels_N, 0.2, 0)
+    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (dataset.mean, dataset.std))
+    normal = (dataset.train.images_NCHW.float() / 255 - mean) / std
+    batches = list(loop.training)
+    assert len(batches) == len(loop.training) == 5
+    assert all(images.shape == (16, 3, 16, 16) for images, _ in batches)
+    seen = torch.cat([images for images, _ in batches])
+    distance = torch.cdist(seen.flatten(1), normal[split[0]].flatten(1))
+    assert len(set(distance.argmin(1).tolist())) == 80
+    assert float(distance.min(1).values.max()) < 0.1  # others are 30 away
+    torch.testing.assert_close(torch.cat([images for images, _ in loop.validation]), normal[split[1]])
+    assert torch.equal(torch.cat([labels for _, labels in loop.validation]), dataset.train.labels_N[split[1]])
+    loss, accuracy = loop.run_epoch()
+    assert loss == pytest.approx(4.6, abs=0.3)
+    assert 0 <= accuracy <= 1
+
+
+def test_any_model_of_timm_at_another_size() -> None:
+    model = ModelConfig(
+        name="vit_tiny_patch16_224", settings=("patch_size=8", "depth=1", "embed_dim=24", "num_heads=2")
+    )
+    rows = bench.bench_train(
+        device="cpu",
+        num_cells=(1,),
+        num_images=45,
+        seconds=0.01,
+        batch_size=16,
+        image_size=16,
+        model=model,
+        num_workers=0,
+    )
+    assert [row.what for row in rows[1:4]] == ["nearsight", "plain loop, unaugmented", "nearsight, unaugmented"]
+    assert rows[2].model.startswith("vit_tiny_patch16_224, settings")
 
 
 def test_both_sides_see_the_same_number_of_images() -> None:
@@ -195,9 +236,10 @@ def test_command(
     options = ["--device", "cpu", "--num-cells", "1", "2", "--num-images", "110", "--model.gaug"]
     assert command.main(["train", *options]) == 0
     model = ModelConfig(gaug=True)
-    assert given == {"device": "cpu", "num_cells": (1, 2), "num_images": 110, "seconds": 5.0, "model": model}
+    expected = {"device": "cpu", "num_cells": (1, 2), "num_images": 110, "seconds": 5.0, "model": model}
+    assert given == {**expected, "batch_size": 128, "image_size": 32}
     printed = capsys.readouterr().out.splitlines()
-    assert len(printed) == 2 + 3 + 1 + 2 + 2
+    assert len(printed) == 2 + 5 + 1 + 2 + 2
     assert printed[0].startswith("compact_vit, patch_size 8, depth 1, width 16, num_heads 2, mlp_width 32, fp32, cpu ")
     assert f"(threads: {torch.get_num_threads()})" in printed[0]
     assert printed[5] == ""

@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
+import nearsight
 from nearsight.cli import main
+from nearsight.errors import InputError
 from nearsight.models import create_model
 from nearsight.tensorfile import load_tensors
 
@@ -37,18 +39,14 @@ def test_a_model_of_the_zoo_before_and_after(capsys: pytest.CaptureFixture[str])
     published = create_model("compact_vit.modern_cifar100", pretrained=True).state_dict()
     trained = load_tensors(Path("out/run/model.safetensors"))[0]
     alpha = trained["blocks.0.attn.gaug.log_alpha.bias"]
-    assert float(alpha) == pytest.approx(-8, abs=0.1)  # after few steps
+    assert float(alpha) == pytest.approx(-8, abs=0.2)  # after few steps
     for name in ("blocks.0.attn.qkv.weight", "pos_embed"):
         moved = (trained[name] - published[name].float()).abs().max()
         assert 0 < float(moved) < 0.05
     assert record["before"]["own"] is None
+    assert record["before"]["alpha"] == pytest.approx(0.000335, abs=1e-5)
     assert all(0 <= record[side][score]["value"] <= 1 for side in ("before", "after") for score in ("knn", "linear"))
     assert record["after"]["own"]["num_images"] == 30
-
-    assert main((*call, "--json")) == 0  # the run is there already
-    again = json.loads(capsys.readouterr().out)
-    assert again["before"] == record["before"]
-    assert again["after"] == record["after"]
 
 
 def test_a_run_and_an_abrupt_start(capsys: pytest.CaptureFixture[str]) -> None:
@@ -59,7 +57,14 @@ def test_a_run_and_an_abrupt_start(capsys: pytest.CaptureFixture[str]) -> None:
     for start in ("gentle", "abrupt"):
         call = ("finetune", "first", *SMALL, "--batch-size", "16", "--start", start, "--out", start, "--json")
         assert main(call) == 0
+    record = json.loads(Path("abrupt/finetune.json").read_text(encoding="utf-8"))
     capsys.readouterr()
+    assert main(call) == 0  # the run is there already
+    again = json.loads(capsys.readouterr().out)
+    assert {again[side]["knn"]["value"] for side in ("before", "after")} == {
+        record[side]["knn"]["value"] for side in ("before", "after")
+    }
+    assert record["before"]["alpha"] > 0.5
     first = load_tensors(Path("first/model.safetensors"))[0]
     begun = json.loads(Path("gentle/finetune.json").read_text(encoding="utf-8"))
     assert begun["before"]["own"]["value"] >= 0  # it has the run's classifier
@@ -90,3 +95,24 @@ def test_mistakes_are_one_line_and_leave_nothing(
     assert said in complaint
     assert len([line for line in complaint.splitlines() if line.startswith("nearsight: ")]) == 1
     assert not Path("runs").exists()
+
+
+def test_few_lines_in_python(tmp_path: Path) -> None:
+    small = {"epochs": 1, "num_train": 80, "num_test": 40, "num_images": 30, "batch_size": 16}
+    found = nearsight.finetune(
+        "locat_compact_vit.modern_cifar100", data="shapes", out=tmp_path / "run", add="nothing", ema=0.5, **small
+    )
+    published = create_model("locat_compact_vit.modern_cifar100", pretrained=True)
+    before = found.before.model.state_dict()
+    assert torch.equal(
+        before["blocks.2.attn.gaug.log_var.weight"], published.state_dict()["blocks.2.attn.gaug.log_var.weight"]
+    )
+    assert found.run.is_complete
+    assert found.model is found.after.model
+    assert found.before.alpha == pytest.approx(found.after.alpha, rel=0.05)
+    assert found.config.protocol.ema == 0.5
+    assert found.config.protocol.locality_lr == 1
+    assert 0 <= found.after.linear.value <= 1
+    with pytest.raises(InputError, match="is a run, which has its settings"):
+        nearsight.finetune(str(found.run.path), data="shapes", out=tmp_path / "other", settings=("depth=2",))
+    assert not (tmp_path / "other").exists()

@@ -6,11 +6,14 @@ from itertools import product
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from nearsight.errors import InputError
 from nearsight.papers.locat import numbers as s2
+from nearsight.papers.locat.backbones import TEACHER, backbones_table, locat_backbones
 from nearsight.papers.locat.cutmix import beside, cutmix_table, interaction, locat_cutmix_cifar100
 from nearsight.papers.locat.measured import differences_to, layers_table, locality_table
 from nearsight.papers.locat.plane import FAMILIES, accuracy_and_locality
@@ -587,6 +590,54 @@ def test_studies_with_few_runs_give_what_they_can(tmp_path):
     assert "**figure-6-interaction**: not drawn" in files["figures/captions.md"].decode()
     assert "tables/cutmix-beside-locat.md" in files  # what GAug does is known
     assert "not tested" in files["verdict.md"].decode()
+
+
+def test_backbones_of_table_1_are_alike_in_size_and_tokens():
+    study = locat_backbones()
+    assert {label for pair in s2.BACKBONES.values() for label in pair} == set(study.labels["model"])
+    for cell in study.cells[:10]:
+        config = cell.config
+        with torch.device("meta"):
+            model = config.model.build((64, 64), 200)
+        assert 5e6 < sum(parameter.numel() for parameter in model.parameters()) < 6e6
+        assert config.model.gaug == config.model.prr == ("LocAt" in cell.condition)
+        assert (config.protocol.teacher == TEACHER) == ("Jumbo" in cell.condition)
+        grid = (32, 32) if "Swin" in cell.condition else (8, 8)
+        assert model.patch_embed.grid_size == grid
+    assert len(study.cells) == 30
+    assert {(cell.config.protocol.max_epochs, cell.config.data.name) for cell in study.cells} == {(40, "tiny-imagenet")}
+    plain, local = (next(c for c in study.cells if c.condition == label) for label in s2.BACKBONES["Swin"])
+    assert dataclasses.replace(plain.config, model=local.config.model) == local.config
+
+
+def test_table_1_beside_ours():
+    """The paper's Tiny numbers as if they were ours; Swin's with LocAt lowered by more than a point."""
+    accuracy = {**s2.TABLE_1.accuracy["Tiny"], "Swin + LocAt": 0.79}
+    distances = {label: 0.1 if "LocAt" in label else 0.3 for label in accuracy}
+    results = made_up(locat_backbones(), "locat-backbones", accuracy, seeds=6, noise=0.001, distances=distances)
+    table = backbones_table(results)
+    rows = table.numbers.set_index("backbone")
+    assert rows.loc["RegViT", "difference"] == pytest.approx(0.0118)
+    assert rows.loc["RegViT", "paper_Base"] == pytest.approx(1.48)
+    assert table.shown["paper, Tiny"].tolist()[0] == "72.39, +1.55"
+    judged = found(results)
+    assert len(judged) == 10
+    assert judged["LocAt costs RoPEViT no accuracy"].verdict == YES
+    assert judged["LocAt costs Swin no accuracy"].verdict == NO
+    assert judged["GAug makes attention local: heads of Jumbo are more local on average"].verdict == YES
+    with pytest.raises(InputError, match="no backbone has runs both"):
+        backbones_table(dataclasses.replace(results, runs=results.runs[results.runs["condition"] == s2.VIT]))
+
+
+def test_backbones_train_and_are_reported_at_small_scale(tmp_path):
+    """A pair with windows and a pair that would have a teacher; all ten take minutes."""
+    labels = [*s2.BACKBONES["Swin"], *s2.BACKBONES["Jumbo"]]
+    study = locat_backbones(seeds=1).only([{"model": label} for label in labels])
+    run_study(dataclasses.replace(study, name="locat-backbones").small(), tmp_path / "study")
+    write_study_report(StudyResults.read(tmp_path / "study"), tmp_path / "report")
+    files = files_under(tmp_path / "report")
+    assert pd.read_csv(tmp_path / "report" / "tables" / "backbones.csv")["backbone"].tolist() == ["Swin", "Jumbo"]
+    assert "tables/locality.md" in files
 
 
 def test_a_small_real_study(tmp_path):

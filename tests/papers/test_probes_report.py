@@ -12,6 +12,7 @@ from scipy import stats
 from nearsight.errors import InputError
 from nearsight.files import write_json
 from nearsight.papers.locat import numbers as s2
+from nearsight.papers.locat.backbones import accuracy_and_segmentation, features_table
 from nearsight.papers.locat.dense import all_claims, claims_about
 from nearsight.report.page.folders import read_folder
 from nearsight.report.probe_tables import (
@@ -145,11 +146,34 @@ def test_the_papers_numbers_are_those_of_its_text():
     for gain, dataset in (("+6.17, Base +4.24 (ADE20K)", 0), ("+4.86, Base +2.25 (PASCAL Context)", 1), ("+5.86", 2)):
         assert f"Tiny {gain}" in segments.split("; ")[dataset]
     # Everything it claims holds in its own tables, in every size and on every data set.
-    assert len(texts) == 15
+    assert len(texts) == 15 + 2 * 4  # and of four backbones beside ViT
     for text, paper in texts.items():
         gains = re.findall(r"(?:Tiny|Small|Base) (\S+\d)", paper)
         assert gains, text
         assert all(float(gain.replace("−", "-")) > 0 for gain in gains), text
+
+
+def test_backbones_have_a_table_a_figure_and_verdicts(tmp_path, monkeypatch):
+    """S2's Table 1 and Figure 2, of those that were probed both without LocAt and with it."""
+    gains = {"Swin": 0.1, "Swin + LocAt": 0.16, "RegViT": 0.02, s2.VIT: 0.0, s2.LOCAT: 0.05}
+    monkeypatch.setattr(f"{__name__}.GAINS", gains)
+    results = made_up(conditions=tuple(gains), noise=0.0005)
+    write_probe_report(results, tmp_path)
+    table = pd.read_csv(tmp_path / "tables" / "backbones.csv").set_index("backbone")
+    assert list(table.index) == [s2.VIT, "Swin"]  # RegViT has no pair
+    assert table.loc["Swin", "segment_miou_difference"] == pytest.approx(0.06, abs=0.002)
+    assert (tmp_path / "figures" / "backbones.svg").exists()
+    drawing = accuracy_and_segmentation(results)
+    marks = {line.get_gid(): line.get_xydata()[0].tolist() for line in drawing.figure.axes[0].lines}
+    assert marks["mean-Swin + LocAt"] == [pytest.approx(60), pytest.approx(37, abs=0.2)]
+    found = judged(results)
+    assert found["LocAt in Swin: frozen features segment better"].verdict == Verdict.REPRODUCED
+    assert "LocAt in Jumbo: frozen features segment better" not in found
+    with pytest.raises(InputError, match="fewer than two backbones"):
+        features_table(made_up(conditions=(s2.VIT, s2.LOCAT)))
+    monkeypatch.undo()
+    write_probe_report(made_up(), tmp_path)  # on other models: what is no longer true goes
+    assert not list(tmp_path.glob("*/backbones*"))
 
 
 def judged(results):

@@ -287,6 +287,29 @@ def test_recipes_and_their_commands(name: str) -> None:
     assert config_of(said.split()[2:]).weights == "pretrained"
 
 
+def test_every_row_of_table_1_is_a_command() -> None:
+    """As docs/locat.md has it: it parses, builds the row's model, and is what `command_of` says of it."""
+    text = (Path(__file__).parents[2] / "docs" / "locat.md").read_text(encoding="utf-8")
+    commands = [
+        line for line in text.splitlines() if line.startswith("nearsight train vit-imagenet --protocol locat --")
+    ]
+    rows = [line.split("|") for line in text.splitlines() if line.startswith("| 1 |")]
+    counted = {row[place].strip().strip("`"): row[place + 1].strip() for row in rows for place in (3, 5)}
+    found = {}
+    for command in commands:
+        config = config_of(command.split()[2:])
+        with torch.device("meta"):
+            model = config.model.build((224, 224), 1000)
+        local = config.model.gaug and config.model.prr
+        found[f"locat_{config.model.name}" if local else config.model.name] = sum(
+            parameter.numel() for parameter in model.parameters()
+        )
+        assert config.protocol.drop_path == (0.4 if "base" in config.model.name else 0.1)
+        assert (config.protocol.teacher is not None) == ("jumbo" in config.model.name)
+    assert len(commands) == 20
+    assert {name: f"{number:,}" for name, number in found.items()} == counted
+
+
 def test_any_model_by_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     small = ("--data.num-train", "80", "--data.num-test", "20", "--protocol.max-epochs", "1", "--num-measured", "6")
     model = ("--model.name", "swin_tiny_patch4_window7_224", "--model.gaug", "--model.settings", *_SWIN)

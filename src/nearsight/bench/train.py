@@ -10,6 +10,9 @@ Images per second are training images of all cells.
 The floor is the time in which the device's bfloat16 peak would do an epoch's matrix products: forward and backward of
 the training images, forward of those held out.
 
+Two rows train one model without augmentation: a loop written by hand for speed (images on the device, `torch.compile`
+on a GPU) and nearsight. Their ratio is what the engine's step is worth by itself.
+
 On a CPU two more rows train four small cells, stacked and one after the other, in alternating epochs. CPU rows want an
 idle machine: with one of two cores taken, OpenMP's threads wait for each other, and the rows with the smallest
 operations suffer most (cells one after another ran 10 times slower than on one thread, stacked ones 4 times).
@@ -36,7 +39,14 @@ from typing import get_args
 import torch
 
 from nearsight.bench.costs import PeakMemory, StepClock, check_counts, flops_per_image, peak_flops
-from nearsight.bench.ordinary import CIFAR100_MEAN, CIFAR100_STD, Kind, OrdinaryLoop, picture_like_images
+from nearsight.bench.ordinary import (
+    CIFAR100_MEAN,
+    CIFAR100_STD,
+    CompiledLoop,
+    Kind,
+    OrdinaryLoop,
+    picture_like_images,
+)
 from nearsight.data import Dataset, ImageSet, load_dataset
 from nearsight.errors import InputError, check_at_least
 from nearsight.models import ModelConfig
@@ -71,7 +81,8 @@ class TrainRow:
     images_per_second: float
     """Training images of all cells; validation included in the time."""
     ratio: float
-    """Images per second against the ordinary loop; for the small cells, against one after another."""
+    """Images per second against the ordinary loop; without augmentation, against the compiled one; for the small cells,
+    against one after another."""
     floor_share: float | None
     """Time at the device's bfloat16 peak over the time it took; None where the peak is not known."""
     extra_bytes: int | None
@@ -90,6 +101,7 @@ def bench_train(
     num_images: int | None = None,
     seconds: float = 5.0,
     batch_size: int = 128,
+    image_size: int = 32,
     model: ModelConfig | None = None,
     num_workers: int | None = None,
 ) -> list[TrainRow]:
@@ -115,16 +127,26 @@ def bench_train(
         protocol=dataclasses.replace(modern(), batch_size=batch_size),
         precision="bf16" if on_gpu else "fp32",
     )
-    work = _Work(config, _cifar_like(num_images), where)
+    dataset = _cifar_like(num_images, image_size)
+    work = _Work(config, dataset, where)
+    plain = dataclasses.replace(config, protocol=dataclasses.replace(config.protocol, augment=()))
     with torch.cuda.device(where) if on_gpu else contextlib.nullcontext():
         ordinary = _fastest_ordinary(work, seconds, num_workers)
         rows = [ordinary]
         for cells in num_cells:
             stack = functools.partial(work.stack, range(cells))
             rows.append(_row(work, seconds, "nearsight", cells, stack, ordinary.images_per_second))
+        rows += _without_augmentation(_Work(plain, dataset, where), seconds)
         if where.type == "cpu":
             rows += _small_cells(config, num_images, seconds)
     return rows
+
+
+def _without_augmentation(work: "_Work", seconds: float) -> list[TrainRow]:
+    kind = "compiled" if work.device.type == "cuda" else "plain"
+    peer = _row(work, seconds, f"{kind} loop, unaugmented", 1, work.compiled)
+    ours = functools.partial(work.stack, [0])
+    return [peer, _row(work, seconds, "nearsight, unaugmented", 1, ours, peer.images_per_second)]
 
 
 def _small_cells(config: RunConfig, num_images: int, seconds: float) -> list[TrainRow]:
@@ -138,12 +160,12 @@ def _small_cells(config: RunConfig, num_images: int, seconds: float) -> list[Tra
     return [alone.row(), stacked.row(alone.images_per_second)]
 
 
-def _cifar_like(num_images: int) -> Dataset:
-    images, labels = picture_like_images(num_images), torch.arange(num_images) % 100
+def _cifar_like(num_images: int, side: int = 32) -> Dataset:
+    images, labels = picture_like_images(num_images, side), torch.arange(num_images) % 100
     return Dataset(
         name="cifar100",
         classes=tuple(f"class {label}" for label in range(100)),
-        image_size=(32, 32),
+        image_size=(side, side),
         mean=CIFAR100_MEAN,
         std=CIFAR100_STD,
         train=ImageSet(images, labels),
@@ -174,6 +196,9 @@ class _Work:
 
     def ordinary(self, kind: Kind, num_workers: int) -> RunEpoch:
         return OrdinaryLoop(self.config, self.dataset, self.device, num_workers=num_workers, kind=kind).run_epoch
+
+    def compiled(self) -> RunEpoch:
+        return CompiledLoop(self.config, self.dataset, self.device).run_epoch
 
 
 class _Way:

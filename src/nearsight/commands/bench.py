@@ -33,7 +33,8 @@ class BenchOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainBenchOptions(BenchOptions):
-    """Training by the Modern protocol, K models stacked against one in an ordinary loop with a DataLoader."""
+    """Training by the Modern protocol, K models stacked against one in an ordinary loop with a DataLoader; and without
+    augmentation, against a compiled loop with its images on the device."""
 
     num_cells: tuple[int, ...] | None = None
     """Models per stack; each makes a row of the table; 1 8 24 on a GPU and 1 4 elsewhere."""
@@ -41,8 +42,12 @@ class TrainBenchOptions(BenchOptions):
     """Images to train and validate on, 4 to 1; 50000 on a GPU and 640 elsewhere."""
     seconds: float = 5.0
     """How long each row of the table is measured, after an epoch to warm up and for at least another."""
+    batch_size: int = 128
+    """Images per step and cell."""
+    image_size: int = 32
+    """Side of the images in pixels."""
     model: ModelConfig = field(default_factory=ModelConfig)
-    """What is trained; --model.gaug --model.prr for LocAt."""
+    """What is trained; --model.gaug --model.prr for LocAt, --model.name and --model.settings for any model of timm."""
 
 
 @dataclass(frozen=True, kw_only=True)

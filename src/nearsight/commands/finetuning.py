@@ -62,7 +62,9 @@ class Page:
             for name, title in _TITLES.items():
                 score: Score | None = getattr(side, name)
                 row = row.both(name, None if score is None else score.value, title, _in_words(score))
-            rows.append(row.both("min_mad", _min_mad(side), "most local head: MAD", rounded(_min_mad(side))))
+            for name, (title, value) in _locality(side).items():
+                row.both(name, value, title, rounded(value))
+            rows.append(row.both("alpha", side.alpha, "GAug's α", rounded(side.alpha, 4)))
         notes = [
             f"On {len(self.measured[0].subject.images)} test images of {self.found.config.data.name}; in brackets 95 % "
             "intervals over images, which say nothing of other seeds. The linear classifier and k-NN learn from the "
@@ -84,7 +86,7 @@ class Page:
         def described(side: Side) -> dict[str, Any]:
             scores = {name: getattr(side, name) for name in _TITLES}
             named = {name: None if score is None else score.as_json() for name, score in scores.items()}
-            return {**named, "min_mad": _min_mad(side)}
+            return {**named, **{name: value for name, (_, value) in _locality(side).items()}, "alpha": side.alpha}
 
         return {
             "model": self.options.model,
@@ -105,8 +107,10 @@ class Page:
         ]
 
 
-def _min_mad(side: Side) -> float:
-    return float(side.heads.to_frame()["mad"].min())
+def _locality(side: Side) -> dict[str, tuple[str, float]]:
+    """Name → title and value."""
+    mad = side.heads.to_frame()["mad"]
+    return {"min_mad": ("most local head: MAD", float(mad.min())), "mean_mad": ("mean MAD", float(mad.mean()))}
 
 
 def _in_words(score: Score | None) -> str:

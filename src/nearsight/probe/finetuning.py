@@ -24,6 +24,8 @@ from nearsight.data.loading import dataset_spec
 from nearsight.errors import InputError, unknown_name
 from nearsight.lens import HeadTable, measure
 from nearsight.lens.running import running, without_gradients
+from nearsight.lens.widths import ALPHA, gaussian_widths
+from nearsight.locat.gaussian import GaussianHeads
 from nearsight.locat.inducers import Gated, inducer_of
 from nearsight.models import ModelConfig, load_model
 from nearsight.models.factory import check_model_name
@@ -38,6 +40,8 @@ from nearsight.train.initial import PRETRAINED, untrained_model
 
 _SMALL = 96
 """Images of a smaller side are cropped with a margin, larger ones by random sizes."""
+_LOCALITY_LR = {"gentle": 100.0, "abrupt": 10.0}
+"""From near 0 α can at most double in 70 steps at the one, with a rate of 1e-4; in 7,000 at that rate itself."""
 _AS_CLASSIFIED = FeatureSpec(place=None, tokens=None)
 """The features that the classifier takes."""
 
@@ -54,6 +58,8 @@ class Side:
     """Of a linear classifier that was trained on the same features."""
     own: Score | None
     """Of the model's own classifier; None before, if that is fresh."""
+    alpha: float | None
+    """Mean strength of GAug over images, patches, heads and layers; None without it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,7 +150,7 @@ def run_of(model: str, data: str, config: FinetuneConfig) -> RunConfig:
         ),
         protocol=Protocol(
             lr=config.lr,
-            locality_lr=config.locality_lr if config.add not in ("prr", "nothing") else 1.0,
+            locality_lr=1.0 if config.add in ("prr", "nothing") else config.locality_lr or _LOCALITY_LR[config.start],
             layer_decay=config.layer_decay,
             ema=config.ema,
             max_epochs=config.epochs,
@@ -191,7 +197,15 @@ def _side(
         knn=accuracy_score(right[ABLATION_K]),
         linear=accuracy_score(linear.right_N),
         own=accuracy_score(_right(model, images, labels_N)) if has_classes else None,
+        alpha=_alpha(model, images),
     )
+
+
+def _alpha(model: nn.Module, images: MeasuringImages) -> float | None:
+    if not any(isinstance(module, GaussianHeads) for module in model.modules()):
+        return None
+    frame = gaussian_widths(model, iter(images), device=images.device).frame
+    return float(frame.loc[frame["what"] == ALPHA, "mean"].mean())
 
 
 def _reference(labels_N: Tensor, num: int) -> Tensor:

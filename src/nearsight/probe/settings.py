@@ -115,8 +115,9 @@ class FinetuneConfig:
     """Over the training images."""
     lr: float = 1e-4
     """Peak learning rate of AdamW, after one epoch of warm-up."""
-    locality_lr: float = 100.0
-    """Learning rate of what is added, over that of the rest: it begins anew, and from near 0."""
+    locality_lr: float | None = None
+    """Learning rate of what is added, over that of the rest; by default 100 from a gentle start, 10 from an abrupt
+    one."""
     layer_decay: float = 1.0
     """Each layer's learning rate over that of the next one towards the classifier; 0.65 to 0.9 are usual."""
     ema: float = 0.0
@@ -149,4 +150,6 @@ class FinetuneConfig:
         for name in ("epochs", "batch_size", "num_images"):
             check_at_least(name, getattr(self, name), 1)
         check_at_least("num_reference", self.num_reference, ABLATION_K)
+        if self.locality_lr is not None:
+            check_positive("locality_lr", self.locality_lr)
         check_numbers(self)

@@ -254,8 +254,8 @@ def _grouped(
     if groups is None:
         return None, None
     device = next(iter(weights.values())).device
-    group_P = torch.cat([torch.full((weight[0].numel(),), groups[name]) for name, weight in weights.items()])
-    return group_P.to(device), torch.stack(list(scales)).to(device)
+    parts = [torch.full((w[0].numel(),), groups[name], dtype=torch.int32) for name, w in weights.items()]
+    return torch.cat(parts).to(device), torch.stack(list(scales)).to(device)
 
 
 @dataclass

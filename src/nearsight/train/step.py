@@ -89,6 +89,8 @@ class Teacher:
             folder.check_weights()
             spec = dataset_spec(folder.read_config().data.name)
             model, mean, std = load_model(folder.model), spec.mean, spec.std
+        elif Path(name).parent != Path():
+            raise InputError(f"teacher {name} is not there; train it first, or name a model with published weights")
         else:
             sourced = load_source(name, pretrained=True)
             model, mean, std = sourced.model, sourced.data_config["mean"], sourced.data_config["std"]
