@@ -376,3 +376,15 @@ def test_bad_settings():
         CutMix(patch=0)
     with pytest.raises(InputError, match=r"switch_p"):
         MixupOrCutMix(switch_p=1.5)
+
+
+@pytest.mark.parametrize("mixing", [CutMix(p=1.0), CutMix(p=0.6, per_sample=True), Mixup(p=1.0)], ids=str)
+def test_labels_are_smoothed_alike_before_mixing_and_after(mixing):
+    """Weights of a mix sum to 1, so that it is no setting which comes first: of partners smoothed first, by hand."""
+    pipeline = Pipeline.stack([[mixing]], num_classes=16, mean=(0.5,) * 3, std=(0.2,) * 3, device=torch.device("cpu"))
+    images, labels = marked_batch(1, 16)[0], torch.arange(16).expand(1, -1)
+    draws = Draws(torch.tensor([4]), torch.tensor(1), torch.tensor(2), labels)
+    _, mixed_KBC = pipeline(images, labels, draws)
+    smoothed_first = torch.einsum("kbc,cd->kbd", mixed_KBC, smooth_targets(torch.eye(16)[None], torch.tensor([0.1]))[0])
+    assert (mixed_KBC.amax(-1) < 1).any()
+    torch.testing.assert_close(smooth_targets(mixed_KBC, torch.tensor([0.1])), smoothed_first)

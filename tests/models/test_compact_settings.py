@@ -119,6 +119,11 @@ def test_identities(settings: dict[str, Any]) -> None:
     assert RunConfig.from_json(other.to_json(), "a file") == other
 
 
+def test_the_usual_size_of_a_head_is_no_other_setting() -> None:
+    assert dataclasses.replace(SMALL, head_size=8) == SMALL
+    assert ModelConfig(head_size=24) == ModelConfig()
+
+
 def _maps_by_hand(model: Any, images: Tensor) -> list[Tensor]:
     """Softmax of queries times keys, block by block, with nothing of the lens."""
     found, tokens = [], model._pos_embed(model.patch_embed(images))

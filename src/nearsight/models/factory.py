@@ -173,6 +173,8 @@ class ModelConfig:
             raise InputError(f"permutation_seed is {self.permutation_seed}, but shuffled_tiles is 1: none are shuffled")
         if self.width % self.num_heads:
             raise InputError(f"{self.num_heads} heads do not divide a width of {self.width}")
+        if self.head_size == self.width // self.num_heads:  # what means the same is the same, also in an identity
+            object.__setattr__(self, "head_size", None)
         for option, value in changed.items():
             if option.startswith(_LOCAT) and not self.gaug:
                 raise InputError(f"{option} is {value!r}, but it needs gaug, which is off")

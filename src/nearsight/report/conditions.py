@@ -18,6 +18,10 @@ FACTOR_NAMES = {
     **{"cutmix": "CutMix", "autoaugment": "AutoAugment", "colorjitter": "ColorJitter", "smoothing": "label smoothing"},
     **{"lr": "learning rate", "weight_decay": "weight decay", "init": "initialisation"},
     "position_std": "positions' deviation",
+    **{"qkv_bias": "biases of q, k, v", "embed_norm": "norms of the patch embedding", "head_size": "size of a head"},
+    **{"qk_std": "initial deviation of q and k", "final_norm": "final norm", "activation": "activation"},
+    **{"batch_size": "batch size", "dropout": "dropout", "precision": "precision"},
+    **{"cutmix.per_sample": "CutMix per sample", "cutmix.alpha": "CutMix's α"},
 }
 """How figures and tables spell a factor; others are spelt as in the study."""
 OFF = ("off", "0", "0.0")

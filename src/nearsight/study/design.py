@@ -72,6 +72,8 @@ class Study:
     """The level combinations to run; all by default."""
     generators: tuple[str, ...] = ()
     """Of the fraction that `chosen` is."""
+    described: str = ""
+    """What `chosen` is, in a line for people, where no generators say it."""
     scale: Scale = "full"
     """small: every run is shrunk."""
 
@@ -121,8 +123,9 @@ class Study:
             "same thing, or two levels are equal; leave one out"
         )
 
-    def only(self, combinations: Iterable[Mapping[str, str]]) -> "Study":
-        """The part of the study with these level combinations; a factor that one does not name is at its base."""
+    def only(self, combinations: Iterable[Mapping[str, str]], *, described: str = "") -> "Study":
+        """The part of the study with these level combinations; a factor that one does not name is at its base.
+        `described`: what they are, in a line for people."""
         base = {factor.name: factor.labels[0] for factor in self.parsed}
         chosen = []
         for combination in combinations:
@@ -132,7 +135,7 @@ class Study:
                 if label not in self.labels[name]:
                     raise unknown_name(f"level of {name}", label, self.labels[name])
             chosen.append({**base, **combination})
-        return dataclasses.replace(self, chosen=tuple(chosen), generators=())
+        return dataclasses.replace(self, chosen=tuple(chosen), generators=(), described=described)
 
     def fraction(self, *generators: str) -> "Study":
         """The two-level fraction that generators such as D=ABC make; A, B, … are the factors in their order."""
@@ -160,7 +163,7 @@ class Study:
         """The design in a line for people."""
         if self.generators:
             return FRACTION + Fraction(len(self.parsed), self.generators).describe([f.title for f in self.parsed])
-        return "full factorial" if self.chosen is None else "chosen conditions"
+        return "full factorial" if self.chosen is None else self.described or "chosen conditions"
 
     def to_json(self) -> dict[str, Any]:
         flat = [flat_settings(cell.config) for cell in self.cells]

@@ -114,6 +114,21 @@ class Fraction:
         return parsed
 
 
+_FIRST_OF_12 = (1, 1, -1, 1, 1, 1, -1, -1, -1, 1, -1)
+
+
+def folded_plackett_burman() -> list[tuple[int, ...]]:
+    """Plackett and Burman's (1946) 12 rows of 11 two-level factors, then their mirror images: 24 rows of resolution IV.
+
+    Main effects are apart from each other, from all interactions of two, and from which half a row is in. Of two
+    interactions of two factors, either is mixed with a third (1/3 or −1/3) of the other, or with nothing of it.
+    """
+    size = len(_FIRST_OF_12)
+    turned = [tuple(_FIRST_OF_12[(place - turn) % size] for place in range(size)) for turn in range(size)]
+    rows = [*turned, (-1,) * size]
+    return [*rows, *(tuple(-sign for sign in row) for row in rows)]
+
+
 _ROMAN = ("none", "I", "II", "III", "IV", "V", "VI", "VII", "VIII", "IX", "X", *map(str, range(11, 27)))
 
 
