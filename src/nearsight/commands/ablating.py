@@ -218,10 +218,8 @@ def _some(images: Images, number: int) -> Images:
     """As many of them, always the same ones."""
     if isinstance(images, RunImages):
         return RunImages(images.dataset, number, images.device)
-    pictures, chosen = images.pictures, measuring_subset(len(images), number)
-    if isinstance(pictures, FilePictures):
-        return replace(images, pictures=replace(pictures, paths=[pictures.paths[at] for at in chosen.tolist()]))
-    return replace(images, pictures=replace(pictures, images_NCHW=pictures.images_NCHW[chosen]))
+    chosen = measuring_subset(len(images), number).tolist()
+    return replace(images, pictures=images.pictures.chosen(chosen))
 
 
 def _check_classes(one: Prepared, data: _Data, device: torch.device) -> None:
