@@ -104,6 +104,7 @@ def test_a_streamed_run_has_the_accuracy_that_it_was_tested_with(
     assert told["top1"] == folder.read_result()["test_acc"]
     assert told["top1"] == told["of_all"]
     assert "shorter side resized to 40" in told["preparation"]
+    assert main(["probe", "knn", str(folder.path), *options[:2], "--out", str(tmp_path / "knn"), "--ks", "3"]) == 0
 
 
 @pytest.mark.parametrize(

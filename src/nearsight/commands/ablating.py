@@ -167,6 +167,11 @@ def _with_labels(one: Prepared, request: Request, *, needs_train: bool) -> _Data
     dataset: Dataset
     if isinstance(images, RunImages):
         dataset = images.dataset
+        if needs_train and dataset.pictures is not None:
+            raise InputError(
+                f"the training pictures of {dataset.name} were streamed in this run, and are not decoded; name images "
+                "with --images"
+            )
     else:
         assert request.images is not None
         dataset = load_dataset(request.images, data_dir=request.data_dir, num_train=None if needs_train else 0)
