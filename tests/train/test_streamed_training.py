@@ -76,9 +76,8 @@ def together(root: Path, rank: int) -> None:
         "gloo", init_method=f"file://{root / 'meeting'}", rank=rank, world_size=2, timeout=timedelta(seconds=60)
     )
     try:
-        train_runs(
-            configs()[:2], [RunFolder(root / f"together{rank}" / str(k)) for k in range(2)], data_dir=root / "data"
-        )
+        folders = [RunFolder(root / f"together{rank}" / str(k)) for k in range(2)]
+        train_runs(configs()[:2], folders, data_dir=root / "data")
     finally:
         torch.distributed.destroy_process_group()
 
@@ -151,16 +150,8 @@ def test_two_processes_are_one(root: Path) -> None:
 def test_what_streams_is_part_of_a_run_and_what_does_not_is_the_run_it_was() -> None:
     plain = DataConfig(name="image-folder", image_size=32)
     streamed = dataclasses.replace(plain, stream=True)
-    identities = {
-        config(data=data).identity
-        for data in (
-            plain,
-            streamed,
-            dataclasses.replace(streamed, crop_pct=0.875),
-            dataclasses.replace(plain, window=64),
-        )
-    }
-    assert len(identities) == 4
+    others = (dataclasses.replace(streamed, crop_pct=0.875), dataclasses.replace(streamed, window=64))
+    assert len({config(data=data).identity for data in (plain, streamed, *others)}) == 4
     assert RunConfig().identity == "142647aea0aba225"
 
 

@@ -167,6 +167,11 @@ def _with_labels(one: Prepared, request: Request, *, needs_train: bool) -> _Data
     dataset: Dataset
     if isinstance(images, RunImages):
         dataset = images.dataset
+        if needs_train and dataset.pictures is not None:
+            raise InputError(
+                f"the training pictures of {dataset.name} were streamed in this run, and are not decoded; name images "
+                "with --images"
+            )
     else:
         assert request.images is not None
         dataset = load_dataset(request.images, data_dir=request.data_dir, num_train=None if needs_train else 0)
@@ -218,10 +223,8 @@ def _some(images: Images, number: int) -> Images:
     """As many of them, always the same ones."""
     if isinstance(images, RunImages):
         return RunImages(images.dataset, number, images.device)
-    pictures, chosen = images.pictures, measuring_subset(len(images), number)
-    if isinstance(pictures, FilePictures):
-        return replace(images, pictures=replace(pictures, paths=[pictures.paths[at] for at in chosen.tolist()]))
-    return replace(images, pictures=replace(pictures, images_NCHW=pictures.images_NCHW[chosen]))
+    chosen = measuring_subset(len(images), number).tolist()
+    return replace(images, pictures=images.pictures.chosen(chosen))
 
 
 def _check_classes(one: Prepared, data: _Data, device: torch.device) -> None:

@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import floor
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,10 +17,11 @@ from PIL import Image
 from timm.data import DEFAULT_CROP_PCT, create_transform
 from torch import Tensor
 
-from nearsight.data import DATASETS, data_folder, load_dataset, make_shapes, measuring_subset
+from nearsight.data import DATASETS, balanced_subset, data_folder, load_dataset, make_shapes, measuring_subset
+from nearsight.data import pictures as data_pictures
 from nearsight.data.decoding import UnreadableError, opened_rgb
-from nearsight.data.image_folder import TEST_NAMES, listed_images, readable_images
-from nearsight.data.loading import find_source
+from nearsight.data.image_folder import TEST_NAMES, class_pictures, listed_images, readable_images
+from nearsight.data.loading import dataset_spec, find_source
 from nearsight.data.segmentation import SEGMENTATION_SETS, load_segmentation
 from nearsight.errors import InputError, unknown_name
 from nearsight.files import reading
@@ -61,6 +62,17 @@ class FilePictures:
         with reading(self.paths[index]), self.paths[index].open("rb") as file:
             return hashlib.file_digest(file, "sha256").digest()
 
+    def chosen(self, places: Sequence[int]) -> "FilePictures":
+        return replace(self, paths=[self.paths[place] for place in places])
+
+    def digest(self) -> str:
+        """Of names and sizes: to read all of them would take as long as to measure."""
+        digest = hashlib.sha256()
+        root = os.path.commonpath([path.parent for path in self.paths])
+        for path in self.paths:
+            digest.update(f"{path.relative_to(root).as_posix()}\0{path.stat().st_size}\0".encode())
+        return digest.hexdigest()
+
 
 @dataclass(frozen=True)
 class PixelPictures:
@@ -79,8 +91,44 @@ class PixelPictures:
     def id(self, index: int) -> bytes:
         return pixels_id(self.images_NCHW[index])
 
+    def chosen(self, places: Sequence[int]) -> "PixelPictures":
+        return replace(self, images_NCHW=self.images_NCHW[list(places)])
 
-Pictures = FilePictures | PixelPictures
+    def digest(self) -> str:
+        digest = hashlib.sha256(str(list(self.images_NCHW.shape)).encode())
+        digest.update(self.images_NCHW.contiguous().numpy().data)
+        return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class StoredPictures:
+    """Pictures of a data set, in files or shards, opened one at a time."""
+
+    name: str
+    pictures: data_pictures.Pictures
+
+    def __len__(self) -> int:
+        return len(self.pictures)
+
+    @contextmanager
+    def opened(self, index: int, *, shorter_side: int) -> Iterator[Image.Image]:
+        try:
+            with opened_rgb(self.pictures.read(index), shorter_side=shorter_side) as picture:
+                yield picture
+        except (UnreadableError, ValueError) as error:
+            raise InputError(f"{self.pictures.name(index)} cannot be read: {error}; remove it") from error
+
+    def id(self, index: int) -> bytes:
+        return hashlib.sha256(self.pictures.read(index)).digest()
+
+    def chosen(self, places: Sequence[int]) -> "StoredPictures":
+        return replace(self, pictures=self.pictures.select(torch.tensor(places)))
+
+    def digest(self) -> str:
+        return self.pictures.digest
+
+
+Pictures = FilePictures | PixelPictures | StoredPictures
 """Images before a model's own preparation."""
 
 
@@ -118,6 +166,26 @@ def _test_pictures(
             return FilePictures(f"{name}, test", files(last, num_images))
     test = load_dataset(name, data_dir=data_dir, num_train=0).test
     return PixelPictures(f"{name}, test", test.images_NCHW[measuring_subset(len(test), num_images)])
+
+
+def pictures_to_classify(
+    data: str, data_dir: Path | None, num: int | None
+) -> tuple[StoredPictures | PixelPictures, Tensor, tuple[str, ...]]:
+    """(pictures, labels, classes): the test images of a data set, or all of a folder with a folder per class; with
+    `num`, a class-balanced choice that is always the same."""
+    if data not in DATASETS and Path(data).is_dir():
+        stored, classes = class_pictures(Path(data))
+        name = data
+    else:
+        spec, name = dataset_spec(data), f"{data}, test"
+        source = None if spec.find is None else find_source(data, spec, data_folder(data_dir), spec.image_size)
+        if source is None or source.test_pictures is None:
+            dataset = load_dataset(data, data_dir=data_dir, num_train=0, num_test=num)
+            return PixelPictures(name, dataset.test.images_NCHW), dataset.test.labels_N, dataset.classes
+        stored, classes = source.test_pictures(), source.classes
+    if num is not None and num < len(stored):
+        stored = stored.select(balanced_subset(stored.labels_N, num))
+    return StoredPictures(name, stored), stored.labels_N, classes
 
 
 @dataclass(frozen=True)

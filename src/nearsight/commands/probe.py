@@ -1,4 +1,4 @@
-"""`nearsight probe {knn,linear,segment,retrieve,all} MODEL …`: what the features of frozen models are worth.
+"""`nearsight probe {knn,linear,accuracy,segment,retrieve,all} MODEL …`: what the features of frozen models are worth.
 
 Also what all of these share: their options, how models are opened, and what is left behind.
 """
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 PROBES = {
     "knn": "classes by the votes of the nearest training images",
     "linear": "a linear classifier on frozen features",
+    "accuracy": "top-1 and top-5 of a model's own classifier",
     "segment": "a segmentation head on frozen features",
     "retrieve": "segmentation by the nearest training patches, without training",
     "all": "all of these, of models or of the runs of a study, in one table",
@@ -105,11 +106,9 @@ class ModelsRequest(Common):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProbeRequest(ModelsRequest):
+class TestedRequest(ModelsRequest):
     """The options of every probe but segment, whose own settings are more."""
 
-    block: int = -1
-    """Block whose features are read, from 0 or from the end; of hierarchical timm models the stage."""
     batch_size: int | None = None
     """Images per forward; as many as memory takes by default."""
     seed: int = 0
@@ -122,6 +121,14 @@ class ProbeRequest(ModelsRequest):
         super().check(probe)
         check_at_least("--batch-size", 1 if self.batch_size is None else self.batch_size, 1)
         check_number("--seed", self.seed)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbeRequest(TestedRequest):
+    """Also that of probes of features."""
+
+    block: int = -1
+    """Block whose features are read, from 0 or from the end; of hierarchical timm models the stage."""
 
     @property
     def opened_for(self) -> dict[str, int | None]:
@@ -182,7 +189,7 @@ class Outcome:
     further: Mapping[str, pd.DataFrame] = field(default_factory=dict)
     """More tables, by the names of their files."""
 
-    def report(self, request: ProbeRequest, out: Path, arguments: Sequence[str], began: float) -> None:
+    def report(self, request: TestedRequest, out: Path, arguments: Sequence[str], began: float) -> None:
         """Write all that was found, and print it."""
         self._write(out, arguments, request.torch_device, began, request.seed)
         print(json.dumps({**self._as_json(), "folder": str(out)}) if request.json else self._as_text(out))

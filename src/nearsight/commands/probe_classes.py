@@ -61,7 +61,9 @@ class ClassRequest(ProbeRequest):
                 raise InputError("the models were not all trained on one data set; say with --data on which to probe")
             given = {"num_train": self.num_train, "num_test": self.num_test}
             changed: dict[str, Any] = {name: number for name, number in given.items() if number is not None}
-            return load_data(replace(runs[0], **changed), self.data_dir)
+            # A classifier needs training images, too, where they can be had again and again.
+            decoded = replace(runs[0], stream=False, crop_pct=1.0)
+            return load_data(replace(decoded, **changed), self.data_dir)
         return load_dataset(
             self.data or EMBEDDED, data_dir=self.data_dir, num_train=self.num_train, num_test=self.num_test
         )

@@ -1,9 +1,7 @@
 """Models as users name them, for every command that takes some: runs, and anything `load_source` knows; and what
 `nearsight measure` measures: such models, each with its images, opened and tried before any is measured."""
 
-import hashlib
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -15,7 +13,7 @@ from timm.data import resolve_data_config
 from torch import nn
 
 from nearsight.commands.options import Request
-from nearsight.commands.pictures import FilePictures, Images, Pictures, PreparedImages, RunImages, find_pictures
+from nearsight.commands.pictures import Images, Pictures, PreparedImages, RunImages, find_pictures
 from nearsight.data import DATASETS, measuring_subset
 from nearsight.data.loading import dataset_spec
 from nearsight.errors import InputError, check_number
@@ -207,7 +205,7 @@ def part_of(subject: Subject, span: range) -> Subject:
     """A subject with some of its images."""
     images: Images = subject.images
     if isinstance(images, PreparedImages):
-        images = replace(images, pictures=_some(images.pictures, span))
+        images = replace(images, pictures=images.pictures.chosen(span))
     else:
         chosen = measuring_subset(len(images.dataset.test), images.num_images)[span.start : span.stop]
         dataset = replace(images.dataset, test=images.dataset.test.select(chosen))
@@ -215,27 +213,8 @@ def part_of(subject: Subject, span: range) -> Subject:
     return replace(subject, images=images)
 
 
-def _some(pictures: Pictures, span: range) -> Pictures:
-    if isinstance(pictures, FilePictures):
-        return replace(pictures, paths=pictures.paths[span.start : span.stop])
-    return replace(pictures, images_NCHW=pictures.images_NCHW[span.start : span.stop])
-
-
 def images_record(images: Images) -> dict[str, Any]:
     """Which images, and how they are prepared; not where they are."""
     if isinstance(images, PreparedImages):
-        return {"pictures": _pictures_hash(images.pictures), "preparation": dict(images.data_config)}
+        return {"pictures": images.pictures.digest(), "preparation": dict(images.data_config)}
     return {"data": images.dataset.fingerprint, "num": len(images)}
-
-
-def _pictures_hash(pictures: Pictures) -> str:
-    """Of pixels in memory; of files their names and sizes: to read all of them would take as long as to measure."""
-    digest = hashlib.sha256()
-    if isinstance(pictures, FilePictures):
-        root = os.path.commonpath([path.parent for path in pictures.paths])
-        for path in pictures.paths:
-            digest.update(f"{path.relative_to(root).as_posix()}\0{path.stat().st_size}\0".encode())
-    else:
-        digest.update(str(list(pictures.images_NCHW.shape)).encode())
-        digest.update(pictures.images_NCHW.contiguous().numpy().data)
-    return digest.hexdigest()

@@ -152,6 +152,13 @@ def open_tree(folder: Path, image_size: int) -> Source:
     )
 
 
+def class_pictures(folder: Path) -> tuple[Pictures, tuple[str, ...]]:
+    """All pictures of a folder with a folder per class, and the classes."""
+    with reading(folder):
+        classes = _class_folders(folder)
+        return Pictures.of_files(folder, *_listed(classes)), tuple(classes)
+
+
 def folder_images(folder: Path, num: int | None = None) -> Iterator[Image.Image]:
     """The pictures in a folder and below it; see `readable_images`."""
     return map(open_rgb, readable_images(folder, num))

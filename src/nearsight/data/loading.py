@@ -129,7 +129,8 @@ def _streamed(
     source = None if spec.find is None else find_source(name, spec, folder, size)
     if source is None or source.train_pictures is None or source.test_pictures is None:
         raise InputError(
-            f"{name} cannot be streamed: its pictures are not files of their own, nor in shards; give --data.no-stream"
+            f"{name} cannot be streamed: its pictures are not files of their own, nor in shards; give --data.no-stream "
+            "--data.crop-pct 1"
         )
     of_test = source.test_pictures
     alone = replace(

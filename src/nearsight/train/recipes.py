@@ -139,10 +139,12 @@ def vit_tiny_imagenet(protocol: str) -> RunConfig:
 def vit_folder(protocol: str) -> RunConfig:
     """Any ViT of timm on pictures of your own, a folder per class, at 224 pixels; from weights that it has, or fresh.
 
+    Pictures are streamed, as in vit-imagenet.
+
     Run     nearsight train vit-folder --data-dir FOLDER --model.name vit_small_patch16_224 --init pretrained
     Cost    30 epochs of your pictures; a GPU helps
     """
-    data = DataConfig(name="image-folder", image_size=224, validation_fraction=0.1)
+    data = DataConfig(name="image-folder", image_size=224, validation_fraction=0.1, stream=True, crop_pct=0.875)
     run = _at_224(protocol, data, lr=2e-4, epochs=30, warmup=3)
     model = ModelConfig(name="vit_tiny_patch16_224")
     return dataclasses.replace(run, model=model, protocol=dataclasses.replace(run.protocol, batch_size=64))
@@ -152,13 +154,16 @@ def vit_folder(protocol: str) -> RunConfig:
 def vit_imagenet(protocol: str) -> RunConfig:
     """ViT-Tiny on ImageNet-1K (S2, Table 1; the paper: 72.39 %, with LocAt 73.94 %).
 
-    Any other model by its name: --model.name swin_tiny_patch4_window7_224 --model.gaug --model.prr.
+    Any other model by its name: --model.name swin_tiny_patch4_window7_224 --model.gaug --model.prr. Pictures are
+    streamed: random crops are those of whole pictures, and 224 of 256 pixels are evaluated; parquet files need
+    --data.no-stream --data.crop-pct 1.
 
     Run     nearsight train vit-imagenet --protocol locat
     Cost    300 epochs of 1,268,000 images of 224 pixels; needs several GPUs' worth of days, and the data
     Result  not run yet
     """
-    return _at_224(protocol, DataConfig(name="imagenet", validation_fraction=0.01), lr=1e-3, epochs=300, warmup=20)
+    data = DataConfig(name="imagenet", validation_fraction=0.01, stream=True, crop_pct=0.875)
+    return _at_224(protocol, data, lr=1e-3, epochs=300, warmup=20)
 
 
 @run_recipe("vit-mini-imagenet")
