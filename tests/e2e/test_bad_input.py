@@ -112,10 +112,7 @@ def test_a_wrong_word_is_answered_in_one_line(
         (["--model.num-heads", "3"], "3 heads do not divide a width of 16"),
         (["--data.name", "cifar"], "did you mean 'cifar1"),
         (["--model.name", "compact_vt"], "did you mean 'compact_vit'?"),
-        (
-            ["--model.name", "resnet18"],
-            "'resnet18' is not a known model of this kind; did you mean 'compact_resnet18'?",
-        ),
+        (["--model.name", "resnet18"], "depth is 1, but resnet18 has no such setting; what timm calls its arguments"),
         (
             ["--protocol.tileshuffle.p", "1", "--protocol.tileshuffle.tile", "33"],
             "tileshuffle.tile is 33, but images of 32×32 pixels have no such tile; choose at most 32",

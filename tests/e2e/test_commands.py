@@ -187,7 +187,7 @@ def test_what_the_demo_says_to_type_next_can_be_typed() -> None:
                 check_model_name(model)
             check_what(parsed.what, len(parsed.models))
         else:
-            find_study_or_simulation(parsed.name)
+            assert all(map(find_study_or_simulation, parsed.names))
 
 
 def test_exit_code_and_streams_of_the_real_process(tmp_path: Path) -> None:

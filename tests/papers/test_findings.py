@@ -127,8 +127,8 @@ def test_a_panel_per_data_set() -> None:
         profiles_of_datasets({"mixing-cifar100": studies["mixing-cifar100"]})
 
 
-def test_there_are_seven_findings_with_claims_and_figures_that_exist() -> None:
-    assert len(FINDINGS.sections) == 7
+def test_there_are_eight_findings_with_claims_and_figures_that_exist() -> None:
+    assert len(FINDINGS.sections) == 8
     for section in FINDINGS.sections:
         for folder, expected in section.rests_on.items():
             claims = report_of(PROBES if folder.startswith("dense/") else folder.rsplit("/", 1)[-1]).claims

@@ -202,8 +202,7 @@ FINDINGS = Findings(
             "cut: {mixing-long-cifar100:the mix without a cut}; CutMix with the image's own label: "
             "{mixing-long-cifar100:CutMix without its label}; CutMix itself: {mixing-long-cifar100:CutMix}. The "
             "second label does more where its image is seen ({mixing-long-cifar100:the label × what is in the box}); "
-            "where it is not, {mixing-long-cifar100:a label without its image}. At 60 epochs and two seeds CutOut did "
-            "more than CutMix and pasting with one label did harm; neither holds.",
+            "where it is not, {mixing-long-cifar100:a label without its image}.",
             rests_on={
                 "mixing-long-cifar100": {
                     "a mean box": "yes",
@@ -251,12 +250,11 @@ FINDINGS = Findings(
         ),
         Section(
             title="A model needs its local heads most, and of an own-patch head nothing but each patch's own value",
-            text="Heads set to zero one after the other, the most local first: the area under the accuracy changes by "
-            "{interventions:removal-Baseline} in Baseline and {interventions:removal-+CutMix} with CutMix, beside "
-            "random orders. One of {runs} runs has an own-patch head (MAD {mad}). Without it the model loses {zero} of "
-            "{base} points, with uniform attention in its place {uniform}, with exact identity {identity} (95 % over "
-            "images). What layers need of reach is not less with CutMix ({interventions:reach-cutmix} on average): it "
-            "moves from the first layers to those in the middle.",
+            text="Removing the most local heads first, beside random orders, changes the area under the accuracy by "
+            "{interventions:removal-Baseline} in Baseline, {interventions:removal-+CutMix} with CutMix. The own-patch "
+            "head of one of {runs} runs (MAD {mad}) is worth {zero} of {base} points; uniform attention in its place "
+            "costs {uniform}, exact identity {identity} (95 % over images). With CutMix layers do not need less reach "
+            "({interventions:reach-cutmix}).",
             rests_on={
                 "interventions": {
                     "removal-Baseline": "yes",
@@ -267,9 +265,8 @@ FINDINGS = Findings(
             },
             numbers=_own_patch_worth,
             figure="interventions/figures/removal.png",
-            limits="One run with such a head. A loss says that the rest of the model relies on a head, not that a "
-            "model trained without it would be worse. What would change our mind: own-patch heads that can be removed "
-            "for little.",
+            limits="One run; a model trained without the head might miss nothing. What would change our mind: "
+            "own-patch heads that can be removed for little.",
         ),
     ),
 )
