@@ -12,8 +12,10 @@ import pytest
 from made_up_results import judgements, made_up, noise
 
 from nearsight.errors import InputError
+from nearsight.files import ABLATED
 from nearsight.papers import find_study
 from nearsight.papers.findings import FINDINGS, profiles_of_datasets
+from nearsight.report.ablated import changed
 from nearsight.report.findings import ANY, Findings, Section
 from nearsight.report.studies import PROBES, report_of
 from nearsight.study import Cell, Study, StudyResults
@@ -127,11 +129,18 @@ def test_a_panel_per_data_set() -> None:
         profiles_of_datasets({"mixing-cifar100": studies["mixing-cifar100"]})
 
 
+def _asked_by(folder: Path) -> str:
+    """The name under which the questions about a folder of results are declared."""
+    if (folder / ABLATED).exists():
+        return changed(json.loads((folder / ABLATED).read_text())["name"])
+    return PROBES if (folder / "probes.json").exists() else folder.name
+
+
 def test_there_are_eight_findings_with_claims_and_figures_that_exist() -> None:
     assert len(FINDINGS.sections) == 8
     for section in FINDINGS.sections:
         for folder, expected in section.rests_on.items():
-            claims = report_of(PROBES if folder.startswith("dense/") else folder.rsplit("/", 1)[-1]).claims
+            claims = report_of(_asked_by(ROOT / "results" / folder)).claims
             if not callable(claims):
                 assert set(expected) <= {claim.id for claim in claims}
         if isinstance(section.figure, str):

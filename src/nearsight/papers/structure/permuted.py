@@ -69,7 +69,7 @@ def permuted_cifar100(*, seeds: int = 2) -> Study:
 
 @recipe("permuted-tilings-cifar100")
 def permuted_tilings_cifar100(*, seeds: int = 3) -> Study:
-    """The same for every tiling of S3's curves, and with its third network, VGG (the paper: 76 to 47 %)
+    """The same for every tiling of S3's curves, and with its third network, VGG (S3, the paper: 76 to 47 %)
 
     Which VGG is assumed: timm's VGG-16 with batch norms.
 

@@ -79,7 +79,7 @@ def positional_svhn(*, seeds: int = 5) -> Study:
 
 @recipe("positional-tiny-imagenet")
 def positional_tiny_imagenet(*, seeds: int = 3) -> Study:
-    """Is attention from positions alone as good on ImageNet, at our scale? (S3; the paper: 71.9 and 68.9 %)
+    """Is attention from positions alone as good on ImageNet, at our scale? (S3, the paper: 71.9 and 68.9 %)
 
     The paper's ViT-Tiny on ImageNet is here the compact ViT on Tiny-ImageNet.
 
