@@ -36,11 +36,11 @@ CORE_LIBRARIES = {"torch", "numpy", "timm", "torchvision", "safetensors", "panda
 
 # The two looks ahead: methods of HeadTable that draw, say and write ask for it inside, when they are called; and so
 # does a model's config whose attention is to be made local.
-LOOKS_AHEAD = {
+LOOKS_AHEAD = (
     ("lens/table.py", "nearsight.report"),
     ("models/factory.py", "nearsight.lens.locality"),
     ("models/factory.py", "nearsight.locat.inducers"),
-}
+)
 
 
 def room_of(path: Path) -> str:
