@@ -242,10 +242,10 @@ def test_command(
     assert len(printed) == 2 + 5 + 1 + 2 + 2
     assert printed[0].startswith("compact_vit, patch_size 8, depth 1, width 16, num_heads 2, mlp_width 32, fp32, cpu ")
     assert f"(threads: {torch.get_num_threads()})" in printed[0]
-    assert printed[5] == ""
-    assert printed[6].startswith("compact_vit, depth 2, width 48, num_heads 4, mlp_width 96, fp32, cpu ")
-    assert printed[7] == printed[1]
-    assert printed[8].startswith("4 cells one after another ")
+    assert printed[7] == ""
+    assert printed[8].startswith("compact_vit, depth 2, width 48, num_heads 4, mlp_width 96, fp32, cpu ")
+    assert printed[9] == printed[1]
+    assert printed[10].startswith("4 cells one after another ")
     assert command.main(["train", "--device", "cpu", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"bench": "train", "rows": [dataclasses.asdict(row) for row in rows]}
 

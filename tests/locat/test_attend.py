@@ -143,13 +143,13 @@ def test_one_tile_of_the_bias_at_a_time() -> None:
 
 def test_tiles_of_a_cpu_are_small_where_no_gradient_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     tensors, seen = inputs(), []
-    attention = attending._attention
+    attention = attending.attend_with_bias
 
     def counted(query: Tensor, *others: Any) -> Tensor:
         seen.append(query.shape[2])
         return attention(query, *others)
 
-    monkeypatch.setattr(attending, "_attention", counted)
+    monkeypatch.setattr(attending, "attend_with_bias", counted)
     monkeypatch.setattr(attending, "CACHED_TILE_BYTES", 1)
     monkeypatch.setattr(attending, "FEWEST_QUERIES", 5)
     expected = blocked_attention(*tensors, GRID, scale=0.7)

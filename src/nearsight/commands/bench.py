@@ -33,8 +33,7 @@ class BenchOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainBenchOptions(BenchOptions):
-    """Training by the Modern protocol, K models stacked against one in an ordinary loop with a DataLoader; and without
-    augmentation, against a compiled loop with its images on the device."""
+    """Training, K models stacked against an ordinary loop with a DataLoader; unaugmented, against a compiled loop."""
 
     num_cells: tuple[int, ...] | None = None
     """Models per stack; each makes a row of the table; 1 8 24 on a GPU and 1 4 elsewhere."""

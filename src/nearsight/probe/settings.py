@@ -11,7 +11,6 @@ from typing import Literal
 
 from nearsight.configuration import check_choices
 from nearsight.errors import InputError, check_at_least, check_below_one, check_fraction, check_numbers, check_positive
-from nearsight.locat.inducers import inducer_of
 
 KNN_KS = (10, 20, 100, 200)
 KNN_TEMPERATURE = 0.07
@@ -146,6 +145,8 @@ class FinetuneConfig:
     def __post_init__(self) -> None:
         check_choices(self)
         if self.add not in LOCAT:
+            from nearsight.locat.inducers import inducer_of  # here, because few finetune
+
             inducer_of(self.add)
         for name in ("epochs", "batch_size", "num_images"):
             check_at_least(name, getattr(self, name), 1)
