@@ -76,7 +76,7 @@ def test_the_faster_ordinary_loop_is_the_peer(monkeypatch: pytest.MonkeyPatch, r
 
 def test_the_compiled_loop_sees_whole_batches_of_the_training_images() -> None:
     """Each at most once, normalised; all of the validation set, in order."""
-    dataset = bench._cifar_like(110, 16)
+    dataset = bench.cifar_like(110, 16)
     loop = CompiledLoop(config(), dataset, CPU)
     split = stratified_split(dataset.train.labels_N, 0.2, 0)
     mean, std = (torch.tensor(values).view(3, 1, 1) for values in (dataset.mean, dataset.std))
@@ -114,7 +114,7 @@ def test_any_model_of_timm_at_another_size() -> None:
 
 
 def test_both_sides_see_the_same_number_of_images() -> None:
-    dataset = bench._cifar_like(110)
+    dataset = bench.cifar_like(110)
     work = bench._Work(config(), dataset, CPU)
     stack = Stack.start([config()], dataset, CPU)
     loop = OrdinaryLoop(config(), dataset, CPU, num_workers=0)
@@ -129,14 +129,14 @@ def test_both_sides_see_the_same_number_of_images() -> None:
 
 def test_the_ordinary_loop_follows_the_same_schedule_and_decay() -> None:
     protocol = dataclasses.replace(modern(), max_epochs=3, warmup_epochs=1)
-    loop = OrdinaryLoop(config(protocol), bench._cifar_like(110), CPU, num_workers=0)
+    loop = OrdinaryLoop(config(protocol), bench.cifar_like(110), CPU, num_workers=0)
     seen: list[float] = []
     for _ in range(3):
         loop.run_epoch(lambda step: seen.append(loop.optimizer.param_groups[0]["lr"]))
     expected = torch.cat([learning_rates(protocol, epoch, 5) for epoch in range(3)]).tolist()
     # After step s the optimiser holds the rate of step s + 1.
     assert seen[:-1] == pytest.approx(expected[1:])
-    stack = Stack.start([config(protocol)], bench._cifar_like(110), CPU)
+    stack = Stack.start([config(protocol)], bench.cifar_like(110), CPU)
     decayed = {id(weight) for weight in loop.optimizer.param_groups[1]["params"]}
     for name, weight in loop.model.named_parameters():
         assert (id(weight) in decayed) == decays(name, stack.weights[name])
@@ -150,7 +150,7 @@ def stripes() -> Dataset:
     noise = torch.randn(clean.shape, generator=torch.Generator().manual_seed(0))
     images = (60 + 140 * clean + 20 * noise).clamp(0, 255).to(torch.uint8)
     part = ImageSet(images, labels)
-    return dataclasses.replace(bench._cifar_like(1), classes=("rows", "columns"), train=part, test=part)
+    return dataclasses.replace(bench.cifar_like(1), classes=("rows", "columns"), train=part, test=part)
 
 
 def test_the_ordinary_loop_learns() -> None:
@@ -184,7 +184,7 @@ def test_the_peak_is_known_by_the_whole_name(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_share_of_the_floor(monkeypatch: pytest.MonkeyPatch) -> None:
-    work = bench._Work(config(), bench._cifar_like(110), CPU)
+    work = bench._Work(config(), bench.cifar_like(110), CPU)
     work.config = dataclasses.replace(work.config, precision="bf16")
     monkeypatch.setattr(bench, "peak_flops", lambda device: 1e9)
     way = bench._Way(work, "nothing", 3, [lambda: lambda on_step: None])

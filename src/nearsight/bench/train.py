@@ -127,7 +127,7 @@ def bench_train(
         protocol=dataclasses.replace(modern(), batch_size=batch_size),
         precision="bf16" if on_gpu else "fp32",
     )
-    dataset = _cifar_like(num_images, image_size)
+    dataset = cifar_like(num_images, image_size)
     work = _Work(config, dataset, where)
     plain = dataclasses.replace(config, protocol=dataclasses.replace(config.protocol, augment=()))
     with torch.cuda.device(where) if on_gpu else contextlib.nullcontext():
@@ -160,7 +160,7 @@ def _small_cells(config: RunConfig, num_images: int, seconds: float) -> list[Tra
     return [alone.row(), stacked.row(alone.images_per_second)]
 
 
-def _cifar_like(num_images: int, side: int = 32) -> Dataset:
+def cifar_like(num_images: int, side: int = 32) -> Dataset:
     images, labels = picture_like_images(num_images, side), torch.arange(num_images) % 100
     return Dataset(
         name="cifar100",

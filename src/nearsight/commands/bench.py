@@ -171,6 +171,18 @@ class QueueBenchOptions(BenchOptions):
     """What is trained."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class StartBenchOptions(BenchOptions):
+    """From the start of a process to its first training step, with an empty cache of compiled programs and again."""
+
+    num_cells: tuple[int, ...] | None = None
+    """Models per stack; each makes two rows of the table; 1 24 on a GPU and 1 elsewhere."""
+    batch_size: int = 128
+    """Images per step and cell."""
+    model: ModelConfig = field(default_factory=ModelConfig)
+    """What is trained."""
+
+
 BENCHES: dict[str, type[Options]] = {
     "train": TrainBenchOptions,
     "measure": MeasureBenchOptions,
@@ -181,6 +193,7 @@ BENCHES: dict[str, type[Options]] = {
     "retrieve": RetrieveBenchOptions,
     "study": StudyBenchOptions,
     "queue": QueueBenchOptions,
+    "start": StartBenchOptions,
 }
 """Name → what it takes. Each is `bench_…`, with its `table`, in a module `nearsight.bench.…`, imported only when it is
 called."""
