@@ -1,10 +1,14 @@
 """Counter-based randomness against published vectors and a plain-integer loop."""
 
+import threading
+import time
+from collections.abc import Callable
+
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nearsight.randomness import Draws, permutation, philox, stream_id, uniform, words
+from nearsight.randomness import Draws, generators_kept, permutation, philox, seeded, stream_id, uniform, words
 
 MASK = 0xFFFFFFFF
 
@@ -106,3 +110,33 @@ def test_first_permutation_is_stored() -> None:
 
 
 FIRST_ORDER = [3, 0, 8, 2, 5, 9, 1, 4, 7, 6]
+
+
+def test_threads_that_draw_by_a_seed_wait_for_each_other() -> None:
+    """Torch's global generator is one for all threads; each gets the numbers of its seed, whoever is beside it."""
+
+    def drawn(seed: int, pause: Callable[[], object] = lambda: None) -> list[float]:
+        with seeded(seed):
+            first = torch.rand(3)
+            pause()
+            return [*first.tolist(), *torch.rand(3).tolist()]
+
+    alone = {seed: drawn(seed) for seed in (0, 1)}
+    state = torch.get_rng_state()
+    inside, found = threading.Event(), {}
+
+    def pause() -> None:
+        inside.set()
+        time.sleep(0.05)
+
+    def other() -> None:
+        with generators_kept(None):
+            inside.wait()
+        found[1] = drawn(1)
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    found[0] = drawn(0, pause)
+    thread.join()
+    assert found == alone
+    assert torch.equal(torch.get_rng_state(), state)

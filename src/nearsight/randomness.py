@@ -12,6 +12,9 @@ from __future__ import annotations
 
 import hashlib
 import operator
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -26,6 +29,32 @@ _MASK = 0xFFFFFFFF
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
 _ROUNDS = 10
+_GENERATORS = threading.RLock()
+"""Held while something is drawn from torch's global generators, or their state is put back: all threads share them."""
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Torch's global generator starts at a seed, for code that knows no other; afterwards it is as it was.
+
+    Threads that draw by a seed wait for each other.
+    """
+    with _GENERATORS, torch.random.fork_rng(devices=()):
+        torch.manual_seed(seed)
+        yield
+
+
+@contextmanager
+def generators_kept(devices: Sequence[int] | None) -> Iterator[None]:
+    """Torch's global generators are afterwards as they were, on the CPU and these devices, or on all."""
+    with ExitStack() as kept:
+        with _GENERATORS:
+            kept.enter_context(torch.random.fork_rng(devices=devices))
+        try:
+            yield
+        finally:
+            with _GENERATORS:
+                kept.close()
 
 
 def _multiply_high_low(a: int, b: Tensor) -> tuple[Tensor, Tensor]:

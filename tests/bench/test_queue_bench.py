@@ -13,6 +13,7 @@ from nearsight.errors import InputError
 from nearsight.models import ModelConfig
 
 RESULTS = Path(__file__).parents[2] / "results" / "ablation-cifar100"
+SMALL_RESULTS = RESULTS.parent / "protocol-cifar100"
 TINY = ModelConfig(depth=1, width=16, num_heads=2, mlp_width=32, patch_size=8)
 
 
@@ -29,15 +30,15 @@ def test_runs_are_as_long_as_they_were() -> None:
 @pytest.fixture(scope="module")
 def rows() -> list[bench.QueueRow]:
     return bench.bench_queue(
-        device="cpu", results=RESULTS, shorter=200.0, num_images=50, batch_size=16, most=6, model=TINY
+        device="cpu", results=SMALL_RESULTS, shorter=100.0, num_images=50, batch_size=16, most=2, model=TINY
     )
 
 
 def test_both_ways_do_the_same_work(rows: list[bench.QueueRow]) -> None:
     engine, seeds, queue = rows
     assert [row.what for row in rows] == ["engine", "seed after seed", "one queue"]
-    assert seeds.num_cells == queue.num_cells == 24
-    assert engine.most_at_once == seeds.most_at_once == queue.most_at_once == 6
+    assert seeds.num_cells == queue.num_cells == 6
+    assert engine.most_at_once == seeds.most_at_once == queue.most_at_once == 2
     assert seeds.images == queue.images == queue.num_epochs * 2 * 16  # of 40 images, 2 batches
     for row in rows:
         assert row.images_per_second == pytest.approx(row.images / row.seconds)

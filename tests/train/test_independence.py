@@ -48,7 +48,7 @@ def largest_difference(configs: list[RunConfig], dataset: Dataset, device: str) 
     return float((together - alone).abs().max())
 
 
-@pytest.mark.parametrize("reach", [(), (1.5, 3.0)])
+@pytest.mark.parametrize("reach", [(), pytest.param((1.5, 3.0), marks=pytest.mark.slow)])
 def test_a_cell_does_not_notice_its_neighbours(reach: tuple[float, ...], request: pytest.FixtureRequest) -> None:
     # How sums are divided among threads depends on how many cells there are.
     request.addfinalizer(partial(torch.set_num_threads, torch.get_num_threads()))

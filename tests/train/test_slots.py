@@ -104,7 +104,7 @@ class KillAfter(Listener):
             raise KillError
 
 
-@settings(max_examples=10, deadline=None, derandomize=True, phases=[Phase.generate])
+@settings(max_examples=6, deadline=None, derandomize=True, phases=[Phase.generate])
 @given(
     order=st.permutations(range(6)),
     slots=st.integers(1, 4),

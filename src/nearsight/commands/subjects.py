@@ -21,6 +21,7 @@ from nearsight.lens.stream import Precision
 from nearsight.models import load_model, load_source
 from nearsight.models.sources import SourcedModel, has_published_weights, try_forward
 from nearsight.models.zoo import IMAGES, MODELS
+from nearsight.randomness import seeded
 from nearsight.train import RunConfig, RunFolder, load_data
 from nearsight.train.heads import MEASURING_BATCH
 
@@ -176,8 +177,7 @@ def open_source(
     if ":" not in text and ("/" in text or text.startswith(".")):
         raise InputError(f"{text} is not a folder, so there is no run there; models of the hub are written hf:org/name")
     check_number("--seed", seed)
-    with torch.random.fork_rng(devices=()):
-        torch.manual_seed(seed)
+    with seeded(seed):
         sourced = load_source(
             text,
             # In a comparison it is for the models that leave the choice; for a single one without, it is refused.

@@ -18,6 +18,7 @@ from nearsight.lens import inputs
 from nearsight.lens.geometry import Declared
 from nearsight.lens.inputs import Batch, as_batch
 from nearsight.lens.survey import Survey, survey
+from nearsight.randomness import generators_kept
 
 _HIGHER_ORDER = re.compile(r"HigherOrderOperator (\w+)")
 """In what torch says of an operator that a dispatch mode does not see the parts of."""
@@ -143,7 +144,7 @@ def _left_as_found(model: nn.Module) -> Iterator[None]:
     python_state, numpy_state = random.getstate(), np.random.get_state()
     try:
         # All GPUs by name: otherwise torch warns where there are several. Other accelerators are left to it.
-        with torch.random.fork_rng(devices=range(torch.cuda.device_count()) or None):
+        with generators_kept(range(torch.cuda.device_count()) or None):
             yield
     finally:
         with without_gradients():

@@ -16,6 +16,7 @@ from nearsight.configuration import ADDED, check_choices, decode, encode, settle
 from nearsight.errors import InputError, check_at_least, check_side
 from nearsight.lazy import timm, torch
 from nearsight.models.reach import Reach, settled_reach
+from nearsight.randomness import seeded
 from nearsight.tensorfile import load_tensors, save_tensors
 
 if TYPE_CHECKING:
@@ -394,8 +395,7 @@ def with_fresh_weights(model: nn.Module, *, seed: int = 0) -> nn.Module:
     resets = [reset for module in fresh.modules() if callable(reset := getattr(module, "reset_parameters", None))]
     usual = [reset for reset in resets if reset.__module__.startswith("torch.")]
     initialise = [init] if callable(init := getattr(fresh, "init_weights", None)) else []
-    with torch.random.fork_rng(devices=()), torch.no_grad():
-        torch.manual_seed(seed)
+    with seeded(seed), torch.no_grad():
         for draw in (*usual, *initialise, *(reset for reset in resets if reset not in usual)):
             draw()
         for name, weight in fresh.named_parameters():

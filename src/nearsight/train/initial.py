@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from nearsight.data.loading import dataset_spec
 from nearsight.models import load_source
 from nearsight.models.checkpoints import load_weights, read_weights
+from nearsight.randomness import seeded
 from nearsight.train.config import RunConfig
 from nearsight.train.dino.config import DinoConfig
 from nearsight.train.folder import RunFolder
@@ -32,8 +33,7 @@ class _Seen(NamedTuple):
 
 def untrained_model(config: RunConfig | DinoConfig, image_size: tuple[int, int], num_classes: int) -> nn.Module:
     """A run's model before its first step, made on the CPU so that it is the same everywhere."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(config.seed)
+    with seeded(config.seed):
         model = config.model.build(image_size, num_classes)
     if isinstance(config, RunConfig) and config.weights is not None:
         seen = _load(model, config.weights, config.model.name)

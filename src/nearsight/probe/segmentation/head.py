@@ -28,6 +28,7 @@ from nearsight.errors import InputError
 from nearsight.metrics.segmentation import confusion_matrix
 from nearsight.probe.scores import image_counts
 from nearsight.probe.segmentation.config import SegmentConfig
+from nearsight.randomness import seeded
 from nearsight.tensorfile import load_tensors, save_tensors
 from nearsight.train.runner import TrainingError
 
@@ -49,8 +50,7 @@ class SegmentationHead(nn.Sequential):
 
 def new_head(num_features: int, num_classes: int, config: SegmentConfig) -> SegmentationHead:
     """A head with the initial weights of the config's seed, whatever the state of the global generator."""
-    with torch.random.fork_rng(devices=()):
-        torch.manual_seed(config.seed)
+    with seeded(config.seed):
         return SegmentationHead(num_features, num_classes, config.width)
 
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from nearsight.errors import InputError
-from nearsight.randomness import Draws
+from nearsight.randomness import Draws, seeded
 from nearsight.train.dino.config import DinoConfig
 from nearsight.train.dropping import PathDropping
 from nearsight.train.optimizer import AdamW
@@ -80,8 +80,7 @@ class DinoNetwork(nn.Module):
 
 def build_network(config: DinoConfig, image_size: tuple[int, int]) -> DinoNetwork:
     """The network with the initial weights of its seed, made on the CPU so that they are the same everywhere."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(config.seed)
+    with seeded(config.seed):
         backbone: Any = config.model.build(image_size, num_classes=0)
         protocol = config.protocol
         head = DinoHead(
