@@ -76,7 +76,8 @@ class Replay(Study):
     def _config(self, levels: Mapping[str, str], seed: int) -> RunConfig:
         config = super()._config(levels, seed)
         epochs = self.lengths[tuple(levels.items()), seed]
-        protocol = dataclasses.replace(config.protocol, max_epochs=epochs, patience=epochs)
+        batch_size = self.base.protocol.batch_size  # of every condition, also where conditions are whole protocols
+        protocol = dataclasses.replace(config.protocol, max_epochs=epochs, patience=epochs, batch_size=batch_size)
         return dataclasses.replace(config, protocol=protocol)
 
 
