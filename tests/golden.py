@@ -1,9 +1,9 @@
 """Write every report again from the raw tables, and compare it with what is committed: `make golden`.
 
 Whoever changes how results are told, and no number, shows it by this. It writes into a temporary folder the tables,
-figures and verdicts of everything under results/, and docs/findings.md, and compares file by file: bytes; of
-tables the numbers to nine digits, since a processor's linear algebra rounds the last ones; or, where a figure was drawn
-by another version of matplotlib, the numbers and words of its SVG. Files that nobody writes any more
+figures and verdicts of everything under results/, and the pages of docs/ about them, and compares file by file: bytes;
+of tables the numbers to nine digits, since a processor's linear algebra rounds the last ones; or, where a figure was
+drawn by another version of matplotlib, the numbers and words of its SVG. Files that nobody writes any more
 count, too. The exit code is 1 if anything differs.
 """
 
@@ -27,6 +27,7 @@ import matplotlib
 from nearsight.files import ABLATED
 from nearsight.papers import declare_all
 from nearsight.papers.findings import write_findings
+from nearsight.papers.protocol.revisited import write_revisited
 from nearsight.papers.structure.learned_positions import write_bridge
 from nearsight.report.ablated import AblatedRuns
 from nearsight.report.ablated_tables import write_ablated_report
@@ -94,11 +95,14 @@ def of_report(committed: Path) -> Iterator[Path]:
     yield from committed.glob("verdict.md")
 
 
-def compare_findings() -> tuple[int, list[str]]:
-    """docs/findings.md, whose links say where it stands relative to the results, and the figures it alone has."""
+PAGES = {"findings.md": write_findings, "s1-revisited.md": write_revisited}
+
+
+def compare_page(name: str) -> tuple[int, list[str]]:
+    """A page of docs/, whose links say where it stands relative to the results, and the figures it alone has."""
     with tempfile.TemporaryDirectory() as temporary:
         (Path(temporary) / "results").symlink_to(RESULTS)
-        written = write_findings(Path(temporary) / "results", Path(temporary) / "docs" / "findings.md")
+        written = PAGES[name](Path(temporary) / "results", Path(temporary) / "docs" / name)
         pairs = [(ROOT / path.relative_to(temporary), path) for path in written]
         problems = [f"{ours} differs" for ours, theirs in pairs if not ours.exists() or not is_same(ours, theirs)]
         return len(written), problems
@@ -153,7 +157,7 @@ def main() -> int:
     with ProcessPoolExecutor() as processes:
         pending = [processes.submit(compare, path) for path in chosen]
         if not names:
-            pending.append(processes.submit(compare_findings))
+            pending += [processes.submit(compare_page, name) for name in PAGES]
         for future in pending:
             compared, found = future.result()
             num_files += compared

@@ -107,6 +107,22 @@ def test_small_scale_is_no_finding(tmp_path: Path) -> None:
         PAGE.markdown(tmp_path, tmp_path / "findings.md")
 
 
+def test_a_table_has_the_papers_numbers_and_ours(results: Path) -> None:
+    told = dataclasses.replace(SECTION, as_table=True, figure=None, limits="")
+    asked = Section(title="Asked", text="What is open.", rests_on={})
+    page = dataclasses.replace(PAGE, sections=(told, asked), with_others=False)
+    text = page.markdown(results, results.parent / "docs" / "findings.md")
+    found = {each.claim.id: each for each in judgements(StudyResults.read(results / "protocol-cifar10"))}
+    for id in told.rests_on["protocol-cifar10"]:
+        claim, ours = found[id].claim, found[id].finding.ours.split("; strict reading")[0]
+        verdict = f"[**{found[id].words}**](../{results.name}/protocol-cifar10/verdict.md)"
+        assert f"| {claim.text} | not known | {claim.paper} | {ours} | 3 | {verdict} |\n" in text
+    assert text.endswith("## 2. Asked\n\nWhat is open.\n")
+    assert "<img" not in text
+    with pytest.raises(InputError, match="has no results that the page is about"):
+        dataclasses.replace(page, sections=(asked,)).markdown(results, results / "findings.md")
+
+
 def test_a_figure_that_no_study_has_alone_is_written_with_the_page(results: Path, tmp_path: Path) -> None:
     section = dataclasses.replace(SECTION, figure=("findings-datasets", profiles_of_datasets))
     page, file = dataclasses.replace(PAGE, sections=(section,)), tmp_path / "docs" / "findings.md"

@@ -20,12 +20,14 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from nearsight.bench.costs import check_counts
 from nearsight.bench.train import cifar_like
 from nearsight.errors import InputError
+from nearsight.files import write_text
 from nearsight.models import ModelConfig
 from nearsight.train import DataConfig, RunConfig, modern
 from nearsight.train.engine import Stack
@@ -62,13 +64,13 @@ def bench_start(
     )
     rows = []
     for cells in num_cells:
-        asked = json.dumps([device, cells, config.to_json()])
+        asked = [device, cells, config.to_json()]
         with tempfile.TemporaryDirectory(prefix="nearsight-bench-") as folder:
             rows += [_process(what, cells, asked, Path(folder)) for what in ("cold", "again")]
     return rows
 
 
-def _process(what: str, num_cells: int, asked: str, cache: Path) -> StartRow:
+def _process(what: str, num_cells: int, asked: list[Any], cache: Path) -> StartRow:
     places = {
         "TORCHINDUCTOR_CACHE_DIR": cache / "inductor",
         "TRITON_CACHE_DIR": cache / "triton",
@@ -76,19 +78,20 @@ def _process(what: str, num_cells: int, asked: str, cache: Path) -> StartRow:
     }
     environment = {**os.environ, **{name: str(path) for name, path in places.items()}}
     began = time.time()  # a clock that the other process reads, too
-    command = [sys.executable, "-m", "nearsight.bench.start", asked]
+    reached = cache / "reached.json"
+    command = [sys.executable, "-m", "nearsight.bench.start", json.dumps([*asked, str(reached)])]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         raise InputError(f"a process that trains {num_cells} cells did not start: {reason}")
-    times = json.loads(done.stdout.splitlines()[-1])
+    times = json.loads(reached.read_text(encoding="utf-8"))
     return StartRow(what=what, num_cells=num_cells, **{name: moment - began for name, moment in times.items()})
 
 
-def _until_the_first_step(asked: str) -> dict[str, float]:
-    """In a process of its own: what was reached when, by the clock."""
+def _until_the_first_step(asked: str) -> None:
+    """In a process of its own: write down what was reached when, by the clock."""
     times = {"imported": time.time()}
-    device, num_cells, config = json.loads(asked)
+    device, num_cells, config, path = json.loads(asked)
     where, config = torch.device(device), RunConfig.from_json(config, "the benchmark")
     configs = [dataclasses.replace(config, seed=seed) for seed in range(num_cells)]
     stack = Stack.start(configs, cifar_like(10 * config.protocol.batch_size), where)
@@ -100,7 +103,7 @@ def _until_the_first_step(asked: str) -> dict[str, float]:
 
     reached("ready")
     stack.run_epoch(lambda step: reached("first_step"))
-    return times
+    write_text(Path(path), json.dumps(times))
 
 
 def _wait_for(device: torch.device) -> None:
@@ -117,4 +120,4 @@ def table(rows: Sequence[StartRow]) -> str:
 
 
 if __name__ == "__main__":
-    print(json.dumps(_until_the_first_step(sys.argv[1])))
+    _until_the_first_step(sys.argv[1])

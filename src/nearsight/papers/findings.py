@@ -69,7 +69,7 @@ def profiles_of_datasets(studies: Mapping[str, StudyResults]) -> Drawing:
     )
 
 
-def _own_patch_runs(found: Mapping[str, Any]) -> dict[str, str]:
+def own_patch_runs(found: Mapping[str, Any]) -> dict[str, str]:
     """How many of all runs have an own-patch head, and how many of these have both CutMix and AutoAugment."""
     runs: dict[str, tuple[str, bool]] = {}
     for results in found.values():
@@ -86,7 +86,7 @@ def _own_patch_runs(found: Mapping[str, Any]) -> dict[str, str]:
     return {"own_patch": str(len(having)), "runs": str(len(runs)), "both": str(both)}
 
 
-def _own_patch_entropies(found: Mapping[str, Any]) -> dict[str, str]:
+def own_patch_entropies(found: Mapping[str, Any]) -> dict[str, str]:
     """What the two leaks predict for the paper's heads."""
     pairs = [pair for pair in own_patch_pairs(found["ablation-fitted-cifar100"]) if pair.whose == PAPER]
     pairs = sorted(pairs, key=lambda pair: pair.distance)
@@ -101,7 +101,7 @@ def _own_patch_entropies(found: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def _own_patch_worth(found: Mapping[str, Any]) -> dict[str, str]:
+def own_patch_worth(found: Mapping[str, Any]) -> dict[str, str]:
     """What own-patch heads are worth, in the runs whose heads were changed."""
     results: AblatedRuns = found["interventions"]
     heads = results.tables["head"]
@@ -176,7 +176,7 @@ FINDINGS = Findings(
                     "colour-alone": "in direction",
                 }
             },
-            numbers=_own_patch_runs,
+            numbers=own_patch_runs,
             figure="ablation-fitted-cifar100/figures/own-patch.png",
             limits="What would change our mind: further seeds in which CutMix does as much without AutoAugment as "
             "with it.",
@@ -191,7 +191,7 @@ FINDINGS = Findings(
             rests_on={
                 "ablation-fitted-cifar100": {"others-separated": "leaning yes", "others-more-local": "leaning yes"}
             },
-            numbers=_own_patch_entropies,
+            numbers=own_patch_entropies,
             figure="ablation-fitted-cifar100/figures/own-patch-model.png",
             limits="That S1's smallest distance and smallest entropy are of one head is an assumption; in our runs "
             "they are. What would change our mind: its attention maps.",
@@ -263,7 +263,7 @@ FINDINGS = Findings(
                     "reach-cutmix": "inconclusive",
                 }
             },
-            numbers=_own_patch_worth,
+            numbers=own_patch_worth,
             figure="interventions/figures/removal.png",
             limits="One run; a model trained without the head might miss nothing. What would change our mind: "
             "own-patch heads that can be removed for little.",

@@ -1,11 +1,11 @@
-"""The page of findings: a few sentences each, which rest on verdicts and are refused where one comes out otherwise.
+"""Pages of findings: a few sentences each, which rest on verdicts and are refused where one comes out otherwise.
 
-No number on it is typed by hand: it is computed from the committed results alone.
+No number on them is typed by hand: it is computed from the committed results alone.
 """
 
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -44,26 +44,30 @@ class Section:
     """Folder of results → id of a claim → the verdict or answer without which the sentences do not hold, or `ANY`."""
     numbers: Callable[[Mapping[str, Any]], Mapping[str, str]] = field(default=lambda results: {})
     """Of the results by folder: further numbers, in words."""
-    figure: str | tuple[str, Callable[[Mapping[str, Any]], Drawing]]
+    figure: str | tuple[str, Callable[[Mapping[str, Any]], Drawing]] | None = None
     """Its path below the results; or name and function of one that no study has alone."""
-    limits: str
+    limits: str = ""
     """What it does not say, and what would change our mind."""
+    as_table: bool = False
+    """Whether what it rests on stands in a table, with the paper's numbers and ours, and not in a list."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Findings:
-    """A page of sections, and a list of all other results."""
+    """A page of sections."""
 
     title: str
     about: str
     sections: Sequence[Section]
+    with_others: bool = True
+    """Whether all other results are listed at the end."""
 
     def write(self, results: Path, page: Path) -> tuple[Path, ...]:
         """Write the page and, next to it in images/, the figures that no study has alone; the files written."""
         found = _read(results)
         drawn: list[Path] = []
         for section in self._answered(found):
-            if not isinstance(section.figure, str):
+            if isinstance(section.figure, tuple):
                 name, draw = section.figure
                 drawn += draw(found).save(page.parent / "images", name)
         write_text(page, self._text(found, results, page))
@@ -75,30 +79,30 @@ class Findings:
 
     def _text(self, found: Mapping[str, Any], results: Path, page: Path) -> str:
         sections = self._answered(found)
-        if not sections:
+        if not any(section.rests_on for section in sections):
             raise InputError(f"{results} has no results that the page is about; run one of the studies first")
         judged = {name: verdicts for name, each in found.items() if (verdicts := verdicts_on(each)) is not None}
         link = partial(_link, page=page)
+
+        def verdict_of(name: str) -> str:
+            return link(results / name / "verdict.md")
+
         lines = [f"# {self.title}", "", self.about, ""]
         for number, section in enumerate(sections, start=1):
             chosen = [(name, _chosen(section, name, judged[name])) for name in section.rests_on]
             lines += [f"## {number}. {section.title}", "", _filled(section, found, chosen), ""]
-            for name, some in chosen:
-                study = f"[{name}]({link(results / name / 'verdict.md')})"
-                lines += [_line(study, each, judged[name].when_asked(each.claim)) for each in some]
-            lines.append("")
-            if isinstance(section.figure, str):
-                image = link(results / section.figure)
-            else:
-                image = f"images/{section.figure[0]}.png"
-            lines += [f'<img src="{image}" width="{_WIDTH}" alt="{section.title}">', "", section.limits, ""]
-        told = {name for section in sections for name in section.rests_on}
-        lines += ["## All other results", ""]
-        lines += [
-            f"- [{name}]({link(results / name / 'verdict.md')}): {verdicts.summary()}"
-            for name, verdicts in judged.items()
-            if name not in told
-        ]
+            lines += [*(_table if section.as_table else _list)(chosen, judged, verdict_of), ""]
+            if section.figure is not None:
+                figure = section.figure
+                image = link(results / figure) if isinstance(figure, str) else f"images/{figure[0]}.png"
+                lines += [f'<img src="{image}" width="{_WIDTH}" alt="{section.title}">', ""]
+            if section.limits:
+                lines += [section.limits, ""]
+        if self.with_others:
+            told = {name for section in sections for name in section.rests_on}
+            others = {name: verdicts for name, verdicts in judged.items() if name not in told}
+            lines += ["## All other results", ""]
+            lines += [f"- [{name}]({verdict_of(name)}): {verdicts.summary()}" for name, verdicts in others.items()]
         return "\n".join(lines).rstrip() + "\n"
 
     def _answered(self, found: Mapping[str, Any]) -> list[Section]:
@@ -159,10 +163,35 @@ def _filled(section: Section, found: Mapping[str, Any], chosen: Iterable[tuple[s
     return _PLACE.sub(lambda place: numbers[place[1]], section.text)
 
 
-def _line(study: str, judgement: Judgement, asked: str) -> str:
-    n = judgement.finding.n
-    about = ", ".join([study, *([seeds_in_words([n])] if n else []), asked])
-    return f"- **{judgement.words}** ({about}): {judgement.claim.text}"
+_Chosen = Sequence[tuple[str, list[Judgement]]]
+"""Folder of results → judgements."""
+
+
+def _list(chosen: _Chosen, judged: Mapping[str, Verdicts], verdict_of: Callable[[str], str]) -> Iterator[str]:
+    for name, some in chosen:
+        for each in some:
+            n = each.finding.n
+            about = [
+                f"[{name}]({verdict_of(name)})",
+                *([seeds_in_words([n])] if n else []),
+                judged[name].when_asked(each.claim),
+            ]
+            yield f"- **{each.words}** ({', '.join(about)}): {each.claim.text}"
+
+
+def _table(chosen: _Chosen, judged: Mapping[str, Verdicts], verdict_of: Callable[[str], str]) -> Iterator[str]:
+    if chosen:
+        yield "| claim or question | asked | the paper | ours | seeds | verdict |"
+        yield "| --- | --- | --- | --- | --- | --- |"
+    for name, some in chosen:
+        for each in some:
+            numbers = [
+                judged[name].when_asked(each.claim),
+                each.claim.paper or "–",
+                each.finding.ours.split(_READINGS)[0],
+            ]
+            verdict = f"[**{each.words}**]({verdict_of(name)})"
+            yield f"| {' | '.join([each.claim.text, *numbers, str(each.finding.n or '–'), verdict])} |"
 
 
 def _link(target: Path, *, page: Path) -> str:
