@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from nearsight.locat.gaussian import Grid, Kernel, bias_between_tokens
+from nearsight.locat.gaussian import Grid, Shape, bias_between_tokens, near_between_tokens
 
 
 @dataclass(frozen=True)
@@ -105,13 +105,16 @@ def of_local(
     grid: Grid,
     *,
     scale: float,
-    kernel: Kernel,
+    kernel: Shape,
     largest_half_square: float,
+    reach_BH: Tensor | None = None,
     mask: Tensor | None = None,
     dropout_p: float = 0.0,
 ) -> FusedAttention:
     """`nearsight.locat`'s attention, whose bias is made here to be seen."""
     bias = bias_between_tokens(precision, strength, grid, kernel=kernel, largest_half_square=largest_half_square)
+    if reach_BH is not None:
+        bias = bias.masked_fill(~near_between_tokens(reach_BH, grid), -math.inf)
     if mask is not None and mask.dtype == torch.bool:
         bias = bias.masked_fill(~mask, -math.inf)
     elif mask is not None:

@@ -31,9 +31,11 @@ from nearsight.lens.layout import Layout
 from nearsight.lens.operations import HIDING
 from nearsight.lens.running import never_compiled
 from nearsight.lens.stream import in_full_precision
-from nearsight.locat.attend import TILE_BYTES, added_mask, attend_with_bias, is_transformed
-from nearsight.locat.inducers import Asked, Inducer
-from nearsight.locat.inducers.base import extent_of
+from nearsight.locat.attend import TILE_BYTES, added_mask, attend_with_bias, has_kernels, is_transformed
+from nearsight.locat.attend import attend as attend_on_grid
+from nearsight.locat.gaussian import Grid
+from nearsight.locat.inducers import Asked, Inducer, Radial
+from nearsight.locat.inducers.base import extent_of, whole_grid
 from nearsight.locat.inducers.normalisers import softmax_or_zeros
 
 CHILD = "locality"
@@ -66,6 +68,15 @@ class Place:
     @property
     def extent(self) -> tuple[int, int]:
         return extent_of(self.keys_WM2, self.grid_size)
+
+    @property
+    def grid(self) -> Grid | None:
+        """Of each window, if its tokens are some that are not patches, and then a grid row by row."""
+        if "grid" not in self.known:
+            is_one = torch.equal(self.queries_WN2.nan_to_num(-1.0), self.keys_WM2.nan_to_num(-1.0))
+            self.known["grid"] = whole_grid(self.keys_WM2) if is_one else None
+        found: Grid | None = self.known["grid"]
+        return found
 
     def is_as(self, other: "Place") -> bool:
         return self.layout == other.layout and all(
@@ -365,11 +376,16 @@ def _changed_logits(
 
 
 def attend(attention: FusedAttention, place: Place, key: Key, owns: Sequence[Own], dropout_p: float) -> Tensor:
-    """What a fused attention gives when its logits are changed; some queries at a time where there are many."""
+    """What a fused attention gives when its logits are changed: by kernels that need no bias in memory where there are
+    some for these, or else with some queries at a time where there are many."""
     assert attention.value is not None
     arrange = place.layout.arrange
     query, keys, values = (arrange(tokens) for tokens in (attention.query, attention.key, attention.value))
     batch, windows, _, count, _ = query.shape
+    if attention.mask is None and not attention.is_causal and dropout_p == 0:
+        output = _attend_on_grid(query, keys, values, attention.scale, place, key, owns)
+        if output is not None:
+            return place.layout.restore(output, attention.query.shape[:-2])
     mask = None
     if attention.mask is not None:
         mask = attention.mask.expand(*attention.query.shape[:-1], keys.shape[-2])
@@ -414,6 +430,37 @@ def attend(attention: FusedAttention, place: Place, key: Key, owns: Sequence[Own
             outputs.append(of_tile(*tile, queries))
     output = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=-2)
     return place.layout.restore(output, attention.query.shape[:-2])
+
+
+def _attend_on_grid(
+    query: Tensor, keys: Tensor, values: Tensor, scale: float, place: Place, key: Key, owns: Sequence[Own]
+) -> Tensor | None:
+    """[B, W, H, N, d] by fused kernels; None: there are none for what these inducers add, or here."""
+    grid, tokens = place.grid, [each.flatten(0, 1) for each in (query, keys, values)]
+    if grid is None or not has_kernels(tokens[0], grid) or is_transformed():
+        return None
+    if query.shape != values.shape or scale <= 0:
+        return None
+    radial = Radial()
+    with in_full_precision(query.device):
+        for own in owns:
+            options = {"query_BWHTd": query, "key_BWHMd": keys, "scale": scale}
+            other = own.config.radial(own, _asked(place, key, own, query, slice(0, grid.num_tokens), **options))
+            both = None if other is None else radial & other
+            if both is None:
+                return None
+            radial = both
+        precision, strength, reach = radial.expanded(tokens[0].shape[:3], tokens[0].device)
+    patches = slice(grid.num_prefix, None)
+    output = attend_on_grid(
+        *(tokens[0], tokens[1], tokens[2], precision[:, :, patches], strength[:, :, patches]),
+        grid,
+        scale=scale,
+        kernel=radial.shape,
+        largest_half_square=radial.largest_half_square,
+        reach_BH=reach,
+    )
+    return output.unflatten(0, query.shape[:2])
 
 
 def _queries_at_once(query_BWHNd: Tensor, num_keys: int, owns: Sequence[Own], mask: Tensor | None) -> int:

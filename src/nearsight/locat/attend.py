@@ -16,7 +16,14 @@ from torch.overrides import handle_torch_function, has_torch_function
 from torch.utils.checkpoint import checkpoint
 
 from nearsight.locat import kernels
-from nearsight.locat.gaussian import Grid, Kernel, bias_between_patches, bias_between_tokens, squared_steps
+from nearsight.locat.gaussian import (
+    Grid,
+    Shape,
+    bias_between_patches,
+    bias_between_tokens,
+    near_between_tokens,
+    squared_steps,
+)
 
 TILE_BYTES = 2**28
 """Of the bias of one tile; a few tensors as large are alive at a time."""
@@ -35,8 +42,9 @@ def attend(
     grid: Grid,
     *,
     scale: float,
-    kernel: Kernel = "gaussian",
+    kernel: Shape = "gaussian",
     largest_half_square: float = math.inf,
+    reach_BH: Tensor | None = None,
     mask: Tensor | None = None,
     dropout_p: float = 0.0,
 ) -> Tensor:
@@ -46,12 +54,13 @@ def attend(
         precision_BHP2: ½/(variance + EPS) of each query patch, along rows and along columns.
         strength_BHP: α of each query patch.
         largest_half_square: what ½Δ² along an axis is clamped at.
+        reach_BH: from a patch to a patch that is farther than this, in grid cells, no attention is paid.
         mask: added to the logits, or where it is False no attention is paid; it expands to [B, H, N, N].
     """
     tensors = (query_BHNd, key_BHNd, value_BHNd, precision_BHP2, strength_BHP)
     options: dict[str, Any] = {"scale": scale, "kernel": kernel, "largest_half_square": largest_half_square}
-    options |= {"mask": mask, "dropout_p": dropout_p}
     if has_torch_function(tensors):
+        options |= {"reach_BH": reach_BH, "mask": mask, "dropout_p": dropout_p}
         seen: Tensor = handle_torch_function(attend, tensors, *tensors, grid, **options)
         return seen
     device = query_BHNd.device.type
@@ -60,10 +69,18 @@ def attend(
         dtype = torch.get_autocast_dtype(device)
         query_BHNd, key_BHNd, value_BHNd = (tokens.to(dtype) for tokens in tensors[:3])
         tensors = (query_BHNd, key_BHNd, value_BHNd, precision_BHP2, strength_BHP)
-    ordinary = kernel == "gaussian" and mask is None and dropout_p == 0
-    if ordinary and device == "cuda" and kernels.is_supported(query_BHNd, grid):
-        return kernels.gaussian_attention(*tensors, grid, scale=scale, largest_half_square=largest_half_square)
-    return blocked_attention(*tensors, grid, **options)
+    if mask is None and dropout_p == 0 and has_kernels(query_BHNd, grid):
+        settings: dict[str, Any] = {"largest_half_square": largest_half_square, "shape": kernel, "reach_BH": reach_BH}
+        return kernels.gaussian_attention(*tensors, grid, scale=scale, **settings)
+    if reach_BH is not None:
+        hidden = added_mask(near_between_tokens(reach_BH, grid), query_BHNd)
+        mask = hidden if mask is None else hidden + added_mask(mask, query_BHNd)
+    return blocked_attention(*tensors, grid, **options, mask=mask, dropout_p=dropout_p)
+
+
+def has_kernels(query_BHNd: Tensor, grid: Grid) -> bool:
+    """Whether there are fused kernels for such queries, and keys and values like them, where they are."""
+    return query_BHNd.device.type == "cuda" and kernels.is_supported(query_BHNd, grid)
 
 
 def blocked_attention(
@@ -75,7 +92,7 @@ def blocked_attention(
     grid: Grid,
     *,
     scale: float,
-    kernel: Kernel = "gaussian",
+    kernel: Shape = "gaussian",
     largest_half_square: float = math.inf,
     mask: Tensor | None = None,
     dropout_p: float = 0.0,

@@ -23,6 +23,8 @@ from torch import Tensor, nn
 from nearsight.errors import InputError, check_flag, unknown_name
 
 Kernel = Literal["gaussian", "laplace", "inverse"]
+Shape = Kernel | Literal["distance", "none"]
+"""How a bias depends on the distance r: the distance itself, too, or no bias at all."""
 Scale = Literal["learned", "none", "auto"]
 Resolution = Literal["linear", "squared"]
 
@@ -234,7 +236,7 @@ def squared_steps(grid: Grid, largest_half_square: float, like: Tensor) -> tuple
 
 
 def bias_between_patches(
-    precision_BHT2: Tensor, strength_BHT: Tensor, steps: tuple[Tensor, Tensor], kernel: Kernel
+    precision_BHT2: Tensor, strength_BHT: Tensor, steps: tuple[Tensor, Tensor], kernel: Shape
 ) -> Tensor:
     """[B, H, T, P]: of some patches as queries, to all patches."""
     rows_BHTR = precision_BHT2[..., :1] * steps[0]
@@ -246,19 +248,31 @@ def bias_between_patches(
     return strength_BHT[..., None] * kernel_of(half_square_BHTP, kernel)
 
 
-def kernel_of(half_square: Tensor, kernel: Kernel) -> Tensor:
+def kernel_of(half_square: Tensor, kernel: Shape) -> Tensor:
     """The kernel where ½r² is this."""
     if kernel == "gaussian":
         return torch.exp(-half_square)
+    if kernel == "none":
+        return torch.zeros_like(half_square)
     # The root has no derivative at 0, where a patch looks at itself; there the distance depends on no variance.
     radius = (2 * half_square).clamp(min=torch.finfo(half_square.dtype).tiny).sqrt()
+    if kernel == "distance":
+        return radius
     return torch.exp(-radius) if kernel == "laplace" else 1 / (1 + radius)
 
 
 def bias_between_tokens(
-    precision_BHP2: Tensor, strength_BHP: Tensor, grid: Grid, *, kernel: Kernel, largest_half_square: float
+    precision_BHP2: Tensor, strength_BHP: Tensor, grid: Grid, *, kernel: Shape, largest_half_square: float
 ) -> Tensor:
     """[B, H, N, N]: 0 for every token that is not a patch. All of it at once, so for few tokens only."""
     steps = squared_steps(grid, largest_half_square, precision_BHP2)
     bias_BHPP = bias_between_patches(precision_BHP2, strength_BHP, steps, kernel)
     return F.pad(bias_BHPP, (grid.num_prefix, 0, grid.num_prefix, 0))
+
+
+def near_between_tokens(reach_BH: Tensor, grid: Grid) -> Tensor:
+    """[B, H, N, N]: where patches are no farther from each other than this; other tokens are near to all."""
+    rows_PR, cols_PC = squared_steps(grid, math.inf, reach_BH)
+    square_PP = (rows_PR[..., None] + cols_PC[:, None]).flatten(1)
+    prefix = (grid.num_prefix, 0, grid.num_prefix, 0)
+    return F.pad(square_PP, prefix) <= reach_BH.square()[..., None, None]

@@ -1,4 +1,4 @@
-"""Attention with Gaussians, all pairs at once in float64, and random inputs for it."""
+"""Attention with a local bias, all pairs at once in float64, and random inputs for it."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nearsight.locat.gaussian import Grid
+from nearsight.locat.gaussian import Grid, Shape
 from nearsight.locat.kernels.attention import Geometry, Inputs
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
@@ -25,15 +25,29 @@ class Case(NamedTuple):
     strength: float = 2.0
     """The deviation."""
     sharpness: float = 1.0
-    """The deviation of what is added to Gaussians."""
+    """The deviation of what biases are added to."""
+    shape: Shape = "gaussian"
+    reach: tuple[float, ...] = ()
+    """Of the heads, one after the other, and again."""
 
     def __str__(self) -> str:
-        return "-".join(str(x) for x in (*vars(self.grid).values(), *self[1:])).replace("torch.", "")
+        return "-".join(str(x) for x in (*vars(self.grid).values(), *self[1:])).replace("torch.", "").replace(" ", "")
 
     @property
     def geometry(self) -> Geometry:
         grid = self.grid
-        return Geometry(grid.rows, grid.cols, grid.num_prefix, self.size**-0.5, self.largest_half_square)
+        return Geometry(grid.rows, grid.cols, grid.num_prefix, self.size**-0.5, self.largest_half_square, self.shape)
+
+    @property
+    def wanted(self) -> int:
+        """Which gradients of biases there are."""
+        return 0 if self.shape == "none" else 2
+
+    def reaches(self, images: int, heads: int, device: torch.device) -> Tensor | None:
+        if not self.reach:
+            return None
+        numbers = [self.reach[head % len(self.reach)] for head in range(heads)]
+        return torch.tensor(numbers, device=device).expand(images, -1)
 
 
 def make_inputs(case: Case, images: int, heads: int, normal: Callable[..., Tensor]) -> tuple[Inputs, Tensor]:
@@ -52,23 +66,38 @@ def make_inputs(case: Case, images: int, heads: int, normal: Callable[..., Tenso
     return Inputs(query, key, value, precision[:, :, patches], strength[:, :, patches]), out_grad
 
 
-def attend(inputs: Inputs, geometry: Geometry) -> Tensor:
+def attend(inputs: Inputs, geometry: Geometry, reach_BH: Tensor | None = None) -> Tensor:
     """The definition."""
     query, key, value, precision_BHP2, strength_BHP = inputs
-    rows, cols, num_prefix, scale, largest_half_square = geometry
+    rows, cols, num_prefix, scale, largest_half_square, shape = geometry
     place_P2 = torch.cartesian_prod(
         *(torch.arange(side, dtype=query.dtype, device=query.device) for side in (rows, cols))
     )
-    half_square_PP2 = (0.5 * (place_P2[:, None] - place_P2) ** 2).clamp(max=largest_half_square)
-    gaussian = torch.exp(-(2 * precision_BHP2[:, :, :, None] * half_square_PP2).sum(-1))
-    bias = F.pad(strength_BHP[..., None] * gaussian, (num_prefix, 0, num_prefix, 0))
-    return (scale * query @ key.transpose(-1, -2) + bias).softmax(-1) @ value
+    square_PP2 = (place_P2[:, None] - place_P2) ** 2
+    clamped_PP2 = square_PP2.clamp(max=2 * largest_half_square)
+    square_BHPP = 2 * (precision_BHP2[:, :, :, None] * clamped_PP2).sum(-1)
+    radius_BHPP = torch.where(square_BHPP > 0, square_BHPP, 1.0).sqrt() * (square_BHPP > 0)
+    fall_BHPP = {
+        "gaussian": lambda: torch.exp(-square_BHPP / 2),
+        "laplace": lambda: torch.exp(-radius_BHPP),
+        "inverse": lambda: 1 / (1 + radius_BHPP),
+        "distance": lambda: radius_BHPP,
+        "none": lambda: 0 * radius_BHPP,
+    }[shape]()
+    bias = F.pad(strength_BHP[..., None] * fall_BHPP, (num_prefix, 0, num_prefix, 0))
+    logits = scale * query @ key.transpose(-1, -2) + bias
+    if reach_BH is not None:
+        far_BHPP = square_PP2.sum(-1).sqrt() > reach_BH.double()[..., None, None]
+        logits = logits.masked_fill(F.pad(far_BHPP, (num_prefix, 0, num_prefix, 0)), -torch.inf)
+    return logits.softmax(-1) @ value
 
 
-def reference(inputs: Inputs, geometry: Geometry, out_grad: Tensor) -> tuple[Tensor, Inputs]:
+def reference(
+    inputs: Inputs, geometry: Geometry, out_grad: Tensor, reach_BH: Tensor | None = None
+) -> tuple[Tensor, Inputs]:
     """(output, gradients by the inputs) in float64."""
     exact = Inputs(*(x.detach().double().requires_grad_() for x in inputs))
-    out = attend(exact, geometry)
+    out = attend(exact, geometry, reach_BH)
     return out.detach(), Inputs(*torch.autograd.grad(out, exact, out_grad.double()))
 
 
@@ -85,6 +114,8 @@ def assert_all_near(
 ) -> None:
     assert_near(found[0], expected[0], tolerance)
     for name, grad, right in zip(Inputs._fields, found[1], expected[1], strict=True):
+        if not grad.numel():  # nobody wanted it
+            continue
         least = _rounding_of_the_output(found[0], out_grad) if name == "strength_BHP" else 0.0
         assert_near(grad, right, tolerance, f"gradient by {name}", least=4e-6 + least)
 

@@ -1,4 +1,4 @@
-"""Attention with Gaussians, and its gradients, against all pairs at once in float64 and its autograd."""
+"""Attention with a local bias, and its gradients, against all pairs at once in float64 and its autograd."""
 
 import itertools
 import math
@@ -21,6 +21,7 @@ Case, make_inputs, reference = shared["Case"], shared["make_inputs"], shared["re
 assert_near, assert_all_near, TOLERANCE = shared["assert_near"], shared["assert_all_near"], shared["TOLERANCE"]
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 
+SHAPES = ("laplace", "inverse", "distance")
 FEW, SOME = Grid(3, 5, 1), Grid(5, 9, 5)
 GRIDS = [FEW, Grid(3, 5, 0), Grid(3, 5, 40), Grid(8, 8, 0), Grid(8, 8, 1), Grid(1, 1, 0), Grid(3, 33, 1)]
 """Less than a tile of keys; with none and with many prefix tokens; whole tiles, and those that prefix tokens add."""
@@ -47,6 +48,14 @@ CASES = [
     Case(FEW, 16, sharpness=15),
     Case(FEW, 16, F16, sharpness=15),
     Case(SOME, 16, largest_half_square=4.5, precision=0.1),
+    *(Case(SOME, 16, shape=shape) for shape in SHAPES),
+    *(Case(FEW, 24, F16, strength=0.5, shape=shape) for shape in SHAPES),
+    Case(SOME, 16, largest_half_square=4.5, precision=0.1, shape="laplace"),
+    Case(SOME, 16, shape="none", reach=(1.5,)),
+    Case(FEW, 16, shape="none", reach=(1.0, 2.3)),
+    Case(Grid(8, 8, 0), 64, F16, shape="none", reach=(2.0,)),
+    Case(SOME, 16, shape="distance", reach=(2.9,)),
+    Case(SOME, 16, largest_half_square=4.5, precision=0.1, reach=(4.2,)),
     *(pytest.param(case, marks=pytest.mark.gpu) for case in OTHER_CASES),
 ]
 TILINGS = [
@@ -60,21 +69,36 @@ TILINGS = [
 ]
 
 
-def run(inputs: Inputs, geometry: Geometry, out_grad: Tensor) -> tuple[Tensor, Inputs]:
-    out, log_sum = attention.forward(inputs, geometry)
-    return out, attention.backward(inputs, geometry, out, log_sum, out_grad)
+def run(
+    inputs: Inputs, geometry: Geometry, out_grad: Tensor, reach_BH: Tensor | None = None, wanted: int = 2
+) -> tuple[Tensor, Inputs]:
+    out, log_sum = attention.forward(inputs, geometry, reach_BH)
+    return out, attention.backward(inputs, geometry, out, log_sum, out_grad, reach_BH, wanted)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_against_float64(case: Any, memory: Any) -> None:
     num_heads = 2 if case.grid == FEW or memory.device.type == "cuda" else 1
     inputs, out_grad = make_inputs(case, 1, num_heads, memory.normal)
-    out, grads = run(inputs, case.geometry, out_grad)
+    reach_BH = case.reaches(1, num_heads, memory.device)
+    out, grads = run(inputs, case.geometry, out_grad, reach_BH, case.wanted)
     assert out.dtype == case.dtype
     assert [grad.dtype for grad in grads] == [case.dtype] * 3 + [F32] * 2
     assert all(rows.transpose(1, 2).is_contiguous() for rows in (out, *grads[:3]))
     tolerance = TOLERANCE[case.dtype] * (case.sharpness if case.dtype == F32 else 1)  # the error is that of logits
-    assert_all_near((out, grads), reference(inputs, case.geometry, out_grad), out_grad, tolerance)
+    assert_all_near((out, grads), reference(inputs, case.geometry, out_grad, reach_BH), out_grad, tolerance)
+
+
+@pytest.mark.parametrize("shape", ["gaussian", "distance"])
+def test_gradients_that_nobody_wants_are_not_made(shape: Any, memory: Any) -> None:
+    case = Case(FEW, 16, shape=shape)
+    inputs, out_grad = make_inputs(case, 1, 1, memory.normal)
+    _, whole = run(inputs, case.geometry, out_grad)
+    _, some = run(inputs, case.geometry, out_grad, wanted=1)
+    _, none = run(inputs, case.geometry, out_grad, wanted=0)
+    assert [len(grad.flatten()) for grad in (*some[3:], *none[3:])] == [0, whole.strength_BHP.numel(), 0, 0]
+    for found, expected in ((some.strength_BHP, whole.strength_BHP), *zip(none[:3], whole[:3], strict=True)):
+        assert torch.equal(found, expected)
 
 
 @pytest.mark.parametrize(("grid", "tiles"), TILINGS)

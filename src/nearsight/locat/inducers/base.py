@@ -28,6 +28,8 @@ from nearsight.lazy import torch
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from nearsight.locat.gaussian import Grid, Shape
+
 SAME_PLACE = 1e-4
 """Patches: places that are nearer to each other than this are one. Centres of pooled cells are rounded."""
 Layers = Sequence[int | str] | None
@@ -76,24 +78,25 @@ class Asked:
     @property
     def are_patches(self) -> Tensor:
         """[W, T, M]: whether both are."""
-        return self._known("patches", self.raw_steps[..., 0].isfinite)
+        return self.known("patches", self.raw_steps[..., 0].isfinite)
 
     @property
     def raw_steps(self) -> Tensor:
         """As `steps`, with NaN where one of the two is no patch."""
-        return self._known("steps", lambda: self.keys_WM2[:, None] - self.queries_WT2[:, :, None])
+        return self.known("steps", lambda: self.keys_WM2[:, None] - self.queries_WT2[:, :, None])
 
     @property
     def steps(self) -> Tensor:
         """[W, T, M, 2]: from query to key, by row and by column; 0 where one of them is no patch."""
-        return self._known("finite steps", partial(self.raw_steps.nan_to_num, 0.0))
+        return self.known("finite steps", partial(self.raw_steps.nan_to_num, 0.0))
 
     @property
     def distances(self) -> Tensor:
         """[W, T, M]: in patches of the grid that the model was made for; 0 where one of the two is no patch."""
-        return self._known("distances", lambda: self.steps.square().sum(-1).sqrt() / self.growth)
+        return self.known("distances", lambda: self.steps.square().sum(-1).sqrt() / self.growth)
 
-    def _known(self, name: str, make: Any) -> Tensor:
+    def known(self, name: Any, make: Any) -> Tensor:
+        """What depends on the places and the options alone is made once."""
         if name in self.cache:
             return self.cache[name]
         with torch.inference_mode(False):  # it may be needed for gradients later
@@ -101,6 +104,42 @@ class Asked:
         if type(made) is torch.Tensor:
             self.cache[name] = made
         return made
+
+
+@dataclass(frozen=True)
+class Radial:
+    """What is added to the logits between patches, as a function of place and query that kernels compute without it
+    ever being in memory: strength · f(r) with r² = 2 Σ_axis precision_axis · Δ²_axis, or −∞ beyond a reach.
+
+    Shape suffixes: X images and their windows.
+    """
+
+    shape: Shape = "none"
+    """f: a Gaussian exp(−r²/2), laplace exp(−r), inverse 1/(1 + r), or the distance r; none: nothing is added."""
+    precision: Tensor | None = None
+    """Of each query, by row and by column, in grid cells; expands to [X, H, T, 2]."""
+    strength: Tensor | None = None
+    """Of each query; expands to [X, H, T]."""
+    reach: Tensor | None = None
+    """Keys farther than this are hidden, in grid cells; expands to [X, H]. A mask without a bias has nothing else."""
+    largest_half_square: float = math.inf
+    """What ½Δ² along an axis is clamped at."""
+
+    def __and__(self, other: Radial) -> Radial | None:
+        """Both; None where kernels have not room for two biases."""
+        if "none" not in (self.shape, other.shape):
+            return None
+        biased, reach = (other if self.shape == "none" else self), (self.reach if other.reach is None else other.reach)
+        if self.reach is not None and other.reach is not None:
+            reach = torch.minimum(self.reach, other.reach)
+        return dataclasses.replace(biased, reach=reach)
+
+    def expanded(self, shape_XHT: Sequence[int], device: torch.device) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Precisions [X, H, T, 2], strengths [X, H, T] and reaches [X, H] in float32; 0 where there is no bias."""
+        none = torch.zeros((), device=device)
+        precision, strength = (none if given is None else given.float() for given in (self.precision, self.strength))
+        reach = None if self.reach is None else self.reach.float().expand(*shape_XHT[:2])
+        return precision.expand(*shape_XHT, 2), strength.expand(*shape_XHT), reach
 
 
 class Inducer:
@@ -128,6 +167,11 @@ class Inducer:
 
     def shown(self, own: Any, asked: Asked) -> Tensor | None:
         """Which keys patches may attend to; expands to [B, W, H, T, M]. Keys that are not patches are always shown."""
+        return None
+
+    def radial(self, own: Any, asked: Asked) -> Radial | None:
+        """What `bias` and `shown` give together, for all queries, in the form that fused kernels take; None: it has no
+        such form. It is asked for on a GPU, where tokens are a whole grid behind those that are not patches."""
         return None
 
     def weights(self, own: Any, asked: Asked, logits_BWHTM: Tensor) -> Tensor:
@@ -254,3 +298,21 @@ def extent_of(places_WM2: Tensor, grid_size: tuple[int, int]) -> tuple[int, int]
     spans_W2 = places_WM2.nan_to_num(-math.inf).amax(1) - places_WM2.nan_to_num(math.inf).amin(1)
     rows, cols = (max(1, round(float(side[side.isfinite()].min())) + 1) for side in spans_W2.unbind(-1))
     return rows, cols
+
+
+def whole_grid(places_WM2: Tensor) -> Grid | None:
+    """The grid of each window, if its tokens are some that are not patches, and then all patches of it, row by row."""
+    from nearsight.locat.gaussian import Grid
+
+    num_prefix = int(places_WM2[0, :, 0].isnan().sum())
+    patches_WP2 = places_WM2[:, num_prefix:]
+    if not patches_WP2.numel() or not bool(patches_WP2.isfinite().all()):
+        return None
+    steps_WP2 = patches_WP2 - patches_WP2[:, :1]
+    rows, cols = (round(float(side)) + 1 for side in steps_WP2[0].amax(0))
+    grid = Grid(rows, cols, num_prefix)
+    if grid.num_tokens != places_WM2.shape[1]:
+        return None
+    expected_P2 = torch.cartesian_prod(torch.arange(rows), torch.arange(cols)).view(-1, 2).to(steps_WP2)
+    lie_there = bool(((steps_WP2 - expected_P2).abs() < SAME_PLACE).all())
+    return grid if lie_there and bool(places_WM2[:, :num_prefix, 0].isnan().all()) else None

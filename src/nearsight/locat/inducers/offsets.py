@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from nearsight.errors import InputError, check_positive, unknown_name
 from nearsight.lazy import torch
-from nearsight.locat.inducers.base import SAME_PLACE, Asked, Frame, Gated, Inducer, register_locality
+from nearsight.locat.inducers.base import SAME_PLACE, Asked, Frame, Gated, Inducer, Radial, register_locality
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -31,11 +32,20 @@ class Alibi2d(Gated):
     def parameters(self, frame: Frame) -> dict[str, Tensor | nn.Module]:
         return {"gate": self.gates(frame)}
 
+    def _slopes(self, own: Any, like: Tensor) -> Tensor:
+        """[H]"""
+        num_heads = len(own.gate)
+        head_H = torch.arange(1, num_heads + 1, device=like.device, dtype=like.dtype)
+        return (-8 / num_heads * head_H).exp2()
+
     def bias(self, own: Any, asked: Asked) -> Tensor:
-        distances_WTM, num_heads = asked.distances, len(own.gate)
-        head_H = torch.arange(1, num_heads + 1, device=distances_WTM.device, dtype=distances_WTM.dtype)
-        slopes_H = (-8 / num_heads * head_H).exp2()
-        return -self.by_head(own.gate) * self.by_head(slopes_H) * distances_WTM[:, None]
+        slopes_H = self._slopes(own, asked.distances)
+        return -self.by_head(own.gate) * self.by_head(slopes_H) * asked.distances[:, None]
+
+    def radial(self, own: Any, asked: Asked) -> Radial:
+        slopes_H = self._slopes(own, asked.keys_WM2) / asked.growth
+        half = asked.keys_WM2.new_full((), 0.5)
+        return Radial("distance", half, (-own.gate * slopes_H)[:, None])
 
 
 @register_locality
@@ -59,6 +69,10 @@ class FixedGaussian(Gated):
     def bias(self, own: Any, asked: Asked) -> Tensor:
         kernel_WTM = torch.exp(-0.5 * (asked.distances / self.width).square())
         return self.by_head(own.gate) * kernel_WTM[:, None]
+
+    def radial(self, own: Any, asked: Asked) -> Radial:
+        precision = asked.keys_WM2.new_full((), 0.5 / (self.width * asked.growth) ** 2)
+        return Radial("gaussian", precision, own.gate.to(precision.dtype)[:, None])
 
 
 @register_locality
@@ -143,13 +157,20 @@ class Neighborhood(Inducer):
             raise self.refuse(f"some queries of {frame.layer_name} have no key within that radius; take a larger one")
         return {}
 
-    def _near(self, asked: Asked) -> Tensor:
-        """[W, H or 1, T, M]"""
+    def _limits(self, asked: Asked) -> list[float]:
+        """Of each head, or one of all."""
         radii: tuple[float | None, ...] = self.radius if isinstance(self.radius, tuple) else (self.radius,)
         if self.by == "layer":
             radii = (radii[asked.number if len(radii) > 1 else 0],)
-        near = [asked.distances <= (math.inf if radius is None else radius + SAME_PLACE) for radius in radii]
-        return torch.stack(near, dim=1)
+        return [math.inf if radius is None else radius + SAME_PLACE for radius in radii]
+
+    def _near(self, asked: Asked) -> Tensor:
+        """[W, H or 1, T, M]"""
+        return torch.stack([asked.distances <= limit for limit in self._limits(asked)], dim=1)
 
     def shown(self, own: Any, asked: Asked) -> Tensor:
         return self._near(asked)
+
+    def radial(self, own: Any, asked: Asked) -> Radial:
+        reaches = [limit * asked.growth for limit in self._limits(asked)]
+        return Radial(reach=asked.known(("reach", *reaches), partial(asked.keys_WM2.new_tensor, reaches)))

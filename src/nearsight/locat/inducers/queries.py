@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from nearsight.errors import check_flag
-from nearsight.locat.inducers.base import Asked, Frame, Gated, Layers, register_locality
+from nearsight.locat.inducers.base import Asked, Frame, Gated, Layers, Radial, register_locality
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -90,9 +90,8 @@ class GaussianAugmented(Gated):
         )
         return {"gaug": heads, **({"gate": self.gates(frame)} if self.gated else {})}
 
-    def bias(self, own: Any, asked: Asked) -> Tensor:
-        from nearsight.locat.gaussian import kernel_of
-
+    def _bumps(self, own: Any, asked: Asked) -> tuple[Tensor, Tensor]:
+        """Precisions [X, H, T, 2] and strengths [X, H, T], without the gate; X images and their windows, or 1."""
         heads, query = own.gaug, asked.query_BWHTd
         assert query is not None
         variance, strength_XHT = heads.of_queries(
@@ -101,7 +100,25 @@ class GaussianAugmented(Gated):
             asked.extent,
             asked.scale,
         )
-        precision_XHT2 = (0.5 / (variance + heads.eps)).expand(*variance.shape[:-1], 2)
+        return (0.5 / (variance + heads.eps)).expand(*variance.shape[:-1], 2), strength_XHT
+
+    def radial(self, own: Any, asked: Asked) -> Radial:
+        precision_XHT2, strength_XHT = self._bumps(own, asked)
+        if self.gated:
+            strength_XHT = own.gate[:, None] * strength_XHT
+        return Radial(
+            self.kernel,
+            precision_XHT2,
+            strength_XHT,
+            largest_half_square=own.gaug.longest_half_square(asked.extent),
+        )
+
+    def bias(self, own: Any, asked: Asked) -> Tensor:
+        from nearsight.locat.gaussian import kernel_of
+
+        heads, query = own.gaug, asked.query_BWHTd
+        assert query is not None
+        precision_XHT2, strength_XHT = self._bumps(own, asked)
         precision, strength = (
             part.unflatten(0, (-1, query.shape[1])) if len(part) > 1 else part.unsqueeze(0)
             for part in (precision_XHT2, strength_XHT)

@@ -1,4 +1,4 @@
-"""Attention with Gaussians as one operation of torch: how it is registered, launched, and cut into tiles.
+"""Attention with a local bias as one operation of torch: how it is registered, launched, and cut into tiles.
 
 It is a registered operation: `torch.compile` leaves it whole, and `torch.vmap` makes one launch of a stack.
 
@@ -6,12 +6,12 @@ Shape suffixes: B images, H heads, N tokens, P patches, d head size, 2 the axes 
 """
 
 import math
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
-from nearsight.locat.gaussian import Grid
+from nearsight.locat.gaussian import Grid, Shape
 from nearsight.locat.kernels.passes import backward_key_kernel, backward_query_kernel, forward_kernel
 from nearsight.triton_language import INTERPRETED, runs_on
 
@@ -38,6 +38,7 @@ class Geometry(NamedTuple):
     scale: float
     """Of the products of queries and keys."""
     largest_half_square: float
+    shape: Shape = "gaussian"
 
     @property
     def grid(self) -> Grid:
@@ -62,8 +63,10 @@ def gaussian_attention(
     *,
     scale: float,
     largest_half_square: float = math.inf,
+    shape: Shape = "gaussian",
+    reach_BH: Tensor | None = None,
 ) -> Tensor:
-    """softmax(scale · Q Kᵀ + S) V, with S[p, t] = strength_p · exp(−Σ_axis precision_p,axis · Δ²_axis) between patches.
+    """softmax(scale · Q Kᵀ + S) V: from patch to patch S = strength · f(r) with r² = 2 Σ_axis precision_axis · Δ²_axis.
 
     Args:
         query_BHNd: bfloat16, float16 or float32, of any strides; as far as `is_supported`.
@@ -74,6 +77,9 @@ def gaussian_attention(
         grid: where tokens lie; from and to prefix tokens, S is 0.
         scale: of the products of queries and keys; above 0.
         largest_half_square: ½ Δ² of an axis counts as no more than this.
+        shape: f: exp(−r²/2), exp(−r), 1/(1 + r), r, or none.
+        reach_BH: float32; keys whose patch is farther from that of the query are hidden, in grid cells. Tiles in which
+            all are hidden are not computed. Prefix tokens see all tokens and are seen by all.
 
     Returns:
         [B, H, N, d] in the dtype of the queries, laid out as [B, N, H, d]. Sums and the softmax are float32; weights,
@@ -85,51 +91,59 @@ def gaussian_attention(
     assert precision_BHP2.shape == (*query_BHNd.shape[:2], grid.num_patches, 2)
     assert strength_BHP.shape == precision_BHP2.shape[:3]
     assert precision_BHP2.dtype == strength_BHP.dtype == torch.float32
+    assert reach_BH is None or (reach_BH.shape == query_BHNd.shape[:2] and reach_BH.dtype == torch.float32)
     assert scale > 0  # otherwise the largest logit would not be that of the largest product
     dtype, matrices = query_BHNd.dtype, (query_BHNd, key_BHNd, value_BHNd)
     if INTERPRETED and dtype == torch.bfloat16:  # the interpreter would multiply the bits
         matrices = query_BHNd.float(), key_BHNd.float(), value_BHNd.float()
-    geometry = Geometry(grid.rows, grid.cols, grid.num_prefix, float(scale), float(largest_half_square))
-    out_BHNd: Tensor = _attend(*matrices, precision_BHP2, strength_BHP, *geometry)[0]
+    geometry = Geometry(grid.rows, grid.cols, grid.num_prefix, float(scale), float(largest_half_square), shape)
+    out_BHNd: Tensor = _attend(*matrices, precision_BHP2, strength_BHP, *geometry, reach_BH)[0]
     return out_BHNd.to(dtype)
 
 
 @torch.library.custom_op("nearsight::gaussian_attention", mutates_args=())
 def _attend(
     query_BHNd: Tensor, key_BHNd: Tensor, value_BHNd: Tensor, precision_BHP2: Tensor, strength_BHP: Tensor,
-    rows: int, cols: int, num_prefix: int, scale: float, largest_half_square: float,
+    rows: int, cols: int, num_prefix: int, scale: float, largest_half_square: float, shape: str = "gaussian",
+    reach_BH: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     return forward(
         Inputs(query_BHNd, key_BHNd, value_BHNd, precision_BHP2, strength_BHP),
-        Geometry(rows, cols, num_prefix, scale, largest_half_square),
+        Geometry(rows, cols, num_prefix, scale, largest_half_square, cast("Shape", shape)),
+        reach_BH,
     )
 
 
 @torch.library.custom_op("nearsight::gaussian_attention_backward", mutates_args=())
 def _attend_back(
     query_BHNd: Tensor, key_BHNd: Tensor, value_BHNd: Tensor, precision_BHP2: Tensor, strength_BHP: Tensor,
-    rows: int, cols: int, num_prefix: int, scale: float, largest_half_square: float,
-    out_BHNd: Tensor, log_sum_BHN: Tensor, out_grad_BHNd: Tensor,
+    rows: int, cols: int, num_prefix: int, scale: float, largest_half_square: float, shape: str,
+    reach_BH: Tensor | None, out_BHNd: Tensor, log_sum_BHN: Tensor, out_grad_BHNd: Tensor, wanted: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     query, key, value, precision, strength = backward(
         Inputs(query_BHNd, key_BHNd, value_BHNd, precision_BHP2, strength_BHP),
-        Geometry(rows, cols, num_prefix, scale, largest_half_square),
+        Geometry(rows, cols, num_prefix, scale, largest_half_square, cast("Shape", shape)),
         out_BHNd,
         log_sum_BHN,
         out_grad_BHNd,
+        reach_BH,
+        wanted,
     )
     return query, key, value, precision, strength
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    ctx.save_for_backward(*inputs[:5], *output)
-    ctx.geometry = inputs[5:]
+    ctx.save_for_backward(*inputs[:5], inputs[-1], *output)
+    ctx.geometry = inputs[5:-1]
 
 
 def _differentiate(ctx: Any, out_grad_BHNd: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-    *inputs, out_BHNd, log_sum_BHN = ctx.saved_tensors
-    grads = _attend_back(*inputs, *ctx.geometry, out_BHNd, log_sum_BHN, out_grad_BHNd)
-    return *grads, *(None for _ in ctx.geometry)
+    *inputs, reach_BH, out_BHNd, log_sum_BHN = ctx.saved_tensors
+    _, _, _, by_precision, by_strength = ctx.needs_input_grad[:5]
+    wanted = 0 if ctx.geometry[-1] == "none" else 2 if by_precision else 1 if by_strength else 0
+    grads = _attend_back(*inputs, *ctx.geometry, reach_BH, out_BHNd, log_sum_BHN, out_grad_BHNd, wanted)
+    found = [grad if made else None for grad, made in zip(grads[3:], (wanted >= 2, wanted >= 1), strict=True)]
+    return *grads[:3], *found, *(None for _ in ctx.geometry), None
 
 
 def _fold_stack(operation: Any) -> None:
@@ -149,33 +163,41 @@ def _fold_stack(operation: Any) -> None:
 
 
 _attend.register_fake(lambda *arguments: _new_results(Inputs(*arguments[:5])))
-_attend_back.register_fake(lambda *arguments: tuple(_new_gradients(Inputs(*arguments[:5]))))
+_attend_back.register_fake(lambda *arguments: tuple(_new_gradients(Inputs(*arguments[:5]), arguments[-1])))
 _attend.register_autograd(_differentiate, setup_context=_keep)
 _fold_stack(_attend)
 _fold_stack(_attend_back)
 
 
-def forward(inputs: Inputs, geometry: Geometry) -> tuple[Tensor, Tensor]:
+def forward(inputs: Inputs, geometry: Geometry, reach_BH: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """(output, base-2 logarithm of each query's sum of weights)."""
     out_BHNd, log_sum_BHN = _new_results(inputs)
     bumps = [inputs.precision_BHP2, inputs.strength_BHP]
-    _launch("forward", _with_whole_rows(*inputs[:3]), bumps, [out_BHNd, log_sum_BHN], geometry)
+    _launch("forward", _with_whole_rows(*inputs[:3]), bumps, reach_BH, [out_BHNd, log_sum_BHN], geometry)
     return out_BHNd, log_sum_BHN
 
 
 def backward(
-    inputs: Inputs, geometry: Geometry, out_BHNd: Tensor, log_sum_BHN: Tensor, out_grad_BHNd: Tensor
+    inputs: Inputs,
+    geometry: Geometry,
+    out_BHNd: Tensor,
+    log_sum_BHN: Tensor,
+    out_grad_BHNd: Tensor,
+    reach_BH: Tensor | None = None,
+    wanted: int = 2,
 ) -> Inputs:
-    """Gradients by the inputs, from that by the output."""
-    grads = _new_gradients(inputs)
+    """Gradients by the inputs, from that by the output. `wanted`: 0 for none by precisions and strengths, 1 for those
+    by strengths alone; the others have no numbers."""
+    grads = _new_gradients(inputs, wanted)
     matrices = _with_whole_rows(*inputs[:3], out_grad_BHNd)
     bumps = [inputs.precision_BHP2, inputs.strength_BHP]
     num_images, num_heads, num_tokens, _ = out_BHNd.shape
     # For each query, what the pass for keys has to know about it: the kernels say what.
     notes_BH5N = log_sum_BHN.new_empty(num_images, num_heads, 5, num_tokens)
     results = [grads.query_BHNd, grads.precision_BHP2, grads.strength_BHP]
-    _launch("backward_query", matrices, bumps, [log_sum_BHN, out_BHNd, notes_BH5N, *results], geometry)
-    _launch("backward_key", matrices, [], [notes_BH5N, grads.key_BHNd, grads.value_BHNd], geometry)
+    others = [log_sum_BHN, out_BHNd, notes_BH5N, *results]
+    _launch("backward_query", matrices, bumps, reach_BH, others, geometry, WANTED=wanted)
+    _launch("backward_key", matrices, [], reach_BH, [notes_BH5N, grads.key_BHNd, grads.value_BHNd], geometry)
     return grads
 
 
@@ -185,9 +207,12 @@ def _new_results(inputs: Inputs) -> tuple[Tensor, Tensor]:
     return _new_rows(query), query.new_empty(query.shape[:3], dtype=torch.float32)
 
 
-def _new_gradients(inputs: Inputs) -> Inputs:
+def _new_gradients(inputs: Inputs, wanted: int) -> Inputs:
     """What `backward` gives, not yet written."""
-    return Inputs(*(_new_rows(x) for x in inputs[:3]), *(x.new_empty(x.shape) for x in inputs[3:]))
+    precision, strength = (
+        x.new_empty(x.shape if wanted >= least else (len(x), 0)) for least, x in ((2, inputs[3]), (1, inputs[4]))
+    )
+    return Inputs(*(_new_rows(x) for x in inputs[:3]), precision, strength)
 
 
 def _new_rows(like_BHNd: Tensor) -> Tensor:
@@ -208,7 +233,15 @@ _KERNELS: dict[Pass, Any] = {
 }
 
 
-def _launch(which: Pass, matrices: list[Tensor], bumps: list[Tensor], others: list[Tensor], geometry: Geometry) -> None:
+def _launch(
+    which: Pass,
+    matrices: list[Tensor],
+    bumps: list[Tensor],
+    reach_BH: Tensor | None,
+    others: list[Tensor],
+    geometry: Geometry,
+    **wanted: int,
+) -> None:
     """`others` are as made above. No kernel is compiled for a number of images."""
     num_images, num_heads, _, head_size = matrices[0].shape
     grid = geometry.grid
@@ -221,12 +254,14 @@ def _launch(which: Pass, matrices: list[Tensor], bumps: list[Tensor], others: li
         _KERNELS[which][(num_images * num_heads * num_tiles(which, grid, tiling),)](
             *matrices,
             *bumps,
+            reach_BH,
             *others,
             geometry.scale,
             furthest,
             num_heads,
             *(stride for matrix in matrices for stride in matrix.stride()[:3]),
             *(stride for bump in bumps for stride in bump.stride()),
+            *((0, 0) if reach_BH is None else reach_BH.stride()),
             ROWS=grid.rows,
             COLS=grid.cols,
             PREFIX=grid.num_prefix,
@@ -236,7 +271,10 @@ def _launch(which: Pass, matrices: list[Tensor], bumps: list[Tensor], others: li
             TILE_ROWS=tiling.rows,
             TILE_COLS=tiling.cols,
             **loops,
+            **wanted,
             CLAMPED=furthest < max(grid.rows - 1, grid.cols - 1) ** 2,
+            SHAPE=geometry.shape,
+            NEAR=reach_BH is not None,
             PRODUCTS="ieee" if INTERPRETED else "tf32x3",
             num_warps=tiling.warps,
             num_stages=tiling.stages,

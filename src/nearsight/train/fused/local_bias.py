@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 
 from nearsight.locat.gaussian import GaussianHeads, Grid, Kernel
-from nearsight.locat.kernels.parts import add_products, add_rows, places, row_factors, squares
+from nearsight.locat.kernels.parts import add_products, add_rows, falls, places, row_factors, squares
 from nearsight.train.fused.attention_parts import places_of
 from nearsight.triton_language import kernel, tl
 
@@ -233,15 +233,7 @@ def _kernel(bumps, position_N, first, SIZE, numbers, PATCHES, COLS, KERNEL, CLAM
         kernel_NM = tl.exp(-half_NM)
         slope_NM = kernel_NM
     else:
-        square_NM = 2.0 * half_NM
-        # A patch has no slope by its own place, where Δ² is 0.
-        radius_NM = tl.sqrt(tl.where(square_NM < 1.2e-38, 1.2e-38, square_NM))
-        if KERNEL == "laplace":
-            kernel_NM = tl.exp(-radius_NM)
-            slope_NM = kernel_NM / radius_NM
-        else:
-            kernel_NM = 1.0 / (1.0 + radius_NM)
-            slope_NM = kernel_NM * kernel_NM / radius_NM
+        kernel_NM, slope_NM = falls(2.0 * half_NM, KERNEL)
     if first + SIZE > PATCHES:
         is_patch_1M = (position_M < PATCHES)[None, :]
         kernel_NM = tl.where(is_patch_1M, kernel_NM, 0.0)
