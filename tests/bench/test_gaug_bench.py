@@ -6,14 +6,15 @@ from typing import Any
 import pytest
 import torch
 
+from nearsight.bench import costs
 from nearsight.bench import gaug as bench
+from nearsight.bench.costs import CostRow
 from nearsight.commands import bench as command
 from nearsight.errors import InputError
-from nearsight.locat import Grid
 
 
 @pytest.fixture(scope="module")
-def rows() -> list[bench.GaugRow]:
+def rows() -> list[CostRow]:
     torch.manual_seed(0)
     return bench.bench_gaug(
         device="cpu",
@@ -27,7 +28,7 @@ def rows() -> list[bench.GaugRow]:
     )
 
 
-def test_rows(rows: list[bench.GaugRow]) -> None:
+def test_rows(rows: list[CostRow]) -> None:
     assert [(row.work, row.num_tokens, row.batch_size, row.way) for row in rows] == [
         *(("attention", 5, 2, way) for way in ("plain", "nearsight", "dense")),
         *(("attention", 17, 1, way) for way in ("plain", "nearsight", "dense")),
@@ -43,21 +44,12 @@ def test_rows(rows: list[bench.GaugRow]) -> None:
     assert all(line.endswith(" -") for line in bench.table(rows).splitlines()[2:])
 
 
-def test_ways_with_the_bias_agree() -> None:
-    ways = bench._attention_ways(Grid(3, 3, 1), 2, 2, 8, "cpu")
-    ours, dense, plain = (ways[name]() for name in ("nearsight", "dense", "plain"))
-    assert len(ours) == len(dense) == 5
-    for one, other in zip(ours, dense, strict=True):
-        torch.testing.assert_close(one, other)
-    assert not torch.allclose(plain[0], ours[0])
-
-
 def test_what_does_not_fit_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     def too_large() -> None:
         raise torch.OutOfMemoryError
 
     ways = {"plain": lambda: None, "dense": too_large}
-    rows = bench._compare("nothing", ways, 1, device="cpu", dtype="float32", num_tokens=5, batch_size=1)
+    rows = costs.compare("nothing", ways, 1, device="cpu", dtype="float32", num_tokens=5, batch_size=1)
     assert [row.milliseconds is None for row in rows] == [False, True]
     assert rows[1].ratio is None
     assert rows[1].extra_bytes is None
@@ -82,16 +74,16 @@ def test_what_does_not_fit_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_mistakes(options: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are found before anything takes its time."""
-    monkeypatch.setattr(bench, "_compare", None)
+    monkeypatch.setattr(bench, "compare", None)
     with pytest.raises(InputError, match=message):
         bench.bench_gaug(device="cpu", **options)
 
 
 def test_what_depends_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
-    monkeypatch.setattr(bench, "_attention_ways", lambda grid, batch_size, *_: {"plain": batch_size})
+    monkeypatch.setattr(bench, "attention_ways", lambda _, grid, batch_size, *__: {"plain": batch_size})
     monkeypatch.setattr(
-        bench, "_compare", lambda work, ways, num_steps, **shared: asked.append((shared, num_steps)) or []
+        bench, "compare", lambda work, ways, num_steps, **shared: asked.append((shared, num_steps)) or []
     )
     for device in ("cpu", "cuda"):
         bench.bench_gaug(device=device, model=None)
@@ -101,9 +93,7 @@ def test_what_depends_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
 
 
-def test_command(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], rows: list[bench.GaugRow]
-) -> None:
+def test_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], rows: list[CostRow]) -> None:
     given = {}
     monkeypatch.setattr(bench, "bench_gaug", lambda **options: given.update(options) or rows)
     assert command.main(["gaug", "--device", "cpu", "--num-tokens", "5", "17", "--model", "test_vit"]) == 0

@@ -1,9 +1,12 @@
 """What work costs: time and memory, what must be computed at the least and could be at the most; and its sizes."""
 
 import math
+import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import nn
@@ -12,6 +15,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from nearsight.errors import InputError, check_at_least
 from nearsight.locat import Grid
+
+_NUM_TURNS = 5
+Step = Callable[[], object]
 
 
 class StepClock:
@@ -130,3 +136,103 @@ def grid_of(num_tokens: int) -> Grid:
     if side < 1 or 1 + side * side != num_tokens:
         raise InputError(f"{num_tokens} tokens are not CLS and a square of patches: take 197, 1025 or 4097, say")
     return Grid(side, side, 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CostRow:
+    """One way of doing one piece of work, forward and backward."""
+
+    work: str
+    """Attention, or a training step of a model."""
+    way: str
+    """plain, nearsight, dense or flex."""
+    device: str
+    dtype: str
+    num_tokens: int
+    batch_size: int
+    milliseconds: float | None
+    """Forward and backward; None if there was not enough memory."""
+    ratio: float | None
+    """To plain."""
+    extra_bytes: int | None
+    """Peak memory beyond what was there before the step; None on a CPU, where it cannot be known."""
+    limit: float | None = None
+    """What the ratio is to be at most, if there is such an aim."""
+    note: str = ""
+    """Why there is no number."""
+
+
+def compare(
+    work: str, ways: dict[str, Step], num_steps: int, *, limit: float | None = None, **shared: Any
+) -> list[CostRow]:
+    """A row for each way. They take turns of so many steps, and times are medians of their turns."""
+    device = shared["device"]
+    peaks = {way: _peak(step, device) for way, step in ways.items()}
+    times: dict[str, list[float]] = {way: [] for way, peak in peaks.items() if peak is not _TOO_LARGE}
+    for _ in range(_NUM_TURNS):
+        for way, turns in times.items():
+            turns.append(_timed(ways[way], num_steps, device))
+    medians = {way: statistics.median(turns) for way, turns in times.items()}
+    return [
+        CostRow(
+            work=work,
+            way=way,
+            milliseconds=medians.get(way),
+            ratio=medians[way] / medians["plain"] if way in medians else None,
+            extra_bytes=peaks[way] if way in medians else None,
+            limit=limit if way == "nearsight" else None,
+            note="" if way in medians else "not enough memory",
+            **shared,
+        )
+        for way in ways
+    ]
+
+
+_TOO_LARGE = -1
+
+
+def _peak(step: Step, device: str) -> int | None:
+    """Growth of memory at the peak of a step, after one that compiles what there is to compile."""
+    try:
+        step()
+        memory = PeakMemory(device, exact=True)
+        step()
+        return memory.growth()
+    except torch.OutOfMemoryError:
+        torch.cuda.empty_cache()
+        return _TOO_LARGE
+
+
+def _timed(step: Step, num_steps: int, device: str) -> float:
+    """Milliseconds per step."""
+    on_gpu = torch.device(device).type == "cuda"
+    step()
+    if on_gpu:
+        torch.cuda.synchronize()
+    start = time.perf_counter()
+    for _ in range(num_steps):
+        step()
+    if on_gpu:
+        torch.cuda.synchronize()
+    return (time.perf_counter() - start) * 1e3 / num_steps
+
+
+def cost_table(rows: Sequence[CostRow], title: str) -> str:
+    def cells(*values: str) -> str:
+        work, num_tokens, batch_size, way, dtype, *numbers = values
+        return f"{work:<24}{num_tokens:>7}{batch_size:>5}  {way:<11}{dtype:<10}" + "".join(f"{x:>10}" for x in numbers)
+
+    lines = [
+        cells(
+            row.work,
+            str(row.num_tokens),
+            str(row.batch_size),
+            row.way,
+            row.dtype,
+            "-" if row.milliseconds is None else f"{row.milliseconds:,.2f}",
+            "-" if row.ratio is None else f"{row.ratio:.2f}",
+            "-" if row.extra_bytes is None else f"{row.extra_bytes / 1e6:,.0f}",
+        )
+        for row in rows
+    ]
+    return "\n".join([title, cells("work", "tokens", "B", "way", "dtype", "ms", "ratio", "extra MB"), *lines])

@@ -124,6 +124,24 @@ class GaugOptions(BenchOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
+class LocalityBenchOptions(BenchOptions):
+    """Each inducer of locality against plain attention, a bias in memory and FlexAttention."""
+
+    inducers: tuple[str, ...] = ("gaug", "gaussian", "alibi2d", "neighborhood")
+    """Which, with their options if any: neighborhood:radius=1.5."""
+    num_tokens: tuple[int, ...] | None = None
+    """Tokens per image: CLS, and a square of patches; 197 1025 4097 on a GPU and 197 1025 elsewhere."""
+    batch_sizes: tuple[int, ...] | None = None
+    """Images per batch, one number for each number of tokens; 256 32 8 on a GPU and 2 1 elsewhere."""
+    num_heads: int = 12
+    """Heads of the attention."""
+    head_size: int = 64
+    """Channels of each."""
+    num_steps: int | None = None
+    """Steps that are timed at a time, five times for each way; 10 on a GPU and 1 elsewhere."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class RetrieveBenchOptions(BenchOptions):
     """Exact search of the nearest patches: ours against FAISS's flat index and against the matrix products alone."""
 
@@ -188,6 +206,7 @@ BENCHES: dict[str, type[Options]] = {
     "measure": MeasureBenchOptions,
     "ablate": AblateBenchOptions,
     "gaug": GaugOptions,
+    "locality": LocalityBenchOptions,
     "augment": AugmentOptions,
     "input": InputOptions,
     "retrieve": RetrieveBenchOptions,

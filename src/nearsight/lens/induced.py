@@ -34,7 +34,7 @@ from nearsight.lens.stream import in_full_precision
 from nearsight.locat.attend import TILE_BYTES, added_mask, attend_with_bias, has_kernels, is_transformed
 from nearsight.locat.attend import attend as attend_on_grid
 from nearsight.locat.gaussian import Grid
-from nearsight.locat.inducers import Asked, Inducer, Radial
+from nearsight.locat.inducers import Asked, Frame, Inducer, Radial
 from nearsight.locat.inducers.base import extent_of, whole_grid
 from nearsight.locat.inducers.normalisers import softmax_or_zeros
 
@@ -157,9 +157,14 @@ def are_as_they_were() -> bool:
 class Own(nn.Module):
     """What one inducer learns in one attention."""
 
-    def __init__(self, config: Inducer, number: int, made_for: Mapping[Key, tuple[int, int]]) -> None:
+    def __init__(self, config: Inducer, frame: Frame, made_for: Mapping[Key, tuple[int, int]]) -> None:
         super().__init__()
-        self.config, self.number, self.made_for = config, number, dict(made_for)
+        self.config, self.number, self.made_for = config, frame.number, dict(made_for)
+        for name, start in config.parameters(frame).items():
+            if isinstance(start, nn.Module):
+                self.add_module(name, start)
+            else:
+                self.register_parameter(name, nn.Parameter(start))
 
     def extra_repr(self) -> str:
         return repr(self.config)
@@ -344,7 +349,7 @@ def replaced_values(attention: FusedAttention) -> FusedAttention:
     return FusedAttention(attention.query, key, attention.scale, attention.mask, attention.is_causal, eye)
 
 
-def _asked(place: Place, key: Key, own: Own, like: Tensor, queries: slice, **tokens: Any) -> Asked:
+def asked_of_place(place: Place, key: Key, own: Own, like: Tensor, queries: slice, **tokens: Any) -> Asked:
     dtype = torch.promote_types(like.dtype, torch.float32)
     queries_WN2, keys_WM2, cache = place.on(like.device, dtype)
     whole = queries == slice(0, queries_WN2.shape[1])
@@ -354,7 +359,7 @@ def _asked(place: Place, key: Key, own: Own, like: Tensor, queries: slice, **tok
     return asked
 
 
-def _changed_logits(
+def changed_logits(
     owns: Sequence[Own], asked_of: Callable[[Own], Asked], added: Tensor | None
 ) -> tuple[Tensor | None, tuple[Own, Asked] | None]:
     """What is added to the logits, `added` included, and whoever stands for the softmax."""
@@ -398,10 +403,10 @@ def attend(attention: FusedAttention, place: Place, key: Key, owns: Sequence[Own
     def of_tile(query_BWHTd: Tensor, mask: Tensor | None, queries: slice) -> Tensor:
         def asked_of(own: Own) -> Asked:
             tokens = {"query_BWHTd": query_BWHTd, "key_BWHMd": keys, "scale": attention.scale}
-            return _asked(place, key, own, query_BWHTd, queries, **tokens)
+            return asked_of_place(place, key, own, query_BWHTd, queries, **tokens)
 
         with in_full_precision(query_BWHTd.device):
-            added, normaliser = _changed_logits(owns, asked_of, mask)
+            added, normaliser = changed_logits(owns, asked_of, mask)
             if normaliser is not None:
                 own, asked = normaliser
                 exact = torch.promote_types(query.dtype, torch.float32)
@@ -445,14 +450,14 @@ def _attend_on_grid(
     with in_full_precision(query.device):
         for own in owns:
             options = {"query_BWHTd": query, "key_BWHMd": keys, "scale": scale}
-            other = own.config.radial(own, _asked(place, key, own, query, slice(0, grid.num_tokens), **options))
+            other = own.config.radial(own, asked_of_place(place, key, own, query, slice(0, grid.num_tokens), **options))
             both = None if other is None else radial & other
             if both is None:
                 return None
             radial = both
         precision, strength, reach = radial.expanded(tokens[0].shape[:3], tokens[0].device)
     patches = slice(grid.num_prefix, None)
-    output = attend_on_grid(
+    output: Tensor = attend_on_grid(
         *(tokens[0], tokens[1], tokens[2], precision[:, :, patches], strength[:, :, patches]),
         grid,
         scale=scale,
@@ -486,9 +491,9 @@ def changed_weights(weights: Tensor, query: Tensor | None, place: Place, key: Ke
         query_BWHNd = None if query is None else place.layout.arrange(query)
 
         def asked_of(own: Own) -> Asked:
-            return _asked(place, key, own, weights, slice(0, weights.shape[-2]), query_BWHTd=query_BWHNd)
+            return asked_of_place(place, key, own, weights, slice(0, weights.shape[-2]), query_BWHTd=query_BWHNd)
 
-        added, normaliser = _changed_logits(owns, asked_of, None)
+        added, normaliser = changed_logits(owns, asked_of, None)
         logits = logits if added is None else logits + added
         if normaliser is None:
             new_BWHNM = softmax_or_zeros(logits)

@@ -212,14 +212,9 @@ class _Watch:
             queries_WN2=place.queries_WN2,
             keys_WM2=place.keys_WM2,
         )
-        own = Own(config, frame.number, {key: place.extent for key, place in calls.items()})
         if config.needs_queries and frame.head_size is None:
             raise config.refuse(f"the queries of {place.name} are not seen")
-        for name, start in config.parameters(frame).items():
-            if isinstance(start, nn.Module):
-                own.add_module(name, start)
-            else:
-                own.register_parameter(name, nn.Parameter(start))
+        own = Own(config, frame, {key: place.extent for key, place in calls.items()})
         return own, like
 
     # Surveys

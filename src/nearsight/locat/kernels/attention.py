@@ -212,7 +212,8 @@ def _new_gradients(inputs: Inputs, wanted: int) -> Inputs:
     precision, strength = (
         x.new_empty(x.shape if wanted >= least else (len(x), 0)) for least, x in ((2, inputs[3]), (1, inputs[4]))
     )
-    return Inputs(*(_new_rows(x) for x in inputs[:3]), precision, strength)
+    query, key, value = (_new_rows(x) for x in inputs[:3])
+    return Inputs(query, key, value, precision, strength)
 
 
 def _new_rows(like_BHNd: Tensor) -> Tensor:

@@ -317,7 +317,7 @@ def backward_key_kernel(
         if SHAPE != "none":
             col_NC = of_columns(squares(x_N, first_col, TILE_COLS, furthest, CLAMPED), steep_x_N, SHAPE)
             square_NR = squares(y_N, first_row, TILE_ROWS, furthest, CLAMPED)
-            row_NR, fall, slope = biases(square_NR, steep_y_N, col_NC, first_row, ROWS, False, SHAPE)
+            row_NR, fall, _slope = biases(square_NR, steep_y_N, col_NC, first_row, ROWS, False, SHAPE)
             logit_NM = add_bias(logit_NM, row_NR * height_N[:, None], fall, SHAPE)
         weight_NM = tl.exp2(logit_NM * (scale * 1.4426950408889634) - log_sum_N[:, None])
         if NEAR:
