@@ -63,6 +63,7 @@ def bench_locality(
         for config in configs:
             shared: dict[str, Any] = {"device": device, "dtype": "bfloat16" if on_gpu else "float32"}
             shared |= {"num_tokens": tokens, "batch_size": batch_size}
+            torch.compiler.reset()  # after some programs of a function it would not compile any more
             ways = attention_ways(config, grid_of(tokens), batch_size, num_heads, head_size, device, flex=compiled)
             problem = _problem(ways["flex"]) if "flex" in ways else ""
             if problem:
@@ -212,9 +213,8 @@ def _flexible(
 
     def number(tensor: Tensor, *at: Tensor) -> Tensor:
         """Of an image, a head and a patch; a size of 1 stands for all."""
-        sized = tensor.reshape((1,) * (len(at) - tensor.dim()) + tensor.shape)
-        index = [each if size > 1 else torch.zeros_like(each) for each, size in zip(at, sized.shape, strict=True)]
-        return sized[tuple(index)]
+        index = [each if size > 1 else torch.zeros_like(each) for each, size in zip(at, tensor.shape, strict=True)]
+        return tensor[tuple(index)]
 
     def squares(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """Δ² by row and by column."""
@@ -240,29 +240,30 @@ def _flexible(
             is_near, None, heads, grid.num_tokens, grid.num_tokens, device=str(matrices[0].device)
         )
 
-    def run(query: Tensor, key: Tensor, value: Tensor, rows: Tensor, cols: Tensor, strength: Tensor) -> Tensor:
+    def run(query: Tensor, key: Tensor, value: Tensor, precision: Tensor, strength: Tensor) -> Any:
         def biased(score: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
             at = b, h, (q - grid.num_prefix).clamp(min=0)
             down, right = squares(q, k)
-            half_square = number(rows, *at) * down + number(cols, *at) * right
+            by_row, by_col = (number(precision, *at, axis) for axis in (torch.zeros_like(h), torch.ones_like(h)))
+            half_square = by_row * down + by_col * right
             bias = number(strength, *at) * kernel_of(half_square, shape)
             return score + torch.where(has_prefix(q, k), 0.0, bias)
 
         mod = None if shape == "none" else biased
-        found: Any = flex_attention(query, key, value, score_mod=mod, block_mask=blocks, scale=scale)
-        return found
+        return flex_attention(query, key, value, score_mod=mod, block_mask=blocks, scale=scale)
 
     compiled = wrap(run)
 
     def attended() -> Tensor:
         radial = radial_of()
         assert radial is not None
-        query = matrices[0]
-        none = query.new_zeros((), dtype=torch.float32)
-        precision, strength = (none if given is None else given for given in (radial.precision, radial.strength))
-        rows, cols = (precision, precision) if precision.dim() == 0 else precision.unbind(-1)
-        found: Tensor = compiled(*matrices, rows, cols, strength)
-        return found
+        none = matrices[0].new_zeros((), dtype=torch.float32)
+        numbers = [none if given is None else given for given in (radial.precision, radial.strength)]
+        sized = (
+            each.reshape((1,) * (dim - each.dim()) + each.shape) for dim, each in zip((4, 3), numbers, strict=True)
+        )
+        output: Tensor = compiled(*matrices, *sized)
+        return output
 
     return attended
 

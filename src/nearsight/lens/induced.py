@@ -465,7 +465,8 @@ def _attend_on_grid(
         largest_half_square=radial.largest_half_square,
         reach_BH=reach,
     )
-    return output.unflatten(0, query.shape[:2])
+    by_window: Tensor = output.unflatten(0, query.shape[:2])
+    return by_window
 
 
 def _queries_at_once(query_BWHNd: Tensor, num_keys: int, owns: Sequence[Own], mask: Tensor | None) -> int:

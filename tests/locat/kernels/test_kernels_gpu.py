@@ -28,6 +28,12 @@ CASES = [  # few, as each is three kernels to compile
     Case(VIT, 64, BF16, precision=1e4),
     Case(VIT, 64, BF16, strength=40),
     Case(LARGE, 64, BF16, largest_half_square=84.5, precision=0.05),
+    *(Case(grid, 64, BF16, strength=0.3, shape="distance") for grid in (VIT, LARGE, Grid(37, 37, 5))),
+    *(Case(VIT, 32, dtype, shape=shape) for dtype in (BF16, F32) for shape in ("laplace", "inverse")),
+    *(Case(grid, 64, BF16, shape="none", reach=(2.0, 5.5, torch.inf)) for grid in (VIT, LARGE, Grid(24, 24, 0))),
+    *(Case(grid, 64, BF16, shape="none", reach=(3.0,)) for grid in (HUGE, Grid(37, 37, 5))),
+    Case(LARGE, 16, F16, strength=0.3, shape="distance", reach=(4.0,)),
+    Case(LARGE, 64, F32, reach=(4.0,)),
 ]
 
 
@@ -39,14 +45,16 @@ def normal(*shape: int, dtype: torch.dtype = F32) -> Tensor:
 def test_against_float64(case: Any) -> None:
     torch.manual_seed(0)
     inputs, out_grad = make_inputs(case, 3, 12, normal)
-    out, log_sum = attention.forward(inputs, case.geometry)
-    grads = attention.backward(inputs, case.geometry, out, log_sum, out_grad)
+    reach_BH = case.reaches(3, 12, torch.device("cuda"))
+    out, log_sum = attention.forward(inputs, case.geometry, reach_BH)
+    grads = attention.backward(inputs, case.geometry, out, log_sum, out_grad, reach_BH, case.wanted)
     tolerance = TOLERANCE[case.dtype] * (case.sharpness if case.dtype == F32 else 1)
     for image, head in ((0, 0), (1, 7), (2, 11)):
         one = Inputs(*(x[image : image + 1, head : head + 1] for x in inputs))
-        found = Inputs(*(x[image : image + 1, head : head + 1] for x in grads))
+        found = Inputs(*(x[image : image + 1, head : head + 1] if x.numel() else x for x in grads))
+        within = None if reach_BH is None else reach_BH[image : image + 1, head : head + 1]
         grad = out_grad[image : image + 1, head : head + 1]
-        expected = reference(one, case.geometry, grad)
+        expected = reference(one, case.geometry, grad, within)
         assert_all_near((out[image : image + 1, head : head + 1], found), expected, grad, tolerance)
 
 
