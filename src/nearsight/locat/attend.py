@@ -71,7 +71,7 @@ def attend(
         tensors = (query_BHNd, key_BHNd, value_BHNd, precision_BHP2, strength_BHP)
     if mask is None and dropout_p == 0 and has_kernels(query_BHNd, grid):
         settings: dict[str, Any] = {"largest_half_square": largest_half_square, "shape": kernel, "reach_BH": reach_BH}
-        return kernels.gaussian_attention(*tensors, grid, scale=scale, **settings)
+        return kernels.radial_attention(*tensors, grid, scale=scale, **settings)
     if reach_BH is not None:
         hidden = added_mask(near_between_tokens(reach_BH, grid), query_BHNd)
         mask = hidden if mask is None else hidden + added_mask(mask, query_BHNd)

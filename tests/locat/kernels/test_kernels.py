@@ -13,7 +13,7 @@ from torch import Tensor
 
 from nearsight import triton_language
 from nearsight.locat.gaussian import Grid
-from nearsight.locat.kernels import attention, gaussian_attention, is_supported
+from nearsight.locat.kernels import attention, is_supported, radial_attention
 from nearsight.locat.kernels.attention import Geometry, Inputs, Tiling
 
 shared = runpy.run_path(str(Path(__file__).with_name("gaussian_reference.py")))
@@ -116,7 +116,7 @@ def test_as_an_operation_of_torch(dtype: torch.dtype, device: torch.device) -> N
     case = Case(Grid(3, 4, 1), 16, dtype)
     inputs, _ = make_inputs(case, 2, 1, lambda *shape, dtype=F32: torch.randn(shape).to(device, dtype))
     inputs = Inputs(*(x.transpose(-1, -2).contiguous().transpose(-1, -2).requires_grad_() for x in inputs))
-    out = gaussian_attention(*inputs, case.grid, scale=case.geometry.scale)
+    out = radial_attention(*inputs, case.grid, scale=case.geometry.scale)
     grads = Inputs(*torch.autograd.grad(out.sum(), inputs))
     assert out.dtype == dtype
     assert out.transpose(1, 2).is_contiguous()
@@ -128,7 +128,7 @@ def test_without_strength_it_is_plain_attention(device: torch.device) -> None:
     case = Case(Grid(3, 5, 1), 16)
     inputs, _ = make_inputs(case, 1, 2, lambda *shape, dtype=F32: torch.randn(shape).to(device, dtype))
     inputs.strength_BHP.zero_()
-    out = gaussian_attention(*inputs, case.grid, scale=0.3)
+    out = radial_attention(*inputs, case.grid, scale=0.3)
     torch.testing.assert_close(out, F.scaled_dot_product_attention(*inputs[:3], scale=0.3))
 
 
@@ -165,7 +165,7 @@ def test_a_stack_of_batches_is_one_batch(device: torch.device) -> None:
     key = key[0].requires_grad_()  # the same for all of the stack
 
     def attend(query: Tensor, value: Tensor, precision: Tensor, strength: Tensor) -> Tensor:
-        return gaussian_attention(query, key, value, precision, strength, case.grid, scale=0.25)
+        return radial_attention(query, key, value, precision, strength, case.grid, scale=0.25)
 
     stacked = torch.vmap(attend)(*others)
     one_by_one = torch.stack([attend(*of_one) for of_one in zip(*others, strict=True)])
@@ -179,7 +179,7 @@ def test_the_operation_is_what_torch_expects(device: torch.device) -> None:
     inputs, _ = make_inputs(case, 1, 2, lambda *shape, dtype=F32: torch.randn(shape).to(device, dtype))
     arguments = (*(x.requires_grad_() for x in inputs), *case.geometry)
     checks = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_static")
-    torch.library.opcheck(torch.ops.nearsight.gaussian_attention, arguments, test_utils=checks)
+    torch.library.opcheck(torch.ops.nearsight.radial_attention, arguments, test_utils=checks)
 
 
 def test_what_is_supported(monkeypatch: pytest.MonkeyPatch) -> None:

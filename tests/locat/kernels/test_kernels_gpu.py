@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from nearsight.locat.gaussian import Grid
-from nearsight.locat.kernels import attention, gaussian_attention
+from nearsight.locat.kernels import attention, radial_attention
 from nearsight.locat.kernels.attention import Inputs
 
 pytestmark = pytest.mark.gpu
@@ -59,7 +59,7 @@ def test_against_float64(case: Any) -> None:
 
 
 def step(inputs: Inputs, case: Any) -> tuple[Tensor, ...]:
-    out = gaussian_attention(*inputs, case.grid, scale=case.geometry.scale)
+    out = radial_attention(*inputs, case.grid, scale=case.geometry.scale)
     return out, *torch.autograd.grad(out.square().sum(), inputs)
 
 
@@ -112,9 +112,9 @@ def test_no_map_in_memory() -> None:
 def test_compiled() -> None:
     case = Case(VIT, 64, BF16)
     inputs = Inputs(*(x.detach().requires_grad_() for x in make_inputs(case, 2, 12, normal)[0]))
-    compiled = torch.compile(lambda *given: gaussian_attention(*given, VIT, scale=0.125).float() + 1, fullgraph=True)
+    compiled = torch.compile(lambda *given: radial_attention(*given, VIT, scale=0.125).float() + 1, fullgraph=True)
     out = compiled(*inputs)
-    plain = gaussian_attention(*inputs, VIT, scale=0.125).float() + 1
+    plain = radial_attention(*inputs, VIT, scale=0.125).float() + 1
     assert torch.equal(out, plain)
     grads = (torch.autograd.grad(x.square().sum(), inputs) for x in (out, plain))
     for found, expected in zip(*grads, strict=True):

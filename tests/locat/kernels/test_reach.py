@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from nearsight.locat.gaussian import Grid
-from nearsight.locat.kernels import attention, gaussian_attention
+from nearsight.locat.kernels import attention, radial_attention
 from nearsight.locat.kernels.attention import Inputs, Tiling
 
 shared = runpy.run_path(str(Path(__file__).with_name("gaussian_reference.py")))
@@ -99,7 +99,7 @@ def test_as_an_operation_of_torch(device: torch.device) -> None:
 
     def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         lead = len(query), heads
-        return gaussian_attention(
+        return radial_attention(
             *(query, key, value, half.expand(*lead, grid.num_patches, 2)),
             slopes_H[:, None].expand(*lead, grid.num_patches),
             grid,

@@ -2,7 +2,8 @@
 
 An inducer is a frozen dataclass of options under `@register_locality`, in a file of this folder or of your own package.
 It says which parameters of its own an attention gets, and computes with them what is added to the logits, which keys
-are hidden, or what stands for the softmax. Where tokens lie comes from the lens, so it need not know any model.
+are hidden, or what stands for the softmax; and if fused kernels can make the same, it says it in their form (`Radial`).
+Where tokens lie comes from the lens, so it need not know any model.
 
 Distances are in patches of the layer's grid. What a query can attend to (the whole grid, or a window) is its `extent`;
 on images whose extent is larger than the one that the model was made for, widths grow in proportion to its shorter

@@ -46,14 +46,14 @@ class Geometry(NamedTuple):
 
 
 def is_supported(query_BHNd: Tensor, grid: Grid) -> bool:
-    """Whether `gaussian_attention` works on such queries, and keys and values like them."""
+    """Whether `radial_attention` works on such queries, and keys and values like them."""
     _, num_heads, num_tokens, head_size = query_BHNd.shape
     fits = 1 <= head_size <= _LARGEST_HEAD and num_tokens == grid.num_tokens and grid.num_patches >= 1
     near = num_tokens * max(query_BHNd.stride(2), num_heads * head_size) < _MOST_NUMBERS
     return fits and near and query_BHNd.dtype in _DTYPES and runs_on(query_BHNd.device)
 
 
-def gaussian_attention(
+def radial_attention(
     query_BHNd: Tensor,
     key_BHNd: Tensor,
     value_BHNd: Tensor,
@@ -101,7 +101,7 @@ def gaussian_attention(
     return out_BHNd.to(dtype)
 
 
-@torch.library.custom_op("nearsight::gaussian_attention", mutates_args=())
+@torch.library.custom_op("nearsight::radial_attention", mutates_args=())
 def _attend(
     query_BHNd: Tensor, key_BHNd: Tensor, value_BHNd: Tensor, precision_BHP2: Tensor, strength_BHP: Tensor,
     rows: int, cols: int, num_prefix: int, scale: float, largest_half_square: float, shape: str = "gaussian",
@@ -114,7 +114,7 @@ def _attend(
     )
 
 
-@torch.library.custom_op("nearsight::gaussian_attention_backward", mutates_args=())
+@torch.library.custom_op("nearsight::radial_attention_backward", mutates_args=())
 def _attend_back(
     query_BHNd: Tensor, key_BHNd: Tensor, value_BHNd: Tensor, precision_BHP2: Tensor, strength_BHP: Tensor,
     rows: int, cols: int, num_prefix: int, scale: float, largest_half_square: float, shape: str,
