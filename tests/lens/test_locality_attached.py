@@ -310,8 +310,8 @@ def test_many_queries_are_computed_some_at_a_time(name: str, monkeypatch: pytest
     whole = results()
     monkeypatch.setattr(induced, "TILE_BYTES", 2**10)
     calls = []
-    kept: Callable[..., Any] = induced._asked
-    monkeypatch.setattr(induced, "_asked", lambda *args, **tokens: calls.append(args) or kept(*args, **tokens))
+    kept: Callable[..., Any] = induced.asked_of_place
+    monkeypatch.setattr(induced, "asked_of_place", lambda *args, **tokens: calls.append(args) or kept(*args, **tokens))
     for found, expected in zip(results(), whole, strict=True):
         assert torch.allclose(found, expected, atol=1e-5, rtol=1e-4)
     assert len(calls) > 4
