@@ -56,7 +56,7 @@ def test_ways_with_an_inducer_agree(text: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-@pytest.mark.parametrize("text", INDUCERS)
+@pytest.mark.parametrize("text", ["gaug:kernel=laplace", "alibi2d", "neighborhood:radius=(0,1),by=head"])
 def test_flex_attention_does_the_same(text: str) -> None:
     """Its outputs: on a CPU it has no gradients."""
     options: dict[str, Any] = {"flex": lambda run: run}

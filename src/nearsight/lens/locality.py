@@ -63,6 +63,7 @@ def add_locality(
 
     Any model that `measure` understands. Its weights keep their names and values; new ones lie in a child `locality` of
     each module that computes an attention (of gaug on timm's ViTs: `gaug`; of cpe: `cpe`). Several inducers add up.
+    On CUDA, alibi2d, gaussian, neighborhood and gaug run by fused kernels where patches are a whole grid.
 
     Args:
         name: which inducer; `nearsight.locat.inducers.LOCALITIES` has them all.
