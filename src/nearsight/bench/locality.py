@@ -63,7 +63,8 @@ def bench_locality(
         for config in configs:
             shared: dict[str, Any] = {"device": device, "dtype": "bfloat16" if on_gpu else "float32"}
             shared |= {"num_tokens": tokens, "batch_size": batch_size}
-            torch.compiler.reset()  # after some programs of a function it would not compile any more
+            if on_gpu:
+                torch.compiler.reset()  # after some programs of a function it would not compile any more
             ways = attention_ways(config, grid_of(tokens), batch_size, num_heads, head_size, device, flex=compiled)
             problem = _problem(ways["flex"]) if "flex" in ways else ""
             if problem:
