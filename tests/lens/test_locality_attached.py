@@ -2,7 +2,7 @@
 
 import copy
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -44,14 +44,32 @@ def seen(model: nn.Module, given: Tensor) -> Tensor:
 # Starts
 
 
-@pytest.mark.parametrize("name", STARTING)
-@pytest.mark.parametrize("family", ["vit", "swin", "torchvision", "encoder-layers"])
+# "cpe" and "prr" know these alone.
+OF_TIMM = ("vit", "vit-unfused", "registers", "eva", "swin")
+MODELS = (*OF_TIMM, "pvt", "torchvision", "encoder-layers", "hf-ViT-sdpa", "hf-Beit-eager")
+
+
+def on_models(quick: Sequence[str], names: Iterable[str]) -> list[Any]:
+    """Each name on each model; some models with every run of the tests."""
+    return [
+        pytest.param(model, name, marks=() if model in quick else pytest.mark.slow)
+        for model in MODELS
+        for name in names
+        if model in OF_TIMM or name not in ("cpe", "prr")
+    ]
+
+
+def known_model(family: str) -> nn.Module:
+    if family.startswith("hf-"):
+        pytest.importorskip("transformers")
+    return FAMILIES[family].build().eval()
+
+
+@pytest.mark.parametrize(("family", "name"), on_models(["vit", "swin", "torchvision", "encoder-layers"], STARTING))
 def test_at_first_nothing_changes_and_soon_the_gate_does(family: str, name: str) -> None:
     known = FAMILIES[family]
-    if name == "cpe" and family in ("torchvision", "encoder-layers"):
-        pytest.skip("known of models of timm alone")
     torch.manual_seed(0)
-    model, pixels = known.build().eval(), known.images(4).float()
+    model, pixels = known_model(family), known.images(4).float()
     before, names = seen(model, pixels), set(model.state_dict())
     assert add_locality(model, name, image_size=known.image_size) is model
     assert float((seen(model, pixels) - before).abs().max()) <= 1e-6 * float(before.abs().max())
@@ -170,17 +188,14 @@ def test_the_gradient_of_entmax() -> None:
 # Files, copies, removal
 
 
-@pytest.mark.parametrize("name", ["gaug", "relpos", "lsa", "cpe"])
-@pytest.mark.parametrize("family", ["vit", "torchvision"])
+@pytest.mark.parametrize(("family", "name"), on_models(["vit", "torchvision"], LOCALITIES))
 def test_weights_are_saved_and_loaded_and_models_copied(family: str, name: str, tmp_path: Any) -> None:
     known = FAMILIES[family]
-    if (family, name) == ("torchvision", "cpe"):
-        pytest.skip("known of models of timm alone")
 
     def made(seed: int) -> nn.Module:
         torch.manual_seed(seed)
-        model = known.build().eval()
-        add_locality(model, name, image_size=known.image_size)
+        model = known_model(family)
+        add_locality(model, name, image_size=known.image_size, **settings_on(family, name))
         for weight in model.parameters():
             weight.data += 0.05 * torch.randn_like(weight)
         return model
@@ -209,17 +224,22 @@ def test_weights_are_saved_and_loaded_and_models_copied(family: str, name: str, 
     assert torch.equal(seen(twin, pixels), expected)
 
 
-@pytest.mark.parametrize("name", LOCALITIES)
-def test_a_model_is_afterwards_what_it_was(name: str) -> None:
-    model = vit()
+def settings_on(family: str, name: str) -> dict[str, Any]:
+    return {"radius": 9.0} if (family, name) == ("pvt", "neighborhood") else {}  # its keys are pooled from 8×8 patches
+
+
+@pytest.mark.parametrize(("family", "name"), on_models(["vit", "torchvision"], LOCALITIES))
+def test_a_model_is_afterwards_what_it_was(family: str, name: str) -> None:
+    known, model = FAMILIES[family], known_model(family)
+    pixels = known.images().float()
     names, hooks = list(model.state_dict()), hooks_of(model)
-    before = seen(model, images())
-    add_locality(model, name)
+    before = seen(model, pixels)
+    add_locality(model, name, image_size=known.image_size, **settings_on(family, name))
     assert localities(model) == [name]
-    model.train()(images()).sum().backward()
+    output_of(model.train()(pixels)).sum().backward()
     model.eval()
     remove_locality(model)
-    assert torch.equal(seen(model, images()), before)
+    assert torch.equal(seen(model, pixels), before)
     assert list(model.state_dict()) == names
     assert hooks_of(model) == hooks
     assert localities(model) == []

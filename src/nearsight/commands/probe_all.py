@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import shlex
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +36,8 @@ class Origin:
     """What it is opened by."""
     condition: str | None = None
     seed: int | None = None
+    ran: Mapping[str, float] = field(default_factory=dict)
+    """What a study says of its run, by the names of `ProbedModel`."""
 
     @property
     def label(self) -> str | None:
@@ -145,6 +147,7 @@ def _described(frozen: FrozenModel, origin: Origin) -> ProbedModel:
         num_parameters=sum(weight.numel() for weight in frozen.model.parameters()),
         image_size=max(frozen.preparation.size),
         trained_on=trained.read_config().data.name if trained else "",
+        **origin.ran,
     )
 
 
@@ -188,13 +191,16 @@ def find_origins(texts: Sequence[str]) -> Origins:
 
 def _of_study(folder: Path) -> Origins:
     from nearsight.study.results import read_description, run_folder
+    from nearsight.study.run_tables import read_run
 
     described = read_description(folder)
     done = []
     for cell in described["cells"]:
         run = run_folder(folder, cell["run"])
         if run.is_complete and run.model.is_file():
-            done.append(Origin(text=str(run.path), condition=cell["condition"], seed=cell["seed"]))
+            found = read_run(run)
+            ran = {"min_mad": found.row["min_mad"], "epoch_seconds": float(found.history["seconds"].median())}
+            done.append(Origin(text=str(run.path), condition=cell["condition"], seed=cell["seed"], ran=ran))
     if not done:
         raise InputError(f"{folder} has no finished run with its weights, so there is nothing to probe; run it first")
     planned = tuple(dict.fromkeys(cell["condition"] for cell in described["cells"]))

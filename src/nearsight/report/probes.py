@@ -73,6 +73,10 @@ class ProbedModel:
     """Side of the images it was made for, in pixels; the longer one."""
     trained_on: str = ""
     """The data set of the run it is of, if it is of one."""
+    min_mad: float | None = None
+    """Likewise: the distance of its most local head."""
+    epoch_seconds: float | None = None
+    """Likewise: how long an epoch took, in the middle of them. Runs that train as one have the time of all together."""
 
 
 SCORE_COLUMNS = ("probe", "data", "measure", "value", "low", "high", "num_images", "identity")
@@ -80,7 +84,9 @@ COLUMNS = (*(field.name for field in fields(ProbedModel)), *SCORE_COLUMNS)
 _NUMBERS = {
     **{"seed": "Int64", "num_parameters": "int64", "image_size": "int64", "num_images": "int64"},
     **{"value": "float64", "low": "float64", "high": "float64"},
+    **dict.fromkeys(OF_RUNS := ("min_mad", "epoch_seconds"), "float64"),
 }
+"""Columns of numbers; those of runs are not in tables of models that are of none, nor in older ones."""
 
 _MAY_BE_EMPTY = ("condition", "trained_on")
 
@@ -131,7 +137,8 @@ class ProbeResults:
         try:
             # As text first: a model may be called "none", and no digit may get lost.
             check_file(folder / "probes.csv")
-            rows = pd.read_csv(folder / "probes.csv", dtype=str, keep_default_na=False)[list(COLUMNS)]
+            table = pd.read_csv(folder / "probes.csv", dtype=str, keep_default_na=False)
+            rows = table.assign(**{name: "" for name in OF_RUNS if name not in table})[list(COLUMNS)]
             rows = rows.assign(**{name: rows[name].replace("", None) for name in _NUMBERS}).astype(_NUMBERS)
             rows = rows.assign(**{name: rows[name].replace(NO_WORD, "") for name in _MAY_BE_EMPTY})
             if unknown := [name for name in rows["measure"] if not is_measure(name)]:
@@ -146,7 +153,8 @@ class ProbeResults:
     def write(self, folder: Path) -> tuple[Path, ...]:
         about, table = folder / "probes.json", folder / "probes.csv"
         write_json(about, {"schema": SCHEMA, "name": self.name, "scale": self.scale, "planned": list(self.planned)})
-        write_text(table, as_csv(self.rows))
+        unknown = [name for name in OF_RUNS if self.rows[name].isna().all()]
+        write_text(table, as_csv(self.rows.drop(columns=unknown)))
         return about, table
 
     @property
@@ -157,7 +165,8 @@ class ProbeResults:
     def models(self) -> list[ProbedModel]:
         names = [field.name for field in fields(ProbedModel)]
         rows = records(self.rows[names].drop_duplicates("model"))
-        return [ProbedModel(**{**row, "seed": None if pd.isna(row["seed"]) else int(row["seed"])}) for row in rows]
+        found = [{name: None if pd.isna(value) else value for name, value in row.items()} for row in rows]
+        return [ProbedModel(**{**row, "seed": None if row["seed"] is None else int(row["seed"])}) for row in found]
 
     def scores(self, measure: str) -> dict[str, Estimate]:
         """Model → its score, with the interval over test images."""
@@ -175,7 +184,8 @@ class ProbeResults:
         return self.rows.loc[self.rows["condition"] != "", "condition"].nunique()
 
     def as_study(self) -> StudyResults:
-        """The models with a condition, for all that compares conditions over seeds: a run each, a column per score."""
+        """The models with a condition, for all that compares conditions over seeds: a run each, a column per score, and
+        what is known of the run that a model is of."""
         return self._study
 
     @cached_property
@@ -184,6 +194,8 @@ class ProbeResults:
         runs = known.pivot_table(
             index=["model", "condition", "seed"], columns="measure", values="value", sort=False
         ).reset_index()
+        of_runs = known.drop_duplicates("model").set_index("model")[list(OF_RUNS)].dropna(axis=1, how="all")
+        runs = runs.join(of_runs, on="model")
         conditions = list(dict.fromkeys([*self.planned, *runs["condition"]]))
         present = [label for label in conditions if label in set(runs["condition"])]
         return StudyResults(

@@ -2,16 +2,21 @@
 
 import importlib.metadata
 import importlib.util
+import os
 from collections import Counter
 from collections.abc import Mapping
+from unittest import mock
 
-from vit_references.write_table import as_row, grid_of, reasons
+from vit_references.local import INDUCERS, header, row, taken
+from vit_references.table import as_row
+from vit_references.write_table import grid_of, reasons
 
-from foreign_references.case import Case
+from foreign_references.case import Case, prepare, run
 from foreign_references.expected import Expected
 from foreign_references.outcomes import Outcome, fault, outcome
 from foreign_references.registry import CASES, LIBRARIES
 from foreign_references.video_places import VideoLayer
+from nearsight import measure
 
 INTRODUCTION = """
 ## Models of other libraries
@@ -89,3 +94,24 @@ def _grid(found: Expected) -> str:
     if len(times) > 1 and (layer.key_times_WM.isnan() | (times == times.amax(1, keepdim=True))).all():
         return f"{rows}×{cols} at each of {layer.num_times} times"
     return f"{grid_of(layer)} at {layer.num_times} times"
+
+
+def local_tables() -> list[str]:
+    """What the inducers do to the models of which anything is measured."""
+    parts = []
+    for library in LIBRARIES:
+        rows = [local_row(case) for case in CASES if case.library == library and case.refused is None]
+        parts += [f"\n### {library}\n\n", header("model"), *rows]
+    return parts
+
+
+def local_row(case: Case) -> str:
+    with mock.patch.dict(os.environ, case.environment):
+        model, inputs = prepare(case)
+        table = measure(model, inputs, **{**case.options, **({} if case.call is None else {"call": case.call})})
+        about = {**case.options, "image_size": case.image_size}
+        found = {
+            name: taken(model, lambda changed: run(changed, case, inputs), table.layer_names, name, **about)
+            for name in INDUCERS
+        }
+    return row(found, case.name)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from nearsight.errors import InputError
 from nearsight.papers.locat import numbers as s2
 from nearsight.papers.locat.backbones import accuracy_and_segmentation, features_table
-from nearsight.papers.locat.inducers import dense_questions
+from nearsight.papers.locat.inducers import dense_questions, gains_figure, gains_table
 from nearsight.papers.locat.numbers import PublishedTable, above
 from nearsight.report.claims import Claim
 from nearsight.report.probe_tables import difference, difference_over_images, ends_in_words
@@ -302,6 +302,6 @@ report_on(
     claims=_ALL,
     claims_about=claims_about,
     intervals=_SCALES,
-    tables=(features_table,),
-    figures={"backbones": accuracy_and_segmentation},
+    tables=(features_table, gains_table),
+    figures={"backbones": accuracy_and_segmentation, "cost": gains_figure},
 )

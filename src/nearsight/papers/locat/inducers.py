@@ -8,17 +8,21 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import pandas as pd
+
 from nearsight.augment import CutMix
 from nearsight.errors import InputError
+from nearsight.papers.locat.cost import SECONDS, gain_figure, gain_table, gains, with_times
 from nearsight.papers.locat.measured import layer_profiles, layers_table, locality_table
 from nearsight.report.claims import OURS, Claim
 from nearsight.report.contrasts import Contrast, between, contrast_figure, contrast_table, sign_questions
+from nearsight.report.marks import Drawing
 from nearsight.report.probe_tables import difference
 from nearsight.report.probes import ProbeResults, title_of
 from nearsight.report.responses import of_shared_seeds
 from nearsight.report.rules import SIGN, Finding, judge_sign
 from nearsight.report.studies import report_on
-from nearsight.report.tables import probability, rounded
+from nearsight.report.tables import Table, probability, rounded
 from nearsight.study import OFF, Study
 from nearsight.study.recipes import recipe
 from nearsight.study.results import StudyResults
@@ -40,8 +44,7 @@ WAYS: Mapping[str, Any] = {
     "Entmax-1.5": {"locality": ("entmax15",)},
 }
 """Eight ways, each with the settings of its paper or (widths and radii) with a middling one."""
-# Those expected best, until inducers-cifar100 has been run; its four best by mIoU take their places before this plan
-# is written.
+# One of each kind, chosen before any was run: a bias that queries predict, a fixed one, a learned one, and a mask.
 _FOUR = ("GAug", "2-D ALiBi", "Relative positions", _MASK)
 
 
@@ -110,19 +113,25 @@ def _beside_a_mask(id: str, text: str, sign: int) -> list[Contrast]:
     return [between(id, text, [_MASK + _MIXED, _PLAIN], [_MASK, _PLAIN + _MIXED], sign=sign, of_sums=True)]
 
 
-_RANKS = (
-    "*Rank correlation* of the smallest MAD with test accuracy among the models of one seed with the same CutMix: "
-    "negative where more local models are the more accurate ones, tested by permutations within them (two-sided)."
-)
+_SU = "Su (arXiv 2605.23868) says that locality alone does not tell dense quality"
 
 
-def _judge_ranks(seeds: int, results: StudyResults) -> Finding:
-    """Yes: the more local, the more accurate."""
-    runs = results.runs.dropna(subset=["min_mad", "test_acc"])
+def _ranks_rule(score: str, alike: str) -> str:
+    return (
+        f"*Rank correlation* of the smallest MAD with {score} among {alike}: negative where more local models are the "
+        "better ones, tested by permutations within them (two-sided)."
+    )
+
+
+def _judge_ranks(seeds: int, column: str, results: StudyResults) -> Finding:
+    """Yes: the more local, the better."""
+    if not {"min_mad", column} <= set(results.runs):
+        raise InputError(f"the models have no {column} beside a distance: they are of no study")
+    runs = results.runs.dropna(subset=["min_mad", column])
     if (n := int(runs["seed"].nunique())) < seeds:
         raise InputError(f"{n} of {seeds} seeds; judged when all are complete")
     blocks = [f"{seed} {name.endswith(_MIXED)}" for seed, name in zip(runs["seed"], runs["condition"], strict=True)]
-    found = rank_correlation_within(runs["min_mad"], runs["test_acc"], blocks)
+    found = rank_correlation_within(runs["min_mad"], runs[column], blocks)
     p, p_against = (found.p if sign * found.value > 0 else 1.0 for sign in (-1, 1))
     words = f"rank correlation {rounded(found.value, 2, signed=True)}, {found.n} runs, p = {probability(found.p)}"
     return Finding(ours=words, value=found.value, n=n, p=p, p_against=p_against)
@@ -144,19 +153,22 @@ def questions(study: Study) -> tuple[Claim, ...]:
         Claim(
             id="local-and-accurate",
             text="Are the more local models the more accurate ones?",
-            source=f"{OURS}; Su (arXiv 2605.23868) says that locality alone does not tell dense quality",
-            rule=_RANKS,
+            source=f"{OURS}; {_SU}",
+            rule=_ranks_rule("test accuracy", "the models of one seed with the same CutMix"),
             needs=tuple(_conditions(study)),
             family="does locality explain it",
-            judge=partial(_judge_ranks, seeds),
+            judge=partial(_judge_ranks, seeds, "test_acc"),
         )
     )
     return tuple(claims)
 
 
+_DENSE = ("segment_miou", "retrieve_miou")
+
+
 def dense_questions(probed: ProbeResults) -> list[tuple[str, Claim]]:
-    """Of frozen features, by the measure that answers each: is a way better than none?"""
-    return [
+    """Of frozen features, by the measure that answers each: is a way better than none, and does distance tell which?"""
+    better = [
         (
             measure,
             Claim(
@@ -169,9 +181,25 @@ def dense_questions(probed: ProbeResults) -> list[tuple[str, Claim]]:
                 judge=partial(_judge_dense, probed, measure, way),
             ),
         )
-        for measure in ("segment_miou", "retrieve_miou")
+        for measure in _DENSE
         for way in WAYS
     ]
+    explained = [
+        (
+            measure,
+            Claim(
+                id=f"inducers-local-and-{measure}",
+                text=f"Are the more local models those with the better features: {title_of(measure)}?",
+                source=f"{OURS}; {_SU}",
+                rule=_ranks_rule(title_of(measure), "the models of one seed with the same CutMix"),
+                needs=(_PLAIN, *_FOUR),
+                family="inducers: does locality explain it",
+                judge=partial(_judge_ranks, 3, measure),
+            ),
+        )
+        for measure in _DENSE
+    ]
+    return better + explained
 
 
 def _judge_dense(probed: ProbeResults, measure: str, way: str, results: StudyResults) -> Finding:
@@ -180,6 +208,41 @@ def _judge_dense(probed: ProbeResults, measure: str, way: str, results: StudyRes
     values = of_shared_seeds(results.runs, measure, (_PLAIN, way), title_of(measure))
     words = f"{difference(probed, way, _PLAIN, measure).in_words()} points"
     return judge_sign(mean_interval(values[way] - values[_PLAIN]), sign=1, words=words)
+
+
+def _with_times(results: StudyResults) -> dict[str, pd.DataFrame]:
+    """Gains in accuracy, without CutMix and with it."""
+    runs = with_times(results)
+    titles = {"": "test accuracy", _MIXED: f"test accuracy,{_MIXED}"}
+    known = set(runs["condition"])
+    return {
+        title: gains(runs, "test_acc", _PLAIN + mix, [way + mix for way in WAYS])
+        for mix, title in titles.items()
+        if _PLAIN + mix in known
+    }
+
+
+def _with_features(probed: ProbeResults) -> tuple[StudyResults, dict[str, pd.DataFrame]]:
+    """Gains in mIoU; refused where no way but LocAt's own was probed, or no times are known."""
+    results = probed.as_study()
+    measures = [measure for measure in _DENSE if measure in results.runs]
+    if SECONDS not in results.runs or not measures or not {*WAYS} & {*results.runs["condition"]}:
+        raise InputError("no ways to make attention local were probed with their study")
+    return results, {title_of(one): gains(results.runs, one, _PLAIN, list(WAYS)) for one in measures}
+
+
+def gains_table(results: StudyResults | ProbeResults) -> Table:
+    """Of a study in accuracy, of its probes in mIoU."""
+    return gain_table(*_panels(results))
+
+
+def gains_figure(results: StudyResults | ProbeResults) -> Drawing:
+    """Likewise."""
+    return gain_figure(*_panels(results))
+
+
+def _panels(results: StudyResults | ProbeResults) -> tuple[StudyResults, dict[str, pd.DataFrame]]:
+    return _with_features(results) if isinstance(results, ProbeResults) else (results, _with_times(results))
 
 
 def _report(name: str, study: Study) -> None:
@@ -191,10 +254,12 @@ def _report(name: str, study: Study) -> None:
         tables=[
             locality_table,
             layers_table,
+            gains_table,
             partial(contrast_table, contrasts=contrasts, title="what each way changes"),
         ],
         figures={
             "inducers": partial(contrast_figure, contrasts=contrasts, caption="What each way to be local changes."),
+            "cost": gains_figure,
             "layers": layer_profiles({name: name for name in _conditions(study) if _MIXED not in name}),
         },
         is_about_locality=True,

@@ -1,0 +1,166 @@
+"""Which models take which inducer: each is added to each model, compared with the model as it was, and taken off."""
+
+import copy
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from nearsight import add_locality, remove_locality
+from nearsight.errors import InputError
+from nearsight.locat.inducers import LOCALITIES
+from vit_references.table import as_row
+
+INDUCERS = tuple(LOCALITIES)
+RADII = (4.0, 8.0, 16.0, 32.0)
+"""Tried one after the other where the usual one leaves some queries without a key: pooled keys lie far apart."""
+TOLERANCE, LEAST = 1e-5, 1e-7
+"""Of the largest output: by how much a start without effect may change it, and an effect must."""
+MARKS = {"gentle": "●", "abrupt": "○", "partly": "◐", "refused": "–"}
+HEADER = """
+## Making them local
+
+The same models, with each inducer of [`nearsight.add_locality`](locality.md).
+
+**How a mark is made.** The inducer is added to a model of that row and the outputs are compared with those of the model
+as it was. ● It is taken and at first changes nothing (by less than 1e-5 of the largest output); with its gates open it
+does. ○ It is taken and has its effect at once. ◐ Some layers take it (`layers=` names them), the last column says why
+others do not. – It is refused, for the reason in the last column, and the model is left as it was. Taken off again,
+every one leaves the outputs of before, to the last bit. That what is added is right is another test: outputs and
+gradients against maps written out in float64 loops, on twelve of these models.
+
+"""
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What became of one inducer on one model."""
+
+    kind: Literal["gentle", "abrupt", "partly", "refused"]
+    """From a start without effect, at once, in some of the layers alone (at once or not), or not at all."""
+    reason: str = ""
+    """Of a refusal, or with which setting it is taken."""
+
+
+class WrongError(Exception):
+    """An inducer does something else than it says."""
+
+
+def taken(
+    model: nn.Module, forward: Callable[[nn.Module], Any], layers: Sequence[str], name: str, **about: Any
+) -> Taken:
+    """Add an inducer to a copy of a model. `layers`: what `measure` says there is; `about`: for `add_locality`."""
+    model = copy.deepcopy(model).eval()
+    before = outputs(model, forward)
+
+    def add(**more: Any) -> str:
+        """Why it is refused; empty where it is not."""
+        try:
+            add_locality(model, name, **about, **more)
+        except InputError as error:
+            said = str(error)
+            if "\n" in said:
+                raise WrongError(f"{name} is refused in several lines: {said}") from error
+            check_same(outputs(model, forward), before, 0.0, f"{name}, refused")
+            return said.removeprefix(f"{name} cannot be added: ")
+        return ""
+
+    reason, note = add(), ""
+    for radius in RADII if "take a larger one" in reason else ():
+        if not (reason := add(radius=radius)):
+            note = f"with radius={radius:g}"
+            break
+    partly = ""
+    if "choose others with layers=" in reason:
+        partly, allowed = reason, [layer for layer in layers if not _refusal(model, name, layer, about)]
+        if allowed:
+            reason = add(layers=allowed)
+    if reason:
+        return Taken("refused", reason)
+    kind = LOCALITIES[name]
+    if kind.starts_plain:
+        check_same(outputs(model, forward), before, TOLERANCE, f"{name} at its start")
+        open_gates(model)
+    changed = difference(outputs(model, forward), before)
+    if not changed > LEAST:
+        raise WrongError(f"{name} changes nothing")
+    check_same(outputs(remove_locality(model), forward), before, 0.0, f"{name}, removed")
+    return Taken("partly", partly) if partly else Taken("gentle" if kind.starts_plain else "abrupt", note)
+
+
+def _refusal(model: nn.Module, name: str, layer: str, about: Mapping[str, Any]) -> bool:
+    try:
+        add_locality(model, name, layers=[layer], **about)
+    except InputError:
+        return True
+    remove_locality(model)
+    return False
+
+
+def open_gates(model: nn.Module) -> None:
+    """What is learned is anything."""
+    generator = torch.Generator().manual_seed(5)
+    for key, weight in model.named_parameters():
+        if ".locality." in key or ".gaug." in key or ".cpe." in key:
+            weight.data += torch.randn(weight.shape, generator=generator).to(weight)
+
+
+@torch.no_grad()
+def outputs(model: nn.Module, forward: Callable[[nn.Module], Any]) -> list[Tensor]:
+    """All numbers that a forward gives; what it draws at random is the same every time."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return [found for found in tensors(forward(model)) if found.is_floating_point()]
+
+
+def tensors(found: Any) -> Iterator[Tensor]:
+    if isinstance(found, Tensor):
+        yield found
+    elif isinstance(found, Mapping):
+        for value in found.values():
+            yield from tensors(value)
+    elif isinstance(found, list | tuple):
+        for value in found:
+            yield from tensors(value)
+
+
+def difference(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
+    """The largest, relative to the largest number of the same tensor."""
+    if [one.shape for one in found] != [one.shape for one in expected]:
+        return float("inf")
+    pairs = [(one.double(), two.double()) for one, two in zip(found, expected, strict=True) if one.numel()]
+    scales = [max(float(two.nan_to_num(0.0, 0.0, 0.0).abs().max()), 1e-9) for _, two in pairs]
+    gaps = [float((one - two).nan_to_num(0.0, 0.0, 0.0).abs().max()) for one, two in pairs]
+    return max((gap / scale for gap, scale in zip(gaps, scales, strict=True)), default=0.0)
+
+
+def check_same(found: Sequence[Tensor], expected: Sequence[Tensor], tolerance: float, what: str) -> None:
+    if (gap := difference(found, expected)) > tolerance:
+        raise WrongError(f"{what}: differs by {gap:.1e}")
+
+
+# As a table
+
+
+def header(*before: str) -> str:
+    """The first two lines of a table."""
+    columns = (*before, *INDUCERS, "what is refused, and why")
+    return as_row(*columns) + "|" + "---|" * len(columns) + "\n"
+
+
+def row(found: Mapping[str, Taken], *before: object) -> str:
+    """A model with a mark for each inducer, and each reason once."""
+    reasons: dict[str, list[str]] = {}
+    for name, one in found.items():
+        if one.reason:
+            reasons.setdefault(one.reason, []).append(name)
+    words = [f"{', '.join(names)}: {_shortened(reason)}" for reason, names in reasons.items()]
+    return as_row(*before, *(MARKS[found[name].kind] for name in INDUCERS), "; ".join(words))
+
+
+def _shortened(reason: str) -> str:
+    """Without the way out, which is for whoever calls."""
+    return re.sub(r"; (choose others with layers=|it takes timm's .*)$", "", reason)
