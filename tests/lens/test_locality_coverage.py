@@ -2,18 +2,16 @@
 
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
-from typing import Any
 from unittest import mock
 
 import pytest
 import timm
-from foreign_references.case import Case, prepare, run
+from foreign_references.case import Case
 from foreign_references.registry import CASES, LIBRARIES
-from torch import nn
+from foreign_references.write_rows import local_outcome
 from vit_references.checking import Family, build
 from vit_references.families import FAMILIES
-from vit_references.local import INDUCERS, Taken, taken
+from vit_references.local import Taken, taken
 
 from nearsight import measure
 
@@ -28,13 +26,9 @@ def of_timm() -> list[object]:
     ]
 
 
-def check(
-    model: nn.Module, forward: Callable[[nn.Module], Any], layers: Sequence[str], **about: Any
-) -> dict[str, Taken]:
-    """What is wrong raises; a refusal has a reason."""
-    found = {name: taken(model, forward, layers, name, **about) for name in INDUCERS}
+def check(found: dict[str, Taken]) -> None:
+    """What is wrong has raised by now; a refusal has a reason."""
     assert all(one.reason for one in found.values() if one.kind in ("refused", "partly"))
-    return found
 
 
 @pytest.mark.parametrize("family", of_timm())
@@ -42,8 +36,8 @@ def test_a_family_takes_each_inducer_or_refuses_it(family: Family) -> None:
     if not timm.is_model(family.variant):
         pytest.skip(f"this timm has no {family.variant}")
     model, images = build(family)
-    layers = measure(model, images).layer_names
-    found = check(model, lambda changed: changed(images), layers, image_size=family.image_size)
+    found = taken(model, lambda one: one(images), lambda one: measure(one, images), image_size=family.image_size)
+    check(found)
     kinds = Counter(one.kind for one in found.values())
     if family.variant == "vit_tiny_patch16_224":
         assert kinds == {"gentle": 5, "abrupt": 5}
@@ -60,8 +54,4 @@ def test_a_family_takes_each_inducer_or_refuses_it(family: Family) -> None:
 def test_a_model_of_another_library_takes_each_inducer_or_refuses_it(case: Case) -> None:
     pytest.importorskip(LIBRARIES[case.library].module)
     with mock.patch.dict(os.environ, case.environment):
-        model, inputs = prepare(case)
-        options: dict[str, Any] = dict(case.options) | ({} if case.call is None else {"call": case.call})
-        layers = measure(model, inputs, **options).layer_names
-        about = {**case.options, "image_size": case.image_size}
-        check(model, lambda changed: run(changed, case, inputs), layers, **about)
+        check(local_outcome(case))

@@ -18,6 +18,7 @@ import golden
 import plans_from_history
 from nearsight.cli import main
 from nearsight.files import ABLATED
+from nearsight.papers import find_study_or_simulation
 from nearsight.papers.protocol import mixing
 from nearsight.report.ablated import changed
 from nearsight.report.claims import Claim, not_tested
@@ -27,6 +28,9 @@ from nearsight.study.plan import AFTERWARDS, MARKS, NOT_KNOWN, PLANNED, Plan, en
 from plans_from_history import Committed, History, _fillings, _same_rows, _strings, plan_of
 
 ABLATIONS = [folder for folder in golden.reports() if (folder / ABLATED).exists()]
+PLANNED_ALONE = [
+    path.parent for path in sorted(golden.RESULTS.glob("*/plan.json")) if len(list(path.parent.iterdir())) == 1
+]
 FOLDERS = {str(folder.relative_to(golden.RESULTS)): folder for folder in golden.reports() if folder not in ABLATIONS}
 
 
@@ -95,6 +99,17 @@ def test_every_committed_answer_has_its_mark(name: str) -> None:
     assert {(claim.id, claim.rule) for claim in committed.claims} == told
     rows = pd.read_csv(committed.folder / "tables" / "verdict.csv")
     assert rows["asked"].tolist() == list(marks_of(plan, committed.claims).values())
+
+
+@pytest.mark.parametrize("folder", PLANNED_ALONE, ids=lambda folder: folder.name)
+def test_a_plan_without_runs_asks_what_its_study_asks_now(folder: Path) -> None:
+    """Another id, rule or condition needs another entry, before the first run."""
+    plan, study = Plan.read(folder), find_study_or_simulation(folder.name)()
+    assert plan is not None
+    entry = plan.entries[-1]
+    assert entry["claims"] == report_of(folder.name).plan()
+    assert entry["conditions"] == list(dict.fromkeys(cell.condition for cell in study.cells))
+    assert entry["seeds"] == list(study.seed_list)
 
 
 @pytest.mark.parametrize("folder", ABLATIONS, ids=lambda folder: folder.name)

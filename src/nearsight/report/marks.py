@@ -192,6 +192,7 @@ def _image(figure: Figure) -> Image.Image:
 LINE, SPACE, LETTER = 0.155, 0.08, 0.059
 # The width of a legend's line and the space around it.
 HANDLE = 0.75
+_IN_A_ROW = 6
 FOOTNOTE_SIZE = 8.0
 
 
@@ -245,9 +246,12 @@ WHITE_EDGE = {"markeredgecolor": "white", "markeredgewidth": 0.6}
 
 
 def legend_above(figure: Figure, looks: Mapping[str, Mapping[str, Any]]) -> None:
-    """A legend in one row above all panels: name → look."""
+    """A legend above all panels, in one row of not too many: name → look."""
     handles = [Line2D([], [], **one) for one in looks.values()]
-    add_legend(figure, handles, list(looks), loc="outside upper left", ncols=len(looks))
+    if len(looks) > _IN_A_ROW:
+        add_fitting_legend(figure, handles, list(looks))
+    else:
+        add_legend(figure, handles, list(looks), loc="outside upper left", ncols=len(looks))
 
 
 def interval_in_row(axes: Axes, low: float, high: float, place: float, colour: str, gid: str) -> None:

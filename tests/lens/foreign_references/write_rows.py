@@ -5,9 +5,10 @@ import importlib.util
 import os
 from collections import Counter
 from collections.abc import Mapping
+from typing import Any
 from unittest import mock
 
-from vit_references.local import INDUCERS, header, row, taken
+from vit_references.local import Taken, header, row, taken
 from vit_references.table import as_row
 from vit_references.write_table import grid_of, reasons
 
@@ -107,11 +108,17 @@ def local_tables() -> list[str]:
 
 def local_row(case: Case) -> str:
     with mock.patch.dict(os.environ, case.environment):
-        model, inputs = prepare(case)
-        table = measure(model, inputs, **{**case.options, **({} if case.call is None else {"call": case.call})})
-        about = {**case.options, "image_size": case.image_size}
-        found = {
-            name: taken(model, lambda changed: run(changed, case, inputs), table.layer_names, name, **about)
-            for name in INDUCERS
-        }
-    return row(found, case.name)
+        return row(local_outcome(case), case.name)
+
+
+def local_outcome(case: Case) -> dict[str, Taken]:
+    """Of every inducer on the model of a case."""
+    model, inputs = prepare(case)
+    options: dict[str, Any] = {**case.options, **({} if case.call is None else {"call": case.call})}
+    return taken(
+        model,
+        lambda one: run(one, case, inputs),
+        lambda one: measure(one, inputs, **options),
+        **case.options,
+        image_size=case.image_size,
+    )

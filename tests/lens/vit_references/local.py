@@ -6,11 +6,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from nearsight import add_locality, remove_locality
 from nearsight.errors import InputError
+from nearsight.lens import HeadTable
+from nearsight.lens.running import remembering_surveys
 from nearsight.locat.inducers import LOCALITIES
 from vit_references.table import as_row
 
@@ -49,63 +52,94 @@ class WrongError(Exception):
     """An inducer does something else than it says."""
 
 
-def taken(
-    model: nn.Module, forward: Callable[[nn.Module], Any], layers: Sequence[str], name: str, **about: Any
-) -> Taken:
-    """Add an inducer to a copy of a model. `layers`: what `measure` says there is; `about`: for `add_locality`."""
-    model = copy.deepcopy(model).eval()
-    before = outputs(model, forward)
+Forward = Callable[[nn.Module], Any]
 
-    def add(**more: Any) -> str:
+
+def taken(model: nn.Module, forward: Forward, look: Callable[[nn.Module], HeadTable], **about: Any) -> dict[str, Taken]:
+    """Every inducer, added to a copy of a model. `look`: how it is measured; `about`: for `add_locality`."""
+    model = copy.deepcopy(model).eval()
+    plain = look(model)
+    with remembering_surveys():  # where tokens lie stays as it is
+        return {name: _Trial(model, forward, look, plain, name, about).taken() for name in INDUCERS}
+
+
+class _Trial:
+    """One inducer on a model, which it leaves as it was."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        forward: Forward,
+        look: Callable[[nn.Module], HeadTable],
+        plain: HeadTable,
+        name: str,
+        about: Mapping[str, Any],
+    ) -> None:
+        self._model, self._forward, self._name, self._about = model, forward, name, about
+        self._look, self._plain = look, plain
+        self._before, self._weights = outputs(model, forward), {key for key, _ in model.named_parameters()}
+
+    def taken(self) -> Taken:
+        reason, note, partly = self._add(), "", ""
+        for radius in RADII if "take a larger one" in reason else ():
+            if not (reason := self._add(radius=radius)):
+                note = f"with radius={radius:g}"
+                break
+        if "choose others with layers=" in reason:
+            partly = reason
+            if allowed := [layer for layer in self._plain.layer_names if not self._is_refused(layer)]:
+                reason = self._add(layers=allowed)
+        if reason:
+            return Taken("refused", reason)
+        is_gentle = LOCALITIES[self._name].starts_plain
+        if is_gentle:
+            self._check_same(TOLERANCE, "at its start")
+            self._open_gates()
+        self._check_effect()
+        remove_locality(self._model)
+        self._check_same(0.0, "removed")
+        return Taken("partly", partly) if partly else Taken("gentle" if is_gentle else "abrupt", note)
+
+    def _add(self, **more: Any) -> str:
         """Why it is refused; empty where it is not."""
         try:
-            add_locality(model, name, **about, **more)
+            add_locality(self._model, self._name, **self._about, **more)
         except InputError as error:
             said = str(error)
             if "\n" in said:
-                raise WrongError(f"{name} is refused in several lines: {said}") from error
-            check_same(outputs(model, forward), before, 0.0, f"{name}, refused")
-            return said.removeprefix(f"{name} cannot be added: ")
+                raise WrongError(f"{self._name} is refused in several lines: {said}") from error
+            self._check_same(0.0, "refused")
+            return re.sub(r"^\w+ cannot be added( to \w+)?: ", "", said)
         return ""
 
-    reason, note = add(), ""
-    for radius in RADII if "take a larger one" in reason else ():
-        if not (reason := add(radius=radius)):
-            note = f"with radius={radius:g}"
-            break
-    partly = ""
-    if "choose others with layers=" in reason:
-        partly, allowed = reason, [layer for layer in layers if not _refusal(model, name, layer, about)]
-        if allowed:
-            reason = add(layers=allowed)
-    if reason:
-        return Taken("refused", reason)
-    kind = LOCALITIES[name]
-    if kind.starts_plain:
-        check_same(outputs(model, forward), before, TOLERANCE, f"{name} at its start")
-        open_gates(model)
-    changed = difference(outputs(model, forward), before)
-    if not changed > LEAST:
-        raise WrongError(f"{name} changes nothing")
-    check_same(outputs(remove_locality(model), forward), before, 0.0, f"{name}, removed")
-    return Taken("partly", partly) if partly else Taken("gentle" if kind.starts_plain else "abrupt", note)
+    def _is_refused(self, layer: str) -> bool:
+        try:
+            add_locality(self._model, self._name, layers=[layer], **self._about)
+        except InputError:
+            return True
+        remove_locality(self._model)
+        return False
 
+    def _open_gates(self) -> None:
+        """What is new is anything."""
+        generator = torch.Generator().manual_seed(5)
+        for key, weight in self._model.named_parameters():
+            if key not in self._weights:
+                weight.data += torch.randn(weight.shape, generator=generator).to(weight)
 
-def _refusal(model: nn.Module, name: str, layer: str, about: Mapping[str, Any]) -> bool:
-    try:
-        add_locality(model, name, layers=[layer], **about)
-    except InputError:
-        return True
-    remove_locality(model)
-    return False
+    def _check_effect(self) -> None:
+        """On the outputs or, where these do not depend on what patches attend to, on the distances of heads."""
+        if difference(outputs(self._model, self._forward), self._before) > LEAST:
+            return
+        with remembering_surveys():  # of what it is now
+            changes = np.abs(self._look(self._model).mad - self._plain.mad)
+        if not np.nanmax(changes) > LEAST:
+            raise WrongError(f"{self._name} changes nothing")
 
-
-def open_gates(model: nn.Module) -> None:
-    """What is learned is anything."""
-    generator = torch.Generator().manual_seed(5)
-    for key, weight in model.named_parameters():
-        if ".locality." in key or ".gaug." in key or ".cpe." in key:
-            weight.data += torch.randn(weight.shape, generator=generator).to(weight)
+    def _check_same(self, tolerance: float, when: str) -> None:
+        gap = difference(outputs(self._model, self._forward), self._before)
+        if gap > tolerance:
+            raise WrongError(f"{self._name}, {when}: differs by {gap:.1e}")
 
 
 @torch.no_grad()
@@ -135,11 +169,6 @@ def difference(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
     scales = [max(float(two.nan_to_num(0.0, 0.0, 0.0).abs().max()), 1e-9) for _, two in pairs]
     gaps = [float((one - two).nan_to_num(0.0, 0.0, 0.0).abs().max()) for one, two in pairs]
     return max((gap / scale for gap, scale in zip(gaps, scales, strict=True)), default=0.0)
-
-
-def check_same(found: Sequence[Tensor], expected: Sequence[Tensor], tolerance: float, what: str) -> None:
-    if (gap := difference(found, expected)) > tolerance:
-        raise WrongError(f"{what}: differs by {gap:.1e}")
 
 
 # As a table

@@ -20,7 +20,7 @@ from vit_references.checking import Family, Found, build, expect, largest_differ
 from vit_references.dense import Layer
 from vit_references.families import FAMILIES, module_of
 from vit_references.local import HEADER as LOCAL
-from vit_references.local import INDUCERS, header, row, taken
+from vit_references.local import header, row, taken
 from vit_references.table import as_row
 
 HEADER = """# Which models can be measured
@@ -113,11 +113,7 @@ def not_spatial_row(module: str, family: Family) -> str:
 def local_row(module: str, family: Family) -> str:
     """What the inducers do to one model."""
     model, images = build(family)
-    layers = measure(model, images).layer_names
-    found = {
-        name: taken(model, lambda changed: changed(images), layers, name, image_size=family.image_size)
-        for name in INDUCERS
-    }
+    found = taken(model, lambda one: one(images), lambda one: measure(one, images), image_size=family.image_size)
     return row(found, module, family.variant)
 
 

@@ -72,7 +72,7 @@ def locat_backbones(*, seeds: int = 3) -> Study:
 
     Run     nearsight study run locat-backbones
     Cost    30 cells of 40 epochs of 80,000 images (96 M); needs a GPU
-    Result  not run yet
+    Result  not run yet; its plan is in results/locat-backbones
     """
     base = trained_as_in_s2(vit_tiny_imagenet("locat"), _EPOCHS)
     protocol = dataclasses.replace(base.protocol, drop_path=_DROP_PATH)
@@ -176,11 +176,9 @@ _CLAIMS = [
     for name, (without, local) in s2.BACKBONES.items()
     for claim in (
         _of_backbones(f"{name.lower()}-accuracy", f"LocAt costs {name} no accuracy", above(local, without)),
-        more_local(
-            f"heads of {name} are more local on average",
-            "mean_mad",
-            id=f"{name.lower()}-mean-mad",
-            contrast=above(local, without),
+        dataclasses.replace(
+            more_local("", "mean_mad", id=f"{name.lower()}-mean-mad", contrast=above(local, without)),
+            text=f"LocAt makes attention local: heads of {name} are more local on average",
         ),
     )
 ]

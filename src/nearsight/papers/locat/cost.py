@@ -11,11 +11,10 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from nearsight.errors import InputError
-from nearsight.papers.locat.plane import write_beside
 from nearsight.report.conditions import missing_notes, scale_notes
 from nearsight.report.figures.looks import looks
 from nearsight.report.figures.style import MUTED, house_style, light_grid
-from nearsight.report.marks import WHITE_EDGE, Drawing, add_footnote, draw_dots
+from nearsight.report.marks import WHITE_EDGE, Drawing, add_footnote, draw_dots, legend_above, with_room
 from nearsight.report.tables import MISSING, Row, Table, rounded
 from nearsight.study.results import StudyResults
 from nearsight.study.statistics import mean_interval
@@ -77,29 +76,28 @@ def gain_table(results: StudyResults, panels: Panels) -> Table:
 
 def gain_figure(results: StudyResults, panels: Panels) -> Drawing:
     """Gain against cost, a panel for each score: up and to the left is better."""
-    ways = list(dict.fromkeys(way for table in panels.values() for way in table["way"]))
-    styles = looks([way.partition(" + CutMix")[0] for way in ways])
+    names = list(dict.fromkeys(_name(way) for table in panels.values() for way in table["way"]))
+    styles = {
+        name: style.look_with(linestyle="none", markersize=7, **WHITE_EDGE) for name, style in looks(names).items()
+    }
     with house_style():
-        figure = Figure(figsize=(1.0 + 4.2 * len(panels), 4.2), layout="constrained")
+        figure = Figure(figsize=(max(6.4, 0.8 + 3.6 * len(panels)), 4.4), layout="constrained")
         row = figure.subplots(1, len(panels), squeeze=False)[0]
         for panel, (score, table) in zip(row, panels.items(), strict=True):
-            means = table.groupby("way", sort=False)[["longer", "gain"]].mean()
-            places = {str(way): (float(x), float(y)) for way, x, y in means.itertuples(name=None)}
-            for way, place in places.items():
-                style, seeds = styles[way.partition(" + CutMix")[0]], table[table["way"] == way]
-                if len(seeds) > 1:
-                    draw_dots(panel, seeds["longer"], seeds["gain"], style.colour, f"seeds-{score}-{way}")
-                look = style.look_with(linestyle="none", markersize=7, **WHITE_EDGE)
-                panel.plot(*place, **look, zorder=3, gid=f"mean-{score}-{way}")
             panel.axhline(0, color=MUTED, linewidth=1, zorder=1)
             panel.axvline(0, color=MUTED, linewidth=1, zorder=1)
-            panel.margins(0.18)
+            for way, seeds in table.groupby("way", sort=False):
+                style, longer, gain = styles[_name(str(way))], seeds["longer"], seeds["gain"]
+                if len(seeds) > 1:
+                    draw_dots(panel, longer, gain, style["color"], f"seeds-{score}-{way}")
+                panel.plot(longer.mean(), gain.mean(), **style, zorder=3, gid=f"mean-{score}-{way}")
+            panel.set_xlim(*with_room([0.0, *table["longer"]], 0.1, 10.0))
+            panel.set_ylim(*with_room([0.0, *table["gain"]], 0.1, 1.0))
             panel.set_title(score)
             panel.set_xlabel("longer than the plain model, % of an epoch")
             panel.set_ylabel("gain, points")
             light_grid(panel)
-            for way in places:
-                write_beside(panel, way, places)
+        legend_above(figure, styles)
     most = max(int(table["seed"].nunique()) for table in panels.values())
     words = f"Means over {most} seeds; dots: seeds." if most > 1 else "1 seed."
     add_footnote(figure, [words, _TIMES, *missing_notes(results), *scale_notes(results)])
@@ -109,3 +107,7 @@ def gain_figure(results: StudyResults, panels: Panels) -> Drawing:
         caption=f"What each way to make attention local gains ({scores}) against how much longer it trains; the plain "
         f"model is where the lines cross. Up and to the left is better. {words}",
     )
+
+
+def _name(way: str) -> str:
+    return way.partition(" + ")[0]

@@ -33,7 +33,6 @@ from nearsight.train.recipes import compact_cifar100, compact_tiny_imagenet, tra
 _EPOCHS, _TINY_EPOCHS = 60, 40
 _PLAIN, _MASK, _MIXED = "ViT", "Neighbourhood", " + CutMix"
 WAYS: Mapping[str, Any] = {
-    "GAug": {"gaug": True},
     "2-D ALiBi": {"locality": ("alibi2d:gate=1.0",)},
     "Fixed Gaussian": {"locality": ("gaussian:gate=1.0,width=1.5",)},
     "Relative positions": {"locality": ("relpos",)},
@@ -42,10 +41,11 @@ WAYS: Mapping[str, Any] = {
     "GPSA": {"locality": ("gpsa",)},
     "LSA": {"locality": ("lsa",)},
     "Entmax-1.5": {"locality": ("entmax15",)},
+    "GAug": {"gaug": True},  # last, as a study's ends are compared head by head
 }
 """Eight ways, each with the settings of its paper or (widths and radii) with a middling one."""
-# One of each kind, chosen before any was run: a bias that queries predict, a fixed one, a learned one, and a mask.
-_FOUR = ("GAug", "2-D ALiBi", "Relative positions", _MASK)
+# One of each kind, chosen before any was run: a fixed bias, a learned one, a mask, and one that queries predict.
+_FOUR = ("2-D ALiBi", "Relative positions", _MASK, "GAug")
 
 
 @recipe("inducers-cifar100")
@@ -54,11 +54,11 @@ def inducers_cifar100(*, seeds: int = 3) -> Study:
 
     Run     nearsight study run inducers-cifar100
     Cost    54 cells of at most 60 epochs of 40,000 images (129 M); needs a GPU
-    Result  not run yet
+    Result  not run yet; its plan is in results/inducers-cifar100
     """
     ways: dict[str, Any] = {_PLAIN: {}, **WAYS}
     mixed = {name + _MIXED: {**settings, "cutmix": CutMix(p=0.5)} for name, settings in ways.items()}
-    levels = {_PLAIN: OFF, **WAYS, **mixed}
+    levels = {_PLAIN: OFF, **mixed, **WAYS}
     return Study(trained_for(compact_cifar100("baseline"), _EPOCHS), factors={"model": levels}, seeds=seeds)
 
 
@@ -68,27 +68,27 @@ def inducers_tiny_imagenet(*, seeds: int = 3) -> Study:
 
     Run     nearsight study run inducers-tiny-imagenet
     Cost    15 cells of at most 40 epochs of 80,000 images (48 M); needs a GPU
-    Result  not run yet
+    Result  not run yet; its plan is in results/inducers-tiny-imagenet
     """
-    levels = {_PLAIN: OFF, **{name: WAYS[name] for name in _FOUR}}
+    levels = {_PLAIN: OFF, **{name: settings for name, settings in WAYS.items() if name in _FOUR}}
     return Study(trained_for(compact_tiny_imagenet("baseline"), _TINY_EPOCHS), factors={"model": levels}, seeds=seeds)
 
 
 def _slug(way: str) -> str:
-    return way.lower().replace(" ", "-").replace(".", "-")
+    return way.lower().replace(" × ", "-").replace(" ", "-").replace(".", "-")
 
 
 def _conditions(study: Study) -> list[str]:
     return list(study.labels["model"])
 
 
-def _contrasts(study: Study, question: str, id: str, sign: int) -> list[Contrast]:
+def _contrasts(study: Study, question: str, sign: int) -> list[Contrast]:
     """Each way against none, with CutMix and without where there are both."""
     names = _conditions(study)
     mixes = [mix for mix in ("", _MIXED) if _PLAIN + mix in names]
     return [
         between(
-            f"{_slug(way)}-{id}",
+            way,
             question.format(way),
             [way + mix for mix in mixes],
             [_PLAIN + mix for mix in mixes],
@@ -99,18 +99,24 @@ def _contrasts(study: Study, question: str, id: str, sign: int) -> list[Contrast
     ]
 
 
-def _asked_of(contrasts: Iterable[Contrast], response: str, family: str) -> list[Claim]:
+def _asked_of(contrasts: Iterable[Contrast], response: str, id: str, family: str) -> list[Claim]:
     contrasts = list(contrasts)
     claims = sign_questions(contrasts, response)
     return [
-        replace(claim, family=family, needs=tuple(contrast.weights), across_seeds=True)
+        replace(
+            claim,
+            id=f"{_slug(contrast.name)}-{id}",
+            family=family,
+            needs=tuple(contrast.weights),
+            across_seeds=True,
+        )
         for claim, contrast in zip(claims, contrasts, strict=True)
     ]
 
 
-def _beside_a_mask(id: str, text: str, sign: int) -> list[Contrast]:
+def _beside_a_mask(text: str, sign: int) -> list[Contrast]:
     """What CutMix changes with a mask minus what it changes without one."""
-    return [between(id, text, [_MASK + _MIXED, _PLAIN], [_MASK, _PLAIN + _MIXED], sign=sign, of_sums=True)]
+    return [between("CutMix × mask", text, [_MASK + _MIXED, _PLAIN], [_MASK, _PLAIN + _MIXED], sign=sign, of_sums=True)]
 
 
 _SU = "Su (arXiv 2605.23868) says that locality alone does not tell dense quality"
@@ -137,17 +143,19 @@ def _judge_ranks(seeds: int, column: str, results: StudyResults) -> Finding:
     return Finding(ours=words, value=found.value, n=n, p=p, p_against=p_against)
 
 
+_MORE_LOCAL = "Is the most local head more local with {}?"
+
+
 def questions(study: Study) -> tuple[Claim, ...]:
     """All that is asked of the runs."""
-    local = _contrasts(study, "Does {} make the most local head more local?", "mad", -1)
-    accurate = _contrasts(study, "Does {} raise the test accuracy?", "accuracy", 1)
-    claims = [*_asked_of(local, "min_mad", "locality"), *_asked_of(accurate, "test_acc", "accuracy")]
+    local, accurate = _contrasts(study, _MORE_LOCAL, -1), _contrasts(study, "Is test accuracy higher with {}?", 1)
+    claims = _asked_of(local, "min_mad", "mad", "locality") + _asked_of(accurate, "test_acc", "accuracy", "accuracy")
     if _PLAIN + _MIXED in _conditions(study):
         less_local = "Does CutMix lower the smallest MAD less where a mask already makes attention local?"
         less_accurate = "Does CutMix raise accuracy less where a mask already makes attention local?"
         family = "CutMix beside a mask"
-        claims += _asked_of(_beside_a_mask("cutmix-mad-given-mask", less_local, 1), "min_mad", family)
-        claims += _asked_of(_beside_a_mask("cutmix-accuracy-given-mask", less_accurate, -1), "test_acc", family)
+        claims += _asked_of(_beside_a_mask(less_local, 1), "min_mad", "mad", family)
+        claims += _asked_of(_beside_a_mask(less_accurate, -1), "test_acc", "accuracy", family)
     seeds = len(study.seed_list)
     claims.append(
         Claim(
@@ -245,9 +253,11 @@ def _panels(results: StudyResults | ProbeResults) -> tuple[StudyResults, dict[st
     return _with_features(results) if isinstance(results, ProbeResults) else (results, _with_times(results))
 
 
+_CAPTION = "What each way to make attention local changes; where there are runs with CutMix too, on average over both."
+
+
 def _report(name: str, study: Study) -> None:
-    contrasts = _contrasts(study, "Does {} make the most local head more local?", "mad", -1)
-    contrasts = [replace(each, name=each.words.partition(" − ")[0]) for each in contrasts]
+    contrasts = _contrasts(study, _MORE_LOCAL, -1)
     report_on(
         name,
         claims=questions(study),
@@ -258,7 +268,7 @@ def _report(name: str, study: Study) -> None:
             partial(contrast_table, contrasts=contrasts, title="what each way changes"),
         ],
         figures={
-            "inducers": partial(contrast_figure, contrasts=contrasts, caption="What each way to be local changes."),
+            "inducers": partial(contrast_figure, contrasts=contrasts, caption=_CAPTION),
             "cost": gains_figure,
             "layers": layer_profiles({name: name for name in _conditions(study) if _MIXED not in name}),
         },

@@ -138,7 +138,7 @@ def _draw_plane(panel: Axes, distance: _Means, accuracy: _Means, points: Mapping
         is_reference = label in (s2.VIT, s2.LOCAT)  # with which all others are compared
         panel.plot(*places[label], **point, zorder=4 if is_reference else 3, gid=f"plane-{label}")
         if is_reference:
-            write_beside(panel, label, places)
+            _write_beside(panel, label, places)
     panel.set_xlabel(_COLUMNS["mean_mad"])
     panel.set_ylabel(_COLUMNS["accuracy"])
     light_grid(panel)
@@ -162,7 +162,7 @@ _SIDES = (
 )
 
 
-def write_beside(panel: Axes, label: str, places: Mapping[str, tuple[float, float]]) -> None:
+def _write_beside(panel: Axes, label: str, places: Mapping[str, tuple[float, float]]) -> None:
     """A point's label, at that of its sides where the nearest other point is farthest."""
     points = panel.transData.transform(list(places.values()))
     mine = panel.transData.transform(places[label])

@@ -77,7 +77,7 @@ def factorial_cifar10(*, seeds: int = SEEDS) -> Study:
 
     Run     nearsight study run factorial-cifar10
     Cost    20 cells of 150 epochs of 40,000 images (120 M), and 0.2 M measured; needs a GPU
-    Result  not run yet
+    Result  not run yet; its plan is in results/factorial-cifar10
     """
     return _of_two(_long(compact_cifar10("baseline"), 150), AutoAugment(), seeds)
 
@@ -88,7 +88,7 @@ def factorial_tiny_imagenet(*, seeds: int = FEWER_SEEDS) -> Study:
 
     Run     nearsight study run factorial-tiny-imagenet
     Cost    12 cells of 80 epochs of 80,000 images (76 M), and 0.1 M measured; needs a GPU
-    Result  not run yet
+    Result  not run yet; its plan is in results/factorial-tiny-imagenet
     """
     return _of_two(_long(compact_tiny_imagenet("baseline"), 80), ColorJitter(), seeds)
 

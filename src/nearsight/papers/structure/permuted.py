@@ -75,7 +75,7 @@ def permuted_tilings_cifar100(*, seeds: int = 3) -> Study:
 
     Run     nearsight study run permuted-tilings-cifar100 --reuse results/spatial-structure/permuted-cifar100
     Cost    72 cells of 12 epochs of 40,000 images (34 M); needs a GPU
-    Result  not run yet
+    Result  not run yet; its plan is in results/permuted-tilings-cifar100
     """
     return _permuted(_NETWORKS, (1, 2, 4, 8, 16, 32), seeds)
 

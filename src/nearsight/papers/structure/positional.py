@@ -85,7 +85,7 @@ def positional_tiny_imagenet(*, seeds: int = 3) -> Study:
 
     Run     nearsight study run positional-tiny-imagenet
     Cost    6 cells of 40 epochs of 80,000 images (19 M); needs a GPU
-    Result  not run yet
+    Result  not run yet; its plan is in results/positional-tiny-imagenet
     """
     return _both(compact_tiny_imagenet("modern"), seeds, epochs=40)
 
