@@ -300,6 +300,26 @@ def test_the_lens_sees_what_stands_for_the_softmax(name: str) -> None:
         assert torch.allclose(first.full().sum(-1), torch.ones(4, 3, 17), atol=1e-5)
 
 
+class Unshuffled(nn.Module):
+    """Its first convolution has other channels than its images."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.vit = vit(in_chans=12)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        found: Tensor = self.vit(F.pixel_unshuffle(pixels, 2))
+        return found
+
+
+def test_images_may_be_transformed_before_the_first_convolution() -> None:
+    model, pixels = Unshuffled().eval(), images(2, 64)
+    before = seen(model, pixels)
+    add_locality(model, "alibi2d", image_size=64, gate=1.0)
+    assert not torch.allclose(seen(model, pixels), before, atol=1e-6)
+    assert torch.equal(seen(remove_locality(model), pixels), before)
+
+
 @torch.no_grad()
 def test_parts_of_a_model_can_be_called() -> None:
     model: Any = vit(dynamic_img_size=True)

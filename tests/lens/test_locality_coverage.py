@@ -11,7 +11,7 @@ from foreign_references.registry import CASES, LIBRARIES
 from foreign_references.write_rows import local_outcome
 from vit_references.checking import Family, build
 from vit_references.families import FAMILIES
-from vit_references.local import Taken, taken
+from vit_references.local import Taken, as_weights, taken
 
 from nearsight import measure
 
@@ -36,7 +36,9 @@ def test_a_family_takes_each_inducer_or_refuses_it(family: Family) -> None:
     if not timm.is_model(family.variant):
         pytest.skip(f"this timm has no {family.variant}")
     model, images = build(family)
-    found = taken(model, lambda one: one(images), lambda one: measure(one, images), image_size=family.image_size)
+    found = taken(
+        model, lambda one: one(as_weights(images, one)), lambda one: measure(one, images), image_size=family.image_size
+    )
     check(found)
     kinds = Counter(one.kind for one in found.values())
     if family.variant == "vit_tiny_patch16_224":

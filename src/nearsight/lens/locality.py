@@ -8,7 +8,7 @@ Shape suffixes: W windows, N queries, M keys, 2 (by row, by column).
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext, suppress
 from functools import partial
 from typing import Any, TypeVar
 
@@ -163,9 +163,13 @@ class _Watch:
         if not self.places.by_size:
             parameter = next((one for one in model.parameters() if one.is_floating_point()), torch.zeros(()))
             generator = torch.Generator().manual_seed(0)
-            self._channels = _channels(model)
-            images = torch.randn(2, self._channels, *size, generator=generator).to(parameter.device, parameter.dtype)
-            self._learn(Batch(images, lambda whole, pixels, _: whole(pixels)), first=True)
+            *others, last = _channels(model)
+            for self._channels in (*others, last):
+                images = torch.randn(2, self._channels, *size, generator=generator)
+                images = images.to(parameter.device, parameter.dtype)
+                with suppress(InputError) if self._channels != last else nullcontext():
+                    self._learn(Batch(images, lambda whole, pixels, _: whole(pixels)), first=True)
+                    break
         size = next(iter(self.places.by_size))
         of_calls = [
             (module, key, place) for module, calls in self.places.by_size[size].items() for key, place in calls.items()
@@ -352,10 +356,10 @@ def _place(site: Site) -> Place:
     )
 
 
-def _channels(model: nn.Module) -> int:
-    """Of the images, by the first convolution."""
+def _channels(model: nn.Module) -> list[int]:
+    """Of the images: by the first convolution and, where a model has it behind a transform, as it is usually given."""
     first = next((module for module in model.modules() if isinstance(module, nn.Conv2d)), None)
-    return 3 if first is None else first.in_channels
+    return list(dict.fromkeys([3 if first is None else first.in_channels, 3]))
 
 
 def _called(

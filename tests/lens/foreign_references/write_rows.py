@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 from unittest import mock
 
-from vit_references.local import Taken, header, row, taken
+from vit_references.local import Taken, as_weights, header, row, taken
 from vit_references.table import as_row
 from vit_references.write_table import grid_of, reasons
 
@@ -117,7 +117,7 @@ def local_outcome(case: Case) -> dict[str, Taken]:
     options: dict[str, Any] = {**case.options, **({} if case.call is None else {"call": case.call})}
     return taken(
         model,
-        lambda one: run(one, case, inputs),
+        lambda one: run(one, case, as_weights(inputs, one)),
         lambda one: measure(one, inputs, **options),
         **case.options,
         image_size=case.image_size,

@@ -20,7 +20,7 @@ from vit_references.checking import Family, Found, build, expect, largest_differ
 from vit_references.dense import Layer
 from vit_references.families import FAMILIES, module_of
 from vit_references.local import HEADER as LOCAL
-from vit_references.local import header, row, taken
+from vit_references.local import as_weights, header, row, taken
 from vit_references.table import as_row
 
 HEADER = """# Which models can be measured
@@ -113,7 +113,9 @@ def not_spatial_row(module: str, family: Family) -> str:
 def local_row(module: str, family: Family) -> str:
     """What the inducers do to one model."""
     model, images = build(family)
-    found = taken(model, lambda one: one(images), lambda one: measure(one, images), image_size=family.image_size)
+    found = taken(
+        model, lambda one: one(as_weights(images, one)), lambda one: measure(one, images), image_size=family.image_size
+    )
     return row(found, module, family.variant)
 
 
