@@ -285,7 +285,13 @@ class _Watch:
                     hook = module.register_forward_pre_hook(look, with_kwargs=True)
                     undo.callback(hook.remove)
             with torch.no_grad(), AttentionTap(model, of_attention, found.calling):
-                image.run(model)
+                try:
+                    image.run(model)
+                except InputError:
+                    raise
+                except (ValueError, TypeError, IndexError, AssertionError) as error:  # it takes several images alone
+                    reason = " ".join(str(error).split())[:200]
+                    raise InputError(f"{type(model).__name__} fails on a single image: {reason}") from error
         self._refused = self._reasons(found, runs)
         self._handles = [model.register_forward_pre_hook(self.before, with_kwargs=True)]
         for module in dict.fromkeys(entries):

@@ -165,8 +165,12 @@ class ProbeResults:
     def models(self) -> list[ProbedModel]:
         names = [field.name for field in fields(ProbedModel)]
         rows = records(self.rows[names].drop_duplicates("model"))
-        found = [{name: None if pd.isna(value) else value for name, value in row.items()} for row in rows]
-        return [ProbedModel(**{**row, "seed": None if row["seed"] is None else int(row["seed"])}) for row in found]
+        found = []
+        for row in rows:
+            known: dict[str, Any] = {name: None if pd.isna(value) else value for name, value in row.items()}
+            known["seed"] = None if known["seed"] is None else int(known["seed"])
+            found.append(ProbedModel(**known))
+        return found
 
     def scores(self, measure: str) -> dict[str, Estimate]:
         """Model → its score, with the interval over test images."""

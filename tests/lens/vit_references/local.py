@@ -26,7 +26,7 @@ MARKS = {"gentle": "●", "abrupt": "○", "partly": "◐", "refused": "–"}
 HEADER = """
 ## Making them local
 
-The same models, with each inducer of [`nearsight.add_locality`](locality.md).
+The same models, with each inducer of [`nearsight.add_locality`](locality.md) ({versions}).
 
 **How a mark is made.** The inducer is added to a model of that row and the outputs are compared with those of the model
 as it was. ● It is taken and at first changes nothing (by less than 1e-5 of the largest output); with its gates open it

@@ -3,6 +3,7 @@
 `write_table PAGE timm`, `libraries` or `local` writes that part alone.
 """
 
+import importlib.metadata
 import importlib.util
 import re
 import sys
@@ -140,10 +141,14 @@ def page() -> str:
 
 def local_tables() -> str:
     """Of timm's families; foreign_references has those of other libraries."""
+    from foreign_references.registry import LIBRARIES
     from foreign_references.write_rows import local_tables as of_libraries
 
+    packages = ["torch", "timm", *(library.package for library in LIBRARIES.values())]
+    versions = ", ".join(f"{name} {importlib.metadata.version(name).partition('+')[0]}" for name in packages)
     rows = (local_row(module, family) for module, family in known_families() if family.layers)
-    return "".join([LOCAL, "### timm\n\n", header("module", "checked on"), *rows, *of_libraries()])
+    beginning = f"{LOCAL.format(versions=versions)}### timm\n\n{header('module', 'checked on')}"
+    return "".join([beginning, *rows, *of_libraries()])
 
 
 def write(path: Path, chosen: Sequence[str]) -> None:
