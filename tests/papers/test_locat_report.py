@@ -624,7 +624,7 @@ def test_table_1_beside_ours():
     assert len(judged) == 10
     assert judged["LocAt costs RoPEViT no accuracy"].verdict == YES
     assert judged["LocAt costs Swin no accuracy"].verdict == NO
-    assert judged["GAug makes attention local: heads of Jumbo are more local on average"].verdict == YES
+    assert judged["LocAt makes attention local: heads of Jumbo are more local on average"].verdict == YES
     with pytest.raises(InputError, match="no backbone has runs both"):
         backbones_table(dataclasses.replace(results, runs=results.runs[results.runs["condition"] == s2.VIT]))
 

@@ -6,6 +6,7 @@ import json
 import shlex
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -198,8 +199,10 @@ def _of_study(folder: Path) -> Origins:
     for cell in described["cells"]:
         run = run_folder(folder, cell["run"])
         if run.is_complete and run.model.is_file():
-            found = read_run(run)
-            ran = {"min_mad": found.row["min_mad"], "epoch_seconds": float(found.history["seconds"].median())}
+            ran = {}
+            with suppress(InputError):  # what is left of it may be its weights alone
+                found = read_run(run)
+                ran = {"min_mad": found.row["min_mad"], "epoch_seconds": float(found.history["seconds"].median())}
             done.append(Origin(text=str(run.path), condition=cell["condition"], seed=cell["seed"], ran=ran))
     if not done:
         raise InputError(f"{folder} has no finished run with its weights, so there is nothing to probe; run it first")
