@@ -61,9 +61,10 @@ def add_locality(
         nearsight.add_locality(model, "alibi2d")
         nearsight.add_locality(model, "neighborhood", radius=2.5, layers=[0, 1, 2])
 
-    Any model that `measure` understands and that runs on images alone. Its weights keep their names and values; new ones lie in a child `locality` of
-    each module that computes an attention (of gaug on timm's ViTs: `gaug`; of cpe: `cpe`). Several inducers add up.
-    On CUDA, alibi2d, gaussian, neighborhood and gaug run by fused kernels where patches are a whole grid.
+    Any model that `measure` understands and that runs on images alone. Its weights keep their names and values; new
+    ones lie in a child `locality` of each module that computes an attention (of gaug on timm's ViTs: `gaug`; of
+    cpe: `cpe`). Several inducers add up. On CUDA, alibi2d, gaussian, neighborhood and gaug run by fused kernels
+    where patches are a whole grid.
 
     Args:
         name: which inducer; `nearsight.locat.inducers.LOCALITIES` has them all.
