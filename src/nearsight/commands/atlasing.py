@@ -24,26 +24,14 @@ from nearsight.commands.progress import MeasuringProgress
 from nearsight.commands.subjects import images_record
 from nearsight.configuration import encode
 from nearsight.errors import InputError
-from nearsight.files import WriteError, canonical_hash, output_folder, read_object, reading, replacing, write_json
+from nearsight.files import WriteError, canonical_hash, output_folder, read_object, reading, write_json
 from nearsight.lens import HeadTable
 from nearsight.models.lists import ListedModel, ModelList
 from nearsight.models.sourced import one_line
 from nearsight.probe.frozen import weights_hash
-from nearsight.report.atlas import (
-    AtlasModel,
-    Kind,
-    depth_figure,
-    head_rows,
-    identities,
-    overview,
-    preparations,
-    sentences,
-    strips_figure,
-    write_atlas_page,
-)
-from nearsight.report.figures.style import save_figure
+from nearsight.report.atlas import AtlasModel, Kind
+from nearsight.report.atlas_page import AtlasReport
 from nearsight.report.inputs import DESCRIPTION, read_measured, write_measured
-from nearsight.report.page.document import PAGE
 from nearsight.report.tables import records
 from nearsight.train import Stop, StoppedError, write_heads
 from nearsight.train.integrity import joined
@@ -357,17 +345,10 @@ class Written:
 def write_all(
     out: Path, models: ModelList, found: Sequence[AtlasModel], problems: Mapping[str, str], command: str
 ) -> Written:
-    """The tables over models, the figure and the page."""
+    """The tables over models, the figures and the page."""
     output_folder(out)
-    main_table = overview(found, problems)
-    tables = [main_table, identities(found, problems), preparations(found)]
-    files = [path for table in tables if table is not None for path in table.write(out)]
-    files.append(out / "atlas-heads.csv")
-    with replacing(files[-1]) as temporary:
-        head_rows(found).to_csv(temporary, index=False)
-    files += save_figure(depth_figure(found), output_folder(out / "figures"), "atlas-depth")
-    if (strips := strips_figure(found)) is not None:
-        files += save_figure(strips, out / "figures", "atlas-kinds")
+    report = AtlasReport.of(found, problems)
+    files = report.write(out, title=f"Atlas: {models.name}", about=models.about, command=command)
     files.append(out / "provenance.json")
     certificates = [model.heads.provenance or {} for model in found]
     write_json(
@@ -379,14 +360,12 @@ def write_all(
             "weights": {model.label: model.record["digest"] for model in found},
         },
     )
-    files.append(out / PAGE)
-    title = f"Atlas: {models.name}"
-    write_atlas_page(files[-1], title=title, about=models.about, models=found, problems=problems, command=command)
-    rows = records(main_table.numbers.astype(object).where(main_table.numbers.notna(), None))
+    numbers = report.overview.numbers
+    rows = records(numbers.astype(object).where(numbers.notna(), None))
     return Written(
         rows=json.loads(json.dumps(rows, default=str)),
-        table=main_table.shown.to_string(index=False),
-        sentences=sentences(found),
+        table=report.overview.shown.to_string(index=False),
+        sentences=[report.headline, *report.sentences],
         problems=problems,
         files=files,
     )

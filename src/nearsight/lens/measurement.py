@@ -88,6 +88,9 @@ class Measurement(ABC):
     layers=…) that returns a figure."""
     columns: ClassVar[tuple[str, ...]] = ()
     """The results that "heat" or "layers" show."""
+    of_images: ClassVar[tuple[str, ...]] = ()
+    """The results that are those of each image, [images, layers, heads]: the table has their means and, beside
+    distance and entropy, the values of single images, so that they have intervals."""
     needs_tiles = False
     """Whether it is to be given the tiles of each attention, with all tokens."""
     needs_attention = False
@@ -120,7 +123,7 @@ class Measurement(ABC):
 
     @abstractmethod
     def results(self) -> Mapping[str, Array | Tensor]:
-        """By name, the layers first; and ready for the next batch.
+        """By name, the layers first, but for `of_images`; and ready for the next batch.
 
         Tensors are brought to the host when the next batch is on its way: who returns them does not wait for a device.
         """

@@ -194,6 +194,7 @@ class Look:
     ) -> None:
         self._found, self._dtype, self._device = found, dtype, batch.images.device
         self._digests = batch.digests
+        self._of_images = [name for measurement in further for name in measurement.of_images]
         self._of_tiles = [measurement for measurement in further if measurement.needs_tiles]
         self._of_attention = [measurement for measurement in further if measurement.needs_attention]
         self._reduced: dict[Call, Tensor] = {}
@@ -237,7 +238,7 @@ class Look:
         for name, rows in self._rows.items():
             if (fault := rows.fault()) is not None:
                 raise InputError(f"{name}: {fault}, for some of the images; leave it out with layers=…")
-        return table_of(self._found, self._reduced, self._extra, self._digests, self._uniform)
+        return table_of(self._found, self._reduced, self._extra, self._digests, self._uniform, self._of_images)
 
 
 def table_of(
@@ -246,10 +247,12 @@ def table_of(
     extra: Sequence[Mapping[str, Array | Tensor]] = (),
     digests: Tensor | None = None,
     uniform: Mapping[Call, float] | None = None,
+    of_images: Sequence[str] = (),
 ) -> HeadTable:
     """The table of one batch, from what `reduce_attention` made of each attention in it; waits for the device.
 
-    With the `digests` of its images, their values are kept; `uniform` is the distance of uniform attention in each.
+    With the `digests` of its images, their values are kept; `uniform` is the distance of uniform attention in each;
+    `of_images` names those of `extra` that are of each image.
     """
     parts = [reduced[call] for call in found.sites]
     named = {name: values for part in (_geometry_arrays(found), *extra) for name, values in part.items()}
@@ -269,6 +272,8 @@ def table_of(
     further = {
         name: next(brought).double().numpy() if isinstance(values, Tensor) else values for name, values in named.items()
     }
+    by_image = {name: further[name] for name in of_images}
+    further |= {name: values_BLH.mean(0) for name, values_BLH in by_image.items()}
     if any(len(layer) > 2 for layer in layers):
         times = [layer[2].mean(0) if len(layer) > 2 else np.full(layer.shape[-1], np.nan) for layer in layers]
         further["temporal_distance"] = stack_layers(times)
@@ -278,7 +283,7 @@ def table_of(
         Moments.of(entropy_BLH),
         found.skipped,
         further,
-        None if digests is None else PerImage.of(as_digests(digests), mad_BLH, entropy_BLH),
+        None if digests is None else PerImage.of(as_digests(digests), mad_BLH, entropy_BLH, by_image),
         None if uniform is None else _over_parts(found, uniform),
     )
 

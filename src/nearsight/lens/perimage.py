@@ -7,8 +7,8 @@ Shape suffixes: N images, L layers, H heads; B images of a batch, P words of eig
 """
 
 import hashlib
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Self
 
 import numpy as np
@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 MOST_VALUES = 2**22
-"""Distances that are kept, and as many entropies: 16 MiB each. For 12 layers of 12 heads that is 29,127 images."""
+"""Distances that are kept, and as many of each other number: 16 MiB each. For 12 layers of 12 heads that is 29,127
+images."""
 _FEWEST_JOINED = 1024
 _WORDS_IN_CACHE = 2**17
 """More at a time are slower on a CPU; what a GPU is given at once is larger."""
@@ -44,22 +45,34 @@ class PerImage:
     mad: NDArray[np.float32]
     """[N, L, H], NaN for heads that do not exist."""
     entropy: NDArray[np.float32]
+    further: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
+    """The same of what measurements give for each image (`Measurement.of_images`), by name."""
 
     @classmethod
-    def of(cls, digests_N: NDArray[np.uint64], mad_NLH: Values, entropy_NLH: Values) -> Self:
+    def of(
+        cls,
+        digests_N: NDArray[np.uint64],
+        mad_NLH: Values,
+        entropy_NLH: Values,
+        further: Mapping[str, Values] | None = None,
+    ) -> Self:
         """Put in order, and cut to what there is room for."""
         num_kept = MOST_VALUES // max(1, mad_NLH[0].size) if len(mad_NLH) else 0
         mad, entropy = (values.astype(np.float32, copy=False) for values in (mad_NLH, entropy_NLH))
+        others = {name: values.astype(np.float32, copy=False) for name, values in (further or {}).items()}
         # By their values where digests are equal: so the order in which images came is forgotten.
         order = np.lexsort((np.nansum(mad, (1, 2), dtype=np.float64), digests_N))[:num_kept]
-        return cls(digests_N[order], mad[order], entropy[order])
+        return cls(
+            digests_N[order], mad[order], entropy[order], {name: values[order] for name, values in others.items()}
+        )
 
     def __len__(self) -> int:
         return len(self.digests)
 
     def choose(self, layers: Sequence[int]) -> Self:
         """Those of some layers, by position."""
-        return type(self)(self.digests, self.mad[:, layers], self.entropy[:, layers])
+        further = {name: values[:, layers] for name, values in self.further.items()}
+        return type(self)(self.digests, self.mad[:, layers], self.entropy[:, layers], further)
 
 
 class KeptImages:
@@ -89,6 +102,11 @@ class KeptImages:
             np.concatenate([part.digests for part in self._parts]),
             np.concatenate([part.mad for part in self._parts]),
             np.concatenate([part.entropy for part in self._parts]),
+            {
+                name: np.concatenate([part.further[name] for part in self._parts])
+                for name in self._parts[0].further
+                if all(name in part.further for part in self._parts)
+            },
         )
 
 

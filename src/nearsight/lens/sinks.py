@@ -77,6 +77,7 @@ class Sinks(Measurement):
     about = "per head: attention received by CLS, registers, outliers and single patches; MAD without sinks"
     picture = "heat"
     columns = ("share_cls", "share_registers", "share_sinks", "max_received", "gini_received")
+    of_images = ("mad_without_sinks",)
     needs_attention = True
 
     @classmethod
@@ -140,11 +141,12 @@ class Sinks(Measurement):
             alike.setdefault(kind, []).append(one)
         parts: dict[str, list[tuple[int, Tensor]]] = {layer: [] for layer in self._layers}
         for group in alike.values():
-            for one, means_XH in zip(group, self._described(group).mean(2).unbind(1), strict=True):
-                parts[one.site.layer].append((one.site.geometry.num_queries, means_XH))
+            for one, values_XBH in zip(group, self._described(group).unbind(1), strict=True):
+                parts[one.site.layer].append((one.site.geometry.num_queries, values_XBH))
         self._seen, self._norms = {}, {}
-        stacked_LXH = stacked([_weighted_mean(of_layer) for of_layer in parts.values()], heads=1)
-        return dict(zip(_NAMES, stacked_LXH.unbind(1), strict=True))
+        values_LXBH = stacked([_weighted_mean(of_layer) for of_layer in parts.values()], heads=2)
+        found = dict(zip(_NAMES, values_LXBH.mean(2).unbind(1), strict=True))
+        return found | {name: values_LXBH[:, _NAMES.index(name)].transpose(0, 1) for name in self.of_images}
 
     def _described(self, group: Sequence["_Seen"]) -> Tensor:
         """`_NAMES` of sites with keys at the same places, [X, L, B, H] float64."""

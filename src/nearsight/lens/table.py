@@ -45,6 +45,8 @@ _ON_THE_GRID = {"offset_attention": "attention by steps", "outlier_map": "places
 """Arrays with axes of a layer's rows and columns, and what they are."""
 _OF_IMAGES = {"digests": np.uint64, "mad": np.float32, "entropy": np.float32}
 """The arrays of `PerImage`, which a file may do without: those of earlier versions do."""
+_FURTHER = "per_image/further/"
+"""Before the names of `PerImage.further`."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)  # arrays are not equal or unequal as a whole
@@ -388,6 +390,7 @@ class HeadTable:
             arrays["uniform"] = self.uniform
         if self.per_image is not None:
             arrays |= {f"per_image/{name}": getattr(self.per_image, name) for name in _OF_IMAGES}
+            arrays |= {f"{_FURTHER}{name}": values for name, values in self.per_image.further.items()}
         with replacing(Path(path)) as temporary, temporary.open("wb") as file:
             np.savez(
                 file, allow_pickle=False, **arrays, **{f"extra/{name}": value for name, value in self.extra.items()}
@@ -442,11 +445,12 @@ def _stored_images(stored: Mapping[str, Any], num_images: int, shape: tuple[int,
     arrays = {name: stored[f"per_image/{name}"] for name in _OF_IMAGES if f"per_image/{name}" in stored}
     if not arrays:
         return None
-    values = PerImage(**arrays)
+    further = {name.removeprefix(_FURTHER): array for name, array in stored.items() if name.startswith(_FURTHER)}
+    values = PerImage(**arrays, further=further)
     num = len(values)
-    for name, array in arrays.items():
+    for name, array in (*arrays.items(), *further.items()):
         expected = (num,) if name == "digests" else (num, *shape)
-        if array.shape != expected or array.dtype != _OF_IMAGES[name] or num > num_images:
+        if array.shape != expected or array.dtype != _OF_IMAGES.get(name, np.float32) or num > num_images:
             raise ValueError(f"its values of single images are not of at most {num_images} images × {list(shape)}")
     return values
 

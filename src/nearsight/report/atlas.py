@@ -1,59 +1,40 @@
-"""An atlas: many measured models on the same pictures, as tables over models, a figure, sentences and a page.
+"""An atlas: many measured models on the same pictures, as tables over models. `report/atlas_page.py` shows them.
 
 Intervals are over pictures: 95 %, Student's t. They say how certain a number is for these weights; other weights of the
 same recipe may differ by more.
 
-Shape suffixes: N images, R heads, L layers.
+Shape suffixes: N images, R heads.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from html import escape
-from pathlib import Path
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
-from matplotlib.figure import Figure
+from numpy.typing import NDArray
 
 from nearsight.errors import InputError
-from nearsight.files import write_text
 from nearsight.lens import HeadTable
 from nearsight.lens.table import KIND_COLUMNS
 from nearsight.metrics.kinds import KINDS, OTHER
-from nearsight.report.differences import Quantity, differ, existing_heads, most_local_head, quoted
-from nearsight.report.figures.kinds import kind_strips
-from nearsight.report.figures.style import (
-    DISTANCE_LABEL,
-    FIGURE_LABEL_LIMIT,
-    INK,
-    MUTED,
-    UNIFORM,
-    add_legend,
-    house_style,
-    light_grid,
-)
-from nearsight.report.inputs import ModelHeads, shorten
-from nearsight.report.page.document import Document, Section, citing_html, command_html, figure_html, terms_html
-from nearsight.report.page.tables import label_html, table_html, text_html
-from nearsight.report.tables import MISSING, Row, Table, difference_in_words, rounded, share, with_interval
+from nearsight.report.differences import Quantity, by_halves, differ, existing_heads, most_local_head
+from nearsight.report.inputs import ModelHeads
+from nearsight.report.tables import MISSING, Row, Table, columns_of, difference_in_words, rounded, with_interval
 from nearsight.study.statistics import Estimate, mean_interval
 
 Kind = Literal["trained", "random", "preparation"]
-_PANELS_PER_ROW = 4
-_COLOUR = "#0072b2"
 _OF_SIZES = ("grid_size", "cell_size")
 _DIGITS_OF_DIGEST = 12
-_OWN_PATCH = 0.5
-"""Share of a head's attention on its own patch from which on the sentences call it an own-patch head."""
-_EARLY = 1 / 3
-"""Of the depth."""
-_INTERVALS = (
-    "95 % over pictures (Student’s t): how certain a number is for these weights on pictures like these. A model with "
-    "and without training is compared picture by picture. The most local head is chosen on one half of the pictures "
-    "and compared on the other, and the other way round. Another training of the same recipe may differ by more than "
-    "any of these intervals."
-)
+
+
+class SinkChange(NamedTuple):
+    """How far the distance of a head moves if each picture's sinks are left out."""
+
+    layer: int
+    head: int
+    estimate: Estimate
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -76,16 +57,57 @@ class AtlasModel:
         """What the atlas wrote down about the model."""
         return self.heads.config or {}
 
+    @cached_property
+    def most_local(self) -> Quantity:
+        return most_local_head(self.heads)
+
+    def most_local_interval(self) -> Estimate:
+        """The mean is that of the head that is named; its interval is as wide as that of the values by halves."""
+        return _around(self.most_local.mean, self.most_local.values, self.table.num_images)
+
     def all_heads(self) -> Estimate:
         """The mean over all heads, with its interval over pictures."""
         rows = existing_heads(self.heads)
-        if self.heads.per_image is None:
-            return Estimate(value=float(rows["mad"].mean()), n=self.table.num_images)
-        return mean_interval(self.heads.image_values("mad", rows).mean(1))
+        values = None if self.heads.per_image is None else self.heads.image_values("mad", rows).mean(1)
+        return _around(float(rows["mad"].mean()) if values is None else float(values.mean()), values, self.num_images)
+
+    @cached_property
+    def sink_changes(self) -> tuple[SinkChange, SinkChange] | None:
+        """Of the head whose distance moves most without sinks, chosen on one half of the pictures and measured on the
+        other; and of the most local one. None where that was not measured."""
+        rows, name = existing_heads(self.heads), "mad_without_sinks"
+        if name not in self.table.extra:
+            return None
+        place_of = {layer: place for place, layer in enumerate(self.heads.layers())}
+        at = rows["layer"].map(place_of).to_numpy(), rows["head"].to_numpy()
+        change_R = (self.table.extra[name] - self.table.mad)[at]
+        if not np.isfinite(change_R).any():
+            return None
+        kept, change_NR = self.heads.per_image, None
+        if kept is not None and name in kept.further:
+            change_NR = self.heads.image_values(name, rows) - self.heads.image_values("mad", rows)
+
+        def change(place: int, values_N: NDArray[np.float64] | None) -> SinkChange:
+            layer, head = (int(rows[column].iloc[place]) for column in ("layer", "head"))
+            return SinkChange(layer, head, _around(float(change_R[place]), values_N, self.num_images))
+
+        most, local = _largest(change_R), int(rows["mad"].argmin())
+        if kept is None or change_NR is None:
+            return change(int(most), None), change(local, None)
+        by_half_N, _ = by_halves(kept.digests, change_NR, _largest)
+        return change(int(most), by_half_N), change(local, change_NR[:, local])
+
+    @property
+    def num_images(self) -> int:
+        return self.table.num_images
 
     def most_local_layer(self) -> int:
         """The layer whose heads have the lowest mean distance, by its place, from 0."""
         return int(np.nanargmin(np.nanmean(self.table.mad, axis=1)))
+
+    @property
+    def has_kinds(self) -> bool:
+        return KIND_COLUMNS["own"] in self.table.extra
 
     def extra_columns(self) -> dict[str, np.ndarray]:
         """What was measured beside distance and entropy, per head or per layer, by name."""
@@ -96,15 +118,17 @@ class AtlasModel:
         }
 
 
-def _interval(quantity: Quantity) -> Estimate:
-    if quantity.values is None:
-        return Estimate(value=quantity.mean, n=quantity.num_images)
-    found = mean_interval(quantity.values)
-    # The mean is that of the head that is named; its interval is as wide as that of the values by halves.
-    shift = quantity.mean - found.value
-    return Estimate(
-        value=quantity.mean, n=found.n, std=found.std, low=found.low + shift, high=found.high + shift, df=found.df
-    )
+def _largest(change_R: NDArray[np.float64]) -> np.intp:
+    return np.nanargmax(np.abs(change_R))
+
+
+def _around(mean: float, values_N: NDArray[np.float64] | None, num_images: int) -> Estimate:
+    """A mean over pictures, with the width of the interval of these values, if they are known."""
+    if values_N is None:
+        return Estimate(value=mean, n=num_images)
+    found = mean_interval(values_N)
+    shift = mean - found.value
+    return replace(found, value=mean, low=found.low + shift, high=found.high + shift, p=float("nan"))
 
 
 def _in_unit(table: HeadTable, unit: Literal["patches", "pixels"]) -> np.ndarray:
@@ -121,16 +145,21 @@ def overview(models: Sequence[AtlasModel], problems: Mapping[str, str]) -> Table
     rows = [_row(model, by_label) for model in models]
     shown = [row for model, row in zip(models, rows, strict=True) if model.kind != "preparation"]
     rows += [Row().both("label", label, "model").keep(kind="failed", problem=why) for label, why in problems.items()]
-    notes = (
+    notes: tuple[str, ...] = (
         "MAD: mean attention distance, as a fraction of the grid’s diagonal. ±: the 95 % interval over pictures.",
         "In patches and pixels: of the most local head. Uniform: the MAD of a head that attends to all patches alike.",
         "Less random: the most local head less that of the same architecture with random weights, picture by picture.",
     )
+    if any(model.sink_changes for model in models):
+        notes += (
+            "Without sinks: how far the distance of the head moves that moves most if each picture’s sinks are left "
+            "out, the patches that receive more than ten times the mean.",
+        )
     return Table.of("atlas", "The models", rows, shown=shown, notes=notes)
 
 
 def _row(model: AtlasModel, by_label: Mapping[str, AtlasModel]) -> Row:
-    table, record, best = model.table, model.record, most_local_head(model.heads)
+    table, record, best = model.table, model.record, model.most_local
     place = np.unravel_index(np.nanargmin(table.mad), table.mad.shape)
     num_layers, num_heads = table.mad.shape
     grid = model.heads.grid(model.heads.layers()[0])
@@ -145,7 +174,7 @@ def _row(model: AtlasModel, by_label: Mapping[str, AtlasModel]) -> Row:
         "grid",
         MISSING if grid is None else "{} × {}".format(*grid),
     )
-    row.interval("min_mad", _interval(best), "most local head", digits=4)
+    row.interval("min_mad", model.most_local_interval(), "most local head", digits=4)
     row.keep(min_mad_layer=best.layer, min_mad_head=best.head).show("where", f"layer {best.layer}, head {best.head}")
     row.both("min_mad_patches", patches, "in patches", rounded(patches, 2))
     row.both("min_mad_pixels", pixels, "in pixels", rounded(pixels, 1))
@@ -156,13 +185,21 @@ def _row(model: AtlasModel, by_label: Mapping[str, AtlasModel]) -> Row:
     if twin is None:
         row.show("less random", MISSING)
     else:
-        found = differ(best, most_local_head(twin.heads)).estimate
+        found = differ(best, twin.most_local).estimate
         row.keep(beside=twin.label, less_beside=found.value, less_beside_low=found.low, less_beside_high=found.high)
         row.show("less random", difference_in_words(found, digits=4))
+    if (changes := model.sink_changes) is not None:
+        for name, change in zip(("sink_change", "sink_change_most_local"), changes, strict=True):
+            row.keep(
+                **columns_of(name, change.estimate), **{f"{name}_layer": change.layer, f"{name}_head": change.head}
+            )
+        row.show("without sinks", difference_in_words(changes[0].estimate, digits=4))
+    elif "mad_without_sinks" in table.extra:
+        row.show("without sinks", MISSING)
     for name, values in model.extra_columns().items():
         if np.isfinite(values).any():
             row.keep(**{f"{name}_mean": float(np.nanmean(values)), f"{name}_max": float(np.nanmax(values))})
-    if _has_kinds(model):
+    if model.has_kinds:
         kinds = table.kinds()
         known = kinds[kinds != ""]
         row.keep(**{f"kind_{_as_name(kind)}": float((known == kind).mean()) for kind in (*KINDS, OTHER)})
@@ -176,19 +213,9 @@ def _row(model: AtlasModel, by_label: Mapping[str, AtlasModel]) -> Row:
     return row.keep(**{name: record.get(name) for name in ("trained_on", "licence", "citation", "note", "digest")})
 
 
-def _has_kinds(model: AtlasModel) -> bool:
-    return KIND_COLUMNS["own"] in model.table.extra
-
-
 def _as_name(kind: str) -> str:
     """Of a column with the share of heads of this kind."""
     return f"{kind.replace(' ', '_').replace('/', '_')}_heads"
-
-
-def strips_figure(models: Sequence[AtlasModel]) -> Figure | None:
-    """The kinds of the heads of all models, a strip each; None where they were not measured."""
-    tables = {model.label: model.table for model in models if model.kind != "preparation" and _has_kinds(model)}
-    return kind_strips(tables) if tables else None
 
 
 def _listed(value: object) -> object:
@@ -240,11 +267,13 @@ def preparations(models: Sequence[AtlasModel]) -> Table | None:
         own = by_label.get(model.beside or "")
         if own is None:
             continue
-        best, other, preparation = most_local_head(own.heads), most_local_head(model.heads), model.record["preparation"]
+        preparation = model.record["preparation"]
         row = Row().both("label", own.label, "model")
         row.both("mean", _numbers(preparation["mean"])).both("std", _numbers(preparation["std"]))
-        row.interval("own", _interval(best), "most local head, own").interval("min_mad", _interval(other), "this one")
-        found = differ(other, best).estimate
+        row.interval("own", own.most_local_interval(), "most local head, own")
+        row.interval("min_mad", model.most_local_interval(), "this one")
+        other = model.most_local
+        found = differ(other, own.most_local).estimate
         row.keep(difference=found.value, low=found.low, high=found.high).show("difference", difference_in_words(found))
         row.show("where", f"layer {other.layer}, head {other.head}")
         row.both("mean_mad", model.all_heads().value, "all heads", with_interval(model.all_heads()))
@@ -283,206 +312,3 @@ def head_rows(models: Sequence[AtlasModel]) -> pd.DataFrame:
         frames.append(frame.assign(**units, **extra).assign(model=model.label, kind=model.kind))
     joined = pd.concat(frames, ignore_index=True)
     return joined[["model", "kind", *(name for name in joined if name not in ("model", "kind"))]]
-
-
-def depth_figure(models: Sequence[AtlasModel]) -> Figure:
-    """A panel per trained model: the least, the mean and the largest distance of each layer's heads over the depth;
-    random weights of the same architecture dashed, uniform attention dotted."""
-    by_label = {model.label: model for model in models}
-    shown = [model for model in models if model.kind == "trained"] or list(models)
-    num_rows = -(-len(shown) // _PANELS_PER_ROW)
-    num_columns = -(-len(shown) // num_rows)
-    with house_style():
-        figure = Figure(figsize=(2.5 * num_columns + 0.6, 2.2 * num_rows + 0.9), layout="constrained")
-        panels = figure.subplots(num_rows, num_columns, sharex=True, sharey=True, squeeze=False).ravel()
-        for place, (panel, model) in enumerate(zip(panels, shown, strict=False)):
-            depth_L, mad = _depths(model), model.table.mad
-            panel.fill_between(
-                depth_L,
-                np.nanmin(mad, 1),
-                np.nanmax(mad, 1),
-                color=_COLOUR,
-                alpha=0.25,
-                linewidth=0,
-                gid=f"range-{place}",
-            )
-            panel.plot(depth_L, np.nanmean(mad, 1), color=_COLOUR, marker="o", markersize=3, gid=f"mean-{place}")
-            if (twin := by_label.get(model.beside or "")) is not None:
-                random_L = np.nanmean(twin.table.mad, 1)
-                panel.plot(
-                    _depths(twin), random_L, color=MUTED, linestyle=(0, (4, 2)), linewidth=1, gid=f"random-{place}"
-                )
-            if model.table.uniform is not None:
-                panel.plot(depth_L, model.table.uniform, **UNIFORM, gid=f"uniform-{place}")
-            panel.set_title(shorten(model.label, FIGURE_LABEL_LIMIT), parse_math=False, color=INK, fontsize=8.5)
-            light_grid(panel)
-        for panel in panels[len(shown) :]:
-            panel.remove()
-        panels[0].set_ylim(bottom=0.0)
-        figure.supxlabel("depth (0: first layer, 1: last layer)", fontsize=9.0)
-        figure.supylabel(DISTANCE_LABEL, fontsize=9.0)
-        handles = [
-            *panels[0].plot([], [], color=_COLOUR, marker="o", markersize=3),
-            *panels[0].plot([], [], color=_COLOUR, alpha=0.25, linewidth=7),
-            *panels[0].plot([], [], color=MUTED, linestyle=(0, (4, 2)), linewidth=1),
-            *panels[0].plot([], [], **UNIFORM),
-        ]
-        labels = ("mean of a layer’s heads", "least to largest", "random weights", "uniform attention")
-        add_legend(figure, handles, labels, loc="outside upper left", ncols=4)
-    return figure
-
-
-def _depths(model: AtlasModel) -> np.ndarray:
-    return np.linspace(0, 1, len(model.table.mad)) if len(model.table.mad) > 1 else np.zeros(1)
-
-
-def sentences(models: Sequence[AtlasModel]) -> list[str]:
-    """What the atlas says, the most important first."""
-    trained = [model for model in models if model.kind == "trained"] or list(models)
-    said = [_of_most_local(trained, [model for model in models if model.kind == "random"])]
-    if own := _of_own_patch(trained):
-        said.append(own)
-    early = [model for model in trained if model.most_local_layer() <= _EARLY * (len(model.table.mad) - 1)]
-    places = ", ".join(f"{quoted(one.label)} {one.heads.layers()[one.most_local_layer()]}" for one in trained)
-    said.append(
-        f"The layer whose heads have the lowest mean distance lies in the first third of the depth in {len(early)} of "
-        f"{len(trained)} models (layers from 0: {places})."
-    )
-    if registers := _of_registers(trained):
-        said.append(registers)
-    if sinks := _of_sinks(trained):
-        said.append(sinks)
-    said += _of_preparations(models)
-    return said
-
-
-def _of_most_local(trained: Sequence[AtlasModel], random: Sequence[AtlasModel]) -> str:
-    best = sorted((most_local_head(model.heads) for model in trained), key=lambda quantity: quantity.mean)
-    low, high = best[0], best[-1]
-    if len(best) == 1:
-        text = f"The most local head of {quoted(low.label)} has a mean attention distance of {low.mean:.3f}"
-    else:
-        text = (
-            f"The most local heads of {len(best)} trained models have mean attention distances from {low.mean:.3f} "
-            f"({quoted(low.label)}) to {high.mean:.3f} ({quoted(high.label)})"
-        )
-    if random:
-        found = sorted(most_local_head(model.heads).mean for model in random)
-        text += f"; with random weights of the same architectures {_span(found[0], found[-1])}"
-    return text + "."
-
-
-def _span(low: float, high: float) -> str:
-    return f"it is {low:.3f}" if f"{low:.3f}" == f"{high:.3f}" else f"they are {low:.3f} to {high:.3f}"
-
-
-def _of_own_patch(trained: Sequence[AtlasModel]) -> str:
-    shares = {model.label: model.table.extra["share_self"] for model in trained if "share_self" in model.table.extra}
-    if not shares:
-        return ""
-    label = max(shares, key=lambda name: float(np.nanmax(shares[name])))
-    values = shares[label]
-    layer, head = np.unravel_index(np.nanargmax(values), values.shape)
-    having = [name for name, found in shares.items() if np.nanmax(found) >= _OWN_PATCH]
-    text = (
-        "The largest share of its attention that any head pays to its own patch is "
-        f"{share(float(values[layer, head]))} ({quoted(label)}, layer {layer}, head {head}); heads that pay half of it "
-        f"or more there are in {len(having)} of {len(shares)} models"
-    )
-    lacking = [
-        f"{quoted(name)} at most {share(float(np.nanmax(found)))}"
-        for name, found in shares.items()
-        if name not in having
-    ]
-    return text + (f" ({', '.join(lacking)})." if lacking and having else ".")
-
-
-def _of_registers(trained: Sequence[AtlasModel]) -> str:
-    found = []
-    for model in trained:
-        values = model.table.extra.get("share_registers")
-        if values is not None and np.nanmax(values) > 0:
-            by_layer = np.nanmean(values, axis=1)
-            layer = int(np.argmax(by_layer))
-            found.append(f"{share(float(by_layer[layer]))} in layer {layer} of {quoted(model.label)}")
-    return f"Registers get up to {', '.join(found)}, over the heads of a layer." if found else ""
-
-
-def _of_sinks(trained: Sequence[AtlasModel]) -> str:
-    """Whether single patches that receive much, or have large norms, are what the distances come from."""
-    found = []
-    for model in trained:
-        extra = model.table.extra
-        if not {"mad_without_sinks", "outlier_share"} <= extra.keys():
-            continue
-        changes = extra["mad_without_sinks"] - model.table.mad
-        of_best = float(changes.flat[np.nanargmin(model.table.mad)])
-        found.append(
-            f"{quoted(model.label)} {np.nanmax(np.abs(changes)):.3f} (the most local head "
-            f"{rounded(of_best, signed=True)}; outliers {share(float(np.nanmax(extra['outlier_share'])))})"
-        )
-    if not found:
-        return ""
-    return (
-        "Leaving out sinks, single patches that receive more than ten times the mean, changes the distance of a head "
-        f"by so much at most: {', '.join(found)}. In brackets also the largest share of patches that are outliers "
-        "by the norm of their token."
-    )
-
-
-def _of_preparations(models: Sequence[AtlasModel]) -> list[str]:
-    by_label = {model.label: model for model in models}
-    changed: dict[str, list[float]] = {}
-    for model in models:
-        if model.kind == "preparation" and model.beside in by_label:
-            own = most_local_head(by_label[model.beside].heads).mean
-            changed.setdefault(model.beside, [own]).append(most_local_head(model.heads).mean)
-    return [
-        f"Preparation counts: on the same pictures the most local head of {quoted(label)} has {values[0]:.3f} with the "
-        f"model’s own mean and standard deviation, and {min(values[1:]):.3f} to {max(values[1:]):.3f} with others."
-        for label, values in changed.items()
-    ]
-
-
-def write_atlas_page(
-    path: Path,
-    *,
-    title: str,
-    about: str,
-    models: Sequence[AtlasModel],
-    problems: Mapping[str, str],
-    command: str,
-) -> None:
-    """Write the page, all of it or nothing."""
-    headline, *details = sentences(models)
-    prepared, extra = preparations(models), further(models)
-    failed = "".join(f"<li>{label_html(label)}: {escape(why)}</li>" for label, why in problems.items())
-    figure, strips = depth_figure(models), strips_figure(models)
-    by_kind = "The heads of each model by where their attention goes; random weights below."
-    parts = [
-        Section(name="models", heading="Models", body=table_html(overview(models, problems))),
-        Section(name="identities", heading="What each model is", body=table_html(identities(models, {}))),
-        Section(name="failed", heading="Not measured", body=f"<ul>{failed}</ul>" if failed else ""),
-        Section(
-            name="kinds",
-            heading="Kinds of heads",
-            body="" if strips is None else figure_html("kinds", strips, by_kind, by_kind),
-        ),
-        Section(name="further", heading="What else was measured", body="" if extra is None else table_html(extra)),
-        Section(name="preparation", heading="Preparation", body="" if prepared is None else table_html(prepared)),
-        Section(name="terms", heading="How to read this", body=terms_html(None, _INTERVALS)),
-        Section(name="again", heading="Run it again", body=command_html(command)),
-        Section(name="cite", heading="Cite it", body=citing_html()),
-    ]
-    caption = (
-        "Each layer’s heads, from the first layer to the last: the mean, and from the least to the largest. Dashed: "
-        "the same architecture with random weights. Dotted: uniform attention."
-    )
-    document = Document(
-        title=title,
-        headline=text_html(headline),
-        details=[*([text_html(about)] if about else []), *map(text_html, details)],
-        hero=figure_html("depth", figure, f"{caption} {headline}", caption),
-        sections=parts,
-    )
-    write_text(path, document.html())

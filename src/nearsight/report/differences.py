@@ -5,7 +5,7 @@ far the images spread is one thing, and how certain their mean is another: that 
 as one image.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -111,13 +111,21 @@ def most_local_head(model: ModelHeads, among: pd.DataFrame | None = None) -> Qua
     )
     if model.per_image is None:
         return quantity
-    digests, values_NR = model.per_image.digests, model.image_values("mad", rows)
+    digests = model.per_image.digests
+    values, chosen = by_halves(digests, model.image_values("mad", rows), np.argmin)
+    return replace(quantity, digests=digests, values=values, is_settled=chosen == {place})
+
+
+def by_halves(
+    digests: NDArray[np.uint64], values_NR: NDArray[np.float64], best: Callable[[NDArray[np.float64]], np.intp]
+) -> tuple[NDArray[np.float64], set[int]]:
+    """Of the head that is `best` by its mean, values that chance did not choose: those of each half of the images are
+    of the head that is the best on the other half; and which heads these are. A single image chooses its own."""
     half = np.unique(digests, return_inverse=True)[1] % 2  # an image that is there twice is in one half
     if not half.any():
-        return replace(quantity, digests=digests, values=values_NR[:, place])
-    chosen = [int(values_NR[half != which].mean(0).argmin()) for which in (0, 1)]
-    values = np.where(half == 0, *(values_NR[:, head] for head in chosen))
-    return replace(quantity, digests=digests, values=values, is_settled=chosen == [place, place])
+        half[:] = 2
+    chosen = [int(best(values_NR[half != which].mean(0))) for which in (0, 1)]
+    return np.where(half == 0, *(values_NR[:, head] for head in chosen)), set(chosen)
 
 
 def first_layer_mean(model: ModelHeads, metric: Metric = "mad") -> Quantity:

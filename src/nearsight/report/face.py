@@ -297,8 +297,8 @@ def dataset(table: HeadTable) -> Any:
     }
     if table.per_image is not None:
         coordinates["image"] = table.per_image.digests
-        for name in ("mad", "entropy"):
-            variables[f"{name}_per_image"] = ("image", "layer", "head"), getattr(table.per_image, name)
+        kept = {"mad": table.per_image.mad, "entropy": table.per_image.entropy, **table.per_image.further}
+        variables |= {f"{name}_per_image": (("image", "layer", "head"), values) for name, values in kept.items()}
     attributes = {
         "label": _label(table),
         "num_images": table.num_images,

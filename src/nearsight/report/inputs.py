@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -102,10 +102,12 @@ class ModelHeads:
         matrix[rows["layer"].map(row_of_layer), rows["head"]] = rows[column]
         return matrix
 
-    def image_values(self, metric: Literal["mad", "entropy"], rows: pd.DataFrame) -> NDArray[np.float64]:
-        """Images × these rows of `measured()`, where the numbers of single images are known."""
+    def image_values(self, metric: str, rows: pd.DataFrame) -> NDArray[np.float64]:
+        """Images × these rows of `measured()`, where the numbers of single images are known: "mad", "entropy", or what
+        a measurement has for each image."""
         assert self.per_image is not None
-        values_NLH = self.per_image.mad if metric == "mad" else self.per_image.entropy
+        own = {"mad": self.per_image.mad, "entropy": self.per_image.entropy}
+        values_NLH = (own | dict(self.per_image.further))[metric]
         place_of_layer = {layer: place for place, layer in enumerate(self.layers())}
         return values_NLH[:, rows["layer"].map(place_of_layer), rows["head"]].astype(np.float64)
 

@@ -24,6 +24,8 @@ _NUMBER_TITLES = {
 _FULL_NAME = 1000
 _ROWS_THAT_SCROLL = 24
 """A longer table gets a box of its own height."""
+_WHOLE = re.compile(r" ± |(?<=\d) (?=%)")
+"""Where a line does not end: in an interval, and before a per cent sign."""
 _BOLD = re.compile(r"\*\*(.+?)\*\*")
 _ITALIC = re.compile(r"\*(.+?)\*")
 _RUN_NUMBERS = {
@@ -164,8 +166,9 @@ def _table(
 
 
 def text_html(text: str) -> str:
-    """A cell or a note: text from outside, with the two marks of Markdown that our tables use, and intervals whole."""
-    text = escape(text).replace(" ± ", "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}")
+    """A cell or a note: text from outside, with the two marks of Markdown that our tables use. Intervals and shares are
+    kept whole."""
+    text = _WHOLE.sub(lambda found: found[0].replace(" ", "\N{NO-BREAK SPACE}"), escape(text))
     return _ITALIC.sub(r"<i>\1</i>", _BOLD.sub(r"<b>\1</b>", text))
 
 
