@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 
 from nearsight.commands.options import Request
-from nearsight.commands.pictures import find_batch_size, within_memory
+from nearsight.commands.pictures import PreparedImages, find_batch_size, within_memory
 from nearsight.commands.progress import BarOrLines, MeasuringProgress
 from nearsight.commands.subjects import Subject, images_record, open_subjects, part_of
 from nearsight.errors import InputError, check_at_least, unknown_name
@@ -24,6 +25,8 @@ from nearsight.models.sources import has_published_weights
 from nearsight.train import Stop, StoppedError, TrainingError
 from nearsight.work import Attempt, Driver, Outcome, Pool, Retries, Tell, places, process_pool, ray_pool
 
+MASKED = "background"
+"""The measurement that takes masks."""
 Watch = Callable[[Iterator[Tensor]], Iterable[Tensor]]
 """Passes batches of images on, to count them or to check for a stop between them."""
 
@@ -79,8 +82,15 @@ def _look(
     what: Sequence[str],
     device: torch.device,
     ids: Iterable[bytes] | None = None,
+    num_images: int | None = None,
 ) -> HeadTable:
     """The one place where a model is measured, with all measurements of --what."""
+    masks = subject.images.masks() if MASKED in what and isinstance(subject.images, PreparedImages) else None
+    if MASKED in what and masks is None:
+        raise InputError(
+            f"--what {MASKED} needs masks, which {subject.images.name} does not have or of which none is background; "
+            "give --images a folder with images and masks in it, or a data set with a class background, such as voc2012"
+        )
     return measure(
         subject.model,
         images,
@@ -90,6 +100,7 @@ def _look(
         precision=subject.precision,
         what=what,
         ids=ids,
+        masks=masks if masks is None or num_images is None else islice(masks, num_images),
     )
 
 
@@ -139,7 +150,8 @@ def measure_watched(
     subject, names = one.subject, list(one.layers)
 
     def try_some(num_images: int) -> HeadTable:
-        return _look(subject, [next(subject.images.batches(num_images))], num_images, names, what, device)
+        images = [next(subject.images.batches(num_images))]
+        return _look(subject, images, num_images, names, what, device, num_images=len(images[0]))
 
     if batch_size == "auto":
         size = subject.batch_size or find_batch_size(try_some, subject.image_size, device)

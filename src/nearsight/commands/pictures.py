@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -19,12 +19,14 @@ from torch import Tensor
 
 from nearsight.data import DATASETS, balanced_subset, data_folder, load_dataset, make_shapes, measuring_subset
 from nearsight.data import pictures as data_pictures
-from nearsight.data.decoding import UnreadableError, opened_rgb
+from nearsight.data.decoding import UnreadableError, opened_rgb, stored_size
 from nearsight.data.image_folder import TEST_NAMES, class_pictures, listed_images, readable_images
 from nearsight.data.loading import dataset_spec, find_source
-from nearsight.data.segmentation import SEGMENTATION_SETS, load_segmentation
+from nearsight.data.segmentation import SEGMENTATION_SETS, MaskedFolder, load_segmentation, read_numbers
+from nearsight.data.segmentation.folders import IMAGES, MASKS
+from nearsight.data.segmentation.masks import Pairs
 from nearsight.errors import InputError, unknown_name
-from nearsight.files import reading
+from nearsight.files import canonical_hash, reading
 from nearsight.models.sourced import OWN
 from nearsight.train.heads import MeasuringImages, pixels_id
 
@@ -72,6 +74,44 @@ class FilePictures:
         for path in self.paths:
             digest.update(f"{path.relative_to(root).as_posix()}\0{path.stat().st_size}\0".encode())
         return digest.hexdigest()
+
+
+BACKGROUND = "background"
+"""What the class is called that is not of the foreground."""
+
+
+@dataclass(frozen=True)
+class MaskedPictures(FilePictures):
+    """Image files with a mask each."""
+
+    masks: Sequence[Path]
+    background: frozenset[int]
+    """The numbers of pixels that are background; those without a class (`IGNORED`) are neither, and count as
+    foreground."""
+
+    @contextmanager
+    def foreground(self, index: int) -> Iterator[Image.Image]:
+        """White on what is not background."""
+        numbers_HW = read_numbers(self.masks[index])
+        with reading(self.paths[index]):
+            columns, rows = stored_size(self.paths[index])
+        if numbers_HW.shape != (rows, columns):
+            mask, picture = self.masks[index], self.paths[index].name
+            size = f"{numbers_HW.shape[1]}×{numbers_HW.shape[0]}"
+            raise InputError(
+                f"{mask} is {size}, but its image {picture} is {columns}×{rows}; a mask has its image's size"
+            )
+        levels_HW = np.where(np.isin(numbers_HW, list(self.background)), 0, 255).astype(np.uint8)
+        with Image.fromarray(levels_HW) as grey:
+            yield grey.convert("RGB")
+
+    def chosen(self, places: Sequence[int]) -> "MaskedPictures":
+        paths, masks = ([files[place] for place in places] for files in (self.paths, self.masks))
+        return replace(self, paths=paths, masks=masks)
+
+    def digest(self) -> str:
+        masks = FilePictures(self.name, self.masks).digest()
+        return canonical_hash([super().digest(), masks, sorted(self.background)], digits=64)
 
 
 @dataclass(frozen=True)
@@ -145,13 +185,23 @@ def find_pictures(images: str | None, num_images: int, data_dir: Path | None, *,
     if images in DATASETS:
         return _test_pictures(images, num_images, data_dir, files)
     if images in SEGMENTATION_SETS:
-        pairs = load_segmentation(images, data_dir).test.pairs
-        chosen = measuring_subset(len(pairs), num_images).tolist()
-        return FilePictures(f"{images}, test", [pairs[index][0] for index in chosen])
+        dataset = load_segmentation(images, data_dir)
+        classes = [label for label, name in enumerate(dataset.class_names) if name == BACKGROUND]
+        return _with_masks(f"{images}, test", dataset.test.pairs, dataset.test.numbers_of(classes), num_images)
     folder = Path(images)
+    if (folder / IMAGES).is_dir() and (folder / MASKS).is_dir():
+        masked = MaskedFolder(folder=folder)
+        numbers = masked.numbers_of(BACKGROUND)
+        return _with_masks(images, masked.all_pairs(), (0,) if numbers is None else numbers, num_images)
     if not folder.exists() and "/" not in images and "\\" not in images:
         raise unknown_name("data set, nor a folder that is there", images, [*DATASETS, *SEGMENTATION_SETS])
     return FilePictures(images, files(folder, num_images))
+
+
+def _with_masks(name: str, pairs: Pairs, background: Iterable[int], num_images: int) -> MaskedPictures:
+    chosen = [pairs[index] for index in measuring_subset(len(pairs), num_images).tolist()]
+    paths, masks = ([pair[part] for pair in chosen] for part in (0, 1))
+    return MaskedPictures(name, paths, masks, frozenset(background))
 
 
 def _test_pictures(
@@ -226,6 +276,22 @@ class PreparedImages:
     def ids(self) -> Iterator[bytes]:
         """What the pictures are called, in their order; the same however a model has them prepared."""
         return map(self.pictures.id, range(len(self)))
+
+    def masks(self) -> Iterator[Tensor] | None:
+        """Of the prepared pictures, in their order, [rows, columns] bool: True on the foreground; None where
+        they have none."""
+        pictures = self.pictures
+        if not isinstance(pictures, MaskedPictures) or not pictures.background:
+            return None
+        as_they_are = {"interpolation": "nearest", "mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
+        prepare = create_transform(**{**self.data_config, **as_they_are}, is_training=False)
+
+        def prepared(index: int) -> Tensor:
+            with pictures.foreground(index) as picture:
+                is_foreground: Tensor = prepare(picture)[0] > 0.5
+                return is_foreground
+
+        return map(prepared, range(len(self)))
 
     def batches(self, batch_size: int) -> Iterator[Tensor]:
         """Prepared by threads, one batch ahead of the model that looks at them."""

@@ -45,6 +45,8 @@ class Batch:
     not known."""
     digests: Tensor | None = None
     """One for each image, by which it is known again."""
+    masks: Tensor | None = None
+    """[images, rows, columns] bool, where they are known: True on the foreground."""
 
     def __len__(self) -> int:
         return 1 if self.place is not None else len(self.images)
@@ -107,8 +109,8 @@ class Batch:
             name: value[which] if isinstance(value, Tensor) and value.dim() and len(value) == count else value
             for name, value in self.others.items()
         }
-        digests = None if self.digests is None else self.digests[which]
-        return replace(self, images=self.images[which], others=others, digests=digests)
+        digests, masks = (None if of_each is None else of_each[which] for of_each in (self.digests, self.masks))
+        return replace(self, images=self.images[which], others=others, digests=digests, masks=masks)
 
     def one_by_one(self) -> "Iterator[Batch]":
         """Each image as a batch of its own."""

@@ -105,6 +105,9 @@ class Measurement(ABC):
     def __init__(self, model: nn.Module, found: Survey, batch: Batch) -> None:
         """Prepare for images like the first of this batch; the model is in eval mode."""
 
+    def starting(self, batch: Batch) -> None:  # noqa: B027 (few ask what a batch has beside its pixels)
+        """A batch, before its forward."""
+
     def watching(self) -> AbstractContextManager[None]:
         """Around the forward of a batch: here it may hook what it needs."""
         return nullcontext()

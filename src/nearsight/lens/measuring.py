@@ -57,6 +57,7 @@ def measure(
     grid: tuple[int, int] | None = None,
     prefix: int | None = None,
     ids: Iterable[ImageId] | None = None,
+    masks: Iterable[Tensor] | None = None,
     label: str | None = None,
     keep: Literal["maps"] | None = None,
     progress: bool = False,
@@ -78,7 +79,8 @@ def measure(
             neighbours, CLS and registers; "kinds", whether a head is an own-patch, neighbour, row/column, edge, sink or
             global one; "quantiles" of the distance; "offsets", attention by the step from the patch; "features", what
             each layer's tokens are like; "lds", how similar they are near and far; "norms", and which stand out;
-            "sinks", what tokens receive; "gaussians", how wide and strong those of a LocAt model are.
+            "sinks", what tokens receive; "background", how much of it lies there, which takes `masks`; "gaussians", how
+            wide and strong those of a LocAt model are.
         call: how the model is called: the name of the argument that takes the images, or a function of the model and a
             batch; by default with the images as its first argument, or with a dictionary's entries by name.
         grid: (rows, columns) of the patches, where they cannot be found: for attention among exactly so many tokens.
@@ -86,6 +88,8 @@ def measure(
         ids: what each image is called, in their order: a name, a number, a digest. The table's values of single images
             are known by it, so that models which take the same images in different sizes can be compared image by
             image. By default images are known by their pixels, as they are given here.
+        masks: of the images, in their order, each [H, W] of bool as large as its image and True on the foreground; or
+            all of them as one tensor [N, H, W].
         label: what the model is called in what the table says; by default as timm or Hugging Face call it.
         keep: "maps" keeps the attention maps of the first few images (four at most), for `table.explore()` and
             `table.report(path)`.
@@ -105,6 +109,7 @@ def measure(
     pictures: list[Batch] = []
     table: HeadTable | None = None
     kept, called = KeptImages(), None if ids is None else iter(ids)
+    masking = None if masks is None else iter(masks)
     called_it = label or _name_of(model)
     with running(model, device) as run, counting_images(images, progress, called_it) as counted:
         dtype = summing_dtype(precision, run.device)
@@ -115,7 +120,8 @@ def measure(
                 if missing and batch.key == (pictures or [batch])[0].key:
                     pictures.append(batch.part(slice(0, missing)))
                 with without_gradients():
-                    batch, key = _known_by(batch, called).to(run.device, run.dtype), batch.key
+                    batch = _masked_by(_known_by(batch, called), masking)
+                    batch, key = batch.to(run.device, run.dtype), batch.key
                     if key not in prepared:
                         found = surveyed(run.model, batch, declared)
                         if layers is not None:
@@ -142,6 +148,8 @@ def measure(
             table = replace(table, maps=kept_maps(run.model, pictures, table.layer_names, declared))
     if called is not None and list(islice(called, 1)):
         raise InputError(f"there are more ids than images, which are {table.num_images}; give one for each")
+    if masking is not None and list(islice(masking, 1)):
+        raise InputError(f"there are more masks than images, which are {table.num_images}; give one for each")
     table = replace(table, per_image=kept.values(), label=called_it)
     if layers is None:
         return table
@@ -167,6 +175,23 @@ def _known_by(batch: Batch, called: Iterator[ImageId] | None) -> Batch:
     else:
         digests = digests_of_pixels(batch.images[None] if batch.is_one else batch.images)
     return replace(batch, digests=digests)
+
+
+def _masked_by(batch: Batch, masking: Iterator[Tensor] | None) -> Batch:
+    """With the mask of each of its images."""
+    if masking is None:
+        return batch
+    masks = list(islice(masking, len(batch)))
+    if len(masks) < len(batch):
+        raise InputError("there are more images than masks; give one for each")
+    frames, *size = batch.size
+    for mask in masks:
+        if frames > 1 or mask.dtype != torch.bool or list(mask.shape) != size:
+            raise InputError(
+                f"a mask is {mask.dtype} of shape {list(mask.shape)}, but torch.bool of the image's shape {size} is "
+                "needed" + ("; videos have no masks" if frames > 1 else "")
+            )
+    return replace(batch, masks=torch.stack(masks).cpu())
 
 
 def chosen(what: Sequence[str]) -> list[type[Measurement]]:
@@ -203,6 +228,7 @@ class Look:
         with ExitStack() as looking:
             looking.enter_context(AttentionTap(model, self._reduce, found.calling))
             for measurement in further:
+                measurement.starting(batch)
                 looking.enter_context(measurement.watching())
             batch.run(model)
         if missing := found.sites.keys() - self._reduced.keys():

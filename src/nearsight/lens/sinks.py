@@ -98,13 +98,13 @@ class Sinks(Measurement):
         self._model, device = model, batch.images.device
         tokens = block_tokens(model, found, batch)
         self._blocks, self._maps = dict(zip(found.layers, tokens.of_layers, strict=True)), tokens.inputs
-        self._keys: dict[str, _Keys] = {}
-        known: list[tuple[Geometry, TokenMap | None, _Keys]] = []
+        self._keys: dict[str, Keys] = {}
+        known: list[tuple[Geometry, TokenMap | None, Keys]] = []
         for site in found.sites.values():
             own, into_block = site.geometry, self._maps.get(self._blocks[site.layer] or "")
             alike = (keys for geometry, other, keys in known if geometry is own and same_tokens(other, into_block))
             if (keys := next(alike, None)) is None:
-                keys = _Keys.of(model, own, into_block, device)
+                keys = Keys.of(model, own, into_block, device)
                 known.append((own, into_block, keys))
             self._keys[site.name] = keys
         self._layers = list(found.layers)
@@ -188,7 +188,7 @@ class _Seen(NamedTuple):
 
     site: Site
     received_XBWHM: Tensor
-    """By all keys, from each of `_Keys.queries_XWN`."""
+    """By all keys, from each of `Keys.queries_XWN`."""
     sinks_BHK: Tensor
     without_2BH: Tensor
     """Distance and entropy without sinks, and where there are none."""
@@ -197,7 +197,7 @@ class _Seen(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Keys:
+class Keys:
     """Which keys of a site are what, and where."""
 
     queries_XWN: Tensor
@@ -220,9 +220,11 @@ class _Keys:
     """Of the block's input, if its patches are these places, row by row."""
     patches_P: Tensor
     """Where they are in it."""
+    grid: tuple[int, int] | None
+    """Rows and columns of the places, if there is one at each crossing, row by row; None of videos."""
 
     @classmethod
-    def of(cls, model: nn.Module, geometry: Geometry, tokens: TokenMap | None, device: torch.device) -> "_Keys":
+    def of(cls, model: nn.Module, geometry: Geometry, tokens: TokenMap | None, device: torch.device) -> "Keys":
         is_patch_WN = geometry.query_places_WN2[..., 0].isfinite()
         queries_XWN = is_patch_WN[None]
         others_WN = ~is_patch_WN
@@ -258,6 +260,7 @@ class _Keys:
             runs[1] or slice(None),
             tokens if are_patches else None,
             tokens.patches.to(device) if tokens is not None and are_patches else place_WM.new_empty(0),
+            _grid(distinct_K3),
         )
 
     def at_places(self, received_XBWHM: Tensor) -> Tensor:
@@ -286,6 +289,12 @@ def _weighted_mean(parts: Sequence[tuple[int, Tensor]]) -> Tensor:
     if len(parts) == 1:
         return parts[0][1]
     return torch.stack([count * mean for count, mean in parts]).sum(0) / sum(count for count, _ in parts)
+
+
+def _grid(distinct_K3: Tensor) -> tuple[int, int] | None:
+    """Of sorted places (time, row, column) that fill a grid."""
+    times, rows, cols = (len(distinct_K3[:, axis].unique()) for axis in range(3))
+    return (rows, cols) if times == 1 and rows * cols == len(distinct_K3) else None
 
 
 def _run(is_patch_WX: Tensor) -> slice | None:

@@ -17,6 +17,7 @@ from nearsight.data.segmentation.masks import (
     SegmentationSpec,
     find_segmentation,
     load_segmentation,
+    read_numbers,
     register_segmentation,
 )
 
@@ -34,5 +35,6 @@ __all__ = [
     "check_pairs",
     "find_segmentation",
     "load_segmentation",
+    "read_numbers",
     "register_segmentation",
 ]

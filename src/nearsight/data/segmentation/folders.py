@@ -81,6 +81,15 @@ class MaskedFolder:
             labels_by_content=True,
         )
 
+    def all_pairs(self) -> Pairs:
+        """Every image with its mask, whatever their part."""
+        return _pairs(*self._places())
+
+    def numbers_of(self, name: str) -> tuple[int, ...] | None:
+        """The numbers of the class with this name; None where the folder does not say what its numbers mean."""
+        file = Path(self.folder) / (self.classes or CLASSES)
+        return tuple(number for number, of in _read_names(file).items() if of == name) if file.exists() else None
+
     def _places(self) -> tuple[Path, Path]:
         """The folders of images and of masks."""
         folder = Path(self.folder)

@@ -102,7 +102,7 @@ class MaskedImages:
                 pixels_HWC = np.asarray(picture)
         except UnreadableError as error:
             raise InputError(f"{image} cannot be read: {error}; get it again") from error
-        numbers_HW = _read_numbers(mask)
+        numbers_HW = read_numbers(mask)
         if numbers_HW.shape != pixels_HWC.shape[:2]:
             raise InputError(
                 f"{mask} is {_size(numbers_HW)}, but its image {image.name} is {_size(pixels_HWC)}; "
@@ -117,7 +117,12 @@ class MaskedImages:
 
     def numbers(self, index: int) -> NDArray[np.integer]:
         """What the file of a mask holds, [H, W]."""
-        return _read_numbers(self.pairs[index][1])
+        return read_numbers(self.pairs[index][1])
+
+    def numbers_of(self, classes: Iterable[int]) -> tuple[int, ...]:
+        """What the files have for these classes."""
+        wanted = set(classes)
+        return tuple(number for number, label in self.labels.class_of_number.items() if label in wanted)
 
     def name(self, index: int) -> str:
         """The name of an image: its file's name, without the ending."""
@@ -132,7 +137,7 @@ class MaskedImages:
             )
 
 
-def _read_numbers(mask: Path) -> NDArray[np.integer]:
+def read_numbers(mask: Path) -> NDArray[np.integer]:
     """The numbers in a mask's file, [H, W]."""
     try:
         with opened_image(mask) as picture:
