@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,12 +15,16 @@ import torch
 from safetensors.torch import save_file
 
 from nearsight.cli import main
+from nearsight.commands import atlasing
 from nearsight.commands.atlasing import PREPARATIONS, Atlas, Job
-from nearsight.lens import HeadTable
+from nearsight.commands.measuring import Prepared
+from nearsight.files import canonical_hash
+from nearsight.lens import HeadTable, Shards
 from nearsight.models import create_model
 from nearsight.models.lists import find_list, ready_lists
 from nearsight.probe.frozen import weights_hash
 from nearsight.report.atlas import AtlasModel
+from nearsight.study.lock import Locks
 from nearsight.study.statistics import mean_interval
 
 BASELINE, MODERN = "compact_vit.baseline_cifar100", "compact_vit.modern_cifar100"
@@ -38,21 +43,37 @@ def write_list(*tables: str, name: str = "own.toml") -> str:
 
 
 def run(*arguments: str, code: int = 0) -> None:
-    assert main(["atlas", *arguments, "--out", "out", "--num-images", "6", "--device", "cpu"]) == code
+    assert main(["atlas", "--out", "out", "--num-images", "6", "--device", "cpu", *arguments]) == code
 
 
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The labels of the models that are measured, in this process, as they are."""
     labels: list[str] = []
-    measure: Callable[..., None] = Atlas._measure
+    write: Callable[..., None] = Atlas._write
 
-    def noted(self: Atlas, job: Job, *rest: Any) -> None:
-        measure(self, job, *rest)
-        labels.append(job.label)
+    def noted(self: Atlas, one: Prepared, *rest: Any) -> None:
+        write(self, one, *rest)
+        labels.append(one.subject.label)
 
-    monkeypatch.setattr(Atlas, "_measure", noted)
+    monkeypatch.setattr(Atlas, "_write", noted)
     return labels
+
+
+@pytest.fixture
+def shards(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Those that are measured in this process, of two pictures each."""
+    said: list[str] = []
+    keep: Callable[..., Path] = Shards.keep
+
+    def noted(self: Shards, shard: int, table: HeadTable) -> Path:
+        said.append(f"{self.folder.parent.name.rpartition('-')[0]} {shard}")
+        return keep(self, shard, table)
+
+    monkeypatch.setattr(Shards, "keep", noted)
+    monkeypatch.setattr(atlasing, "PICTURES_PER_SHARD", 2)
+    monkeypatch.setattr(atlasing, "_SECONDS_BETWEEN_LOOKS", 0.01)
+    return said
 
 
 def folder_of(label: str) -> Path:
@@ -98,7 +119,7 @@ def test_the_zoo_is_measured_without_network(measured: list[str], capsys: pytest
     assert certificate["weights"] == rows["digest"].to_dict()
     assert [record["num"] for record in certificate["images"]] == [6]
     assert certificate["commit"]
-    assert "Leaving out sinks" in printed
+    assert "Without sinks" in printed
     for name in (*FILES, "figures/atlas-depth.png", "figures/atlas-depth.svg", "figures/atlas-kinds.png"):
         assert (Path("out") / name).stat().st_size > 0
     # Again: nothing is left to do, and nothing changes.
@@ -160,20 +181,70 @@ def test_if_all_fail_there_is_one_line_and_no_page(capsys: pytest.CaptureFixture
 
 def test_an_interruption_between_models_loses_nothing(monkeypatch: pytest.MonkeyPatch, measured: list[str]) -> None:
     models = write_list(f'model = "{BASELINE}"\nlabel = "one"', f'model = "{MODERN}"\nlabel = "two"')
-    measure = Atlas._measure
+    opened = Atlas.opened
 
-    def interrupted(self: Atlas, job: Job, *rest: Any) -> None:
+    def interrupted(self: Atlas, job: Job, device: torch.device) -> Prepared:
         if job.label == "two":
             raise KeyboardInterrupt
-        measure(self, job, *rest)
+        return opened(self, job, device)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Atlas, "_measure", interrupted)
+        patch.setattr(Atlas, "opened", interrupted)
         run(models, "--no-random", code=130)
     assert measured == ["one"]
     assert not Path("out/atlas.csv").exists()
     run(models, "--no-random")
     assert measured == ["one", "two"]
+
+
+def test_an_interruption_within_a_model_loses_the_shard_that_was_in_work(
+    monkeypatch: pytest.MonkeyPatch, shards: list[str], measured: list[str]
+) -> None:
+    models = write_list(f'model = "{BASELINE}"\nlabel = "one"')
+    run(models, "--no-random", "--out", "whole")
+    assert shards == ["one 0", "one 1", "one 2"]
+    look = atlasing.measure_watched
+
+    def interrupted(*arguments: Any) -> HeadTable:
+        if len(shards) == 5:
+            raise KeyboardInterrupt
+        return look(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(atlasing, "measure_watched", interrupted)
+        run(models, "--no-random", code=130)
+    assert measured == ["one"]
+    run(models, "--no-random")
+    assert shards[3:] == ["one 0", "one 1", "one 2"]
+    assert measured == ["one", "one"]
+    assert not list(Path("out").rglob("*-of-3.*"))
+    pd.testing.assert_frame_equal(pd.read_csv("out/atlas.csv"), pd.read_csv("whole/atlas.csv"))
+
+
+def test_two_processes_at_one_folder_share_the_work(
+    monkeypatch: pytest.MonkeyPatch, shards: list[str], measured: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The other one begins with the last shard, and is slow with it."""
+    models = write_list(f'model = "{BASELINE}"\nlabel = "one"')
+    look, cell = atlasing.measure_watched, f"one-{canonical_hash('one', 4)}-2"
+    other = Locks(Path("out/locks"), token="other")
+
+    def meanwhile(*arguments: Any) -> HeadTable:
+        other.take(cell)
+        return look(*arguments)
+
+    def waited(seconds: float) -> None:
+        assert shards == ["one 0", "one 1"]
+        assert measured == []
+        other.release(cell)
+        monkeypatch.setattr(atlasing.time, "sleep", pytest.fail)
+
+    monkeypatch.setattr(atlasing, "measure_watched", meanwhile)
+    monkeypatch.setattr(atlasing, "time", SimpleNamespace(sleep=waited))
+    run(models, "--no-random")
+    assert shards == ["one 0", "one 1", "one 2"]
+    assert measured == ["one"]
+    assert "one, shard 2 of 3: another process is at it; waiting" in capsys.readouterr().err
 
 
 def test_processes_give_the_same_numbers() -> None:

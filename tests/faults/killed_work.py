@@ -16,6 +16,7 @@ from small_files import write_cifar100_binary
 from tiny_study import tiny_base, tiny_study
 
 from nearsight.cli import main
+from nearsight.commands import atlasing
 from nearsight.data import cache
 from nearsight.data.cifar import find_cifar100
 from nearsight.lens import HeadTable
@@ -141,7 +142,29 @@ def same_features(a: Path, b: Path) -> None:
     assert filecmp.cmp(one, other, shallow=False)
 
 
+def atlas(folder: Path) -> None:
+    """Two models, each in two shards of three pictures."""
+    atlasing.PICTURES_PER_SHARD = 3
+    models = "".join(f'[[model]]\nmodel = "compact_vit.{name}_cifar100"\n' for name in ("baseline", "modern"))
+    (folder / "own.toml").write_text(models, encoding="utf-8")
+    out = ["--out", str(folder / "atlas"), "--num-images", "6", "--no-random", "--device", "cpu"]
+    command(["atlas", str(folder / "own.toml"), *out])
+
+
+def same_atlas(a: Path, b: Path) -> None:
+    same_files(a / "atlas" / "figures", b / "atlas" / "figures")
+    for name in ("atlas.csv", "atlas-heads.csv", "models.csv"):
+        same_table(a / "atlas" / name, b / "atlas" / name)
+    names = sorted(path.name for path in (a / "atlas" / "models").iterdir())
+    for name in names:
+        tables = [HeadTable.load(path / "atlas" / "models" / name / "heads.npz") for path in (a, b)]
+        pd.testing.assert_frame_equal(*(table.to_frame() for table in tables), check_exact=True)
+    assert len(names) == 2
+    assert not list((b / "atlas").rglob("*-of-2.*"))
+
+
 WORKS = {
+    "atlas": Work(do=atlas, same=same_atlas),
     "train": Work(do=train, same=lambda a, b: same_run(a / "run", b / "run")),
     "study": Work(do=study, same=same_study),
     "measure": Work(prepare=train, do=measure, same=same_measurement),

@@ -19,7 +19,7 @@ from nearsight.tensorfile import load_tensors
 
 TALLIED = ("kills", "inside a write", "files looked at", "damaged files accepted")
 PLACES: tuple[Place, ...] = ("half-way", "before the rename", "after the rename")
-NUM_KILLS = {"train": 5, "study": 4, "measure": 3, "report": 2, "data cache": 3, "feature cache": 3}
+NUM_KILLS = {"atlas": 5, "train": 5, "study": 4, "measure": 3, "report": 2, "data cache": 3, "feature cache": 3}
 
 
 @dataclass(frozen=True, kw_only=True)

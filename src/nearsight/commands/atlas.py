@@ -28,8 +28,9 @@ class AtlasOptions(Common):
     """Measure all models of a list on the same pictures: one table over models, one page.
 
     Writes atlas.csv (a row per model), atlas-heads.csv (a row per head), figures and report.html; the table of each
-    model is in a folder below models. A model is kept as soon as it is measured: the same command does only what is
-    missing. A model that fails is listed with the reason, the others go on, and the exit code is 1.
+    model is in a folder below models. A model is kept as soon as it is measured, and on the way every 256 of its
+    pictures: the same command does only what is missing, and several processes may share a folder. A model that fails
+    is listed with the reason, the others go on, and the exit code is 1.
     """
 
     models: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="LIST")]
@@ -73,17 +74,17 @@ def main(arguments: Sequence[str]) -> int:
     if options.workers is not None:
         check_at_least("--workers", options.workers, 1)
     # Here, because help and mistakes do without.
-    from nearsight.commands.atlasing import measure_all, write_all
+    from nearsight.commands.atlasing import measure_all
     from nearsight.lens.running import remembering_surveys
+    from nearsight.report.atlas_page import AtlasReport
 
     with remembering_surveys():
         found, problems = measure_all(options, models)
     if not found:
         reasons = "; ".join(f"{label}: {why}" for label, why in problems.items())
         raise InputError(f"no model of {options.models} could be measured ({reasons})")
-    written = write_all(options.out, models, found, problems, shlex.join(["nearsight", "atlas", *arguments]))
-    if options.json:
-        print(json.dumps(written.as_json()))
-    else:
-        print("\n".join(written.as_text()))
+    report = AtlasReport.of(found, problems)
+    command = shlex.join(["nearsight", "atlas", *arguments])
+    files = report.write(options.out, title=f"Atlas: {models.name}", about=models.about, command=command)
+    print(json.dumps(report.as_json(files)) if options.json else "\n".join(report.as_text(files)))
     return 1 if problems else 0

@@ -1,13 +1,15 @@
-"""How `nearsight atlas` measures the models of a list, each of which is kept as soon as it is done, and what it writes
-of them."""
+"""How `nearsight atlas` measures the models of a list: shard by shard of the pictures, each of which is kept as soon as
+it is done, by one process or by several at the same folder."""
 
 from __future__ import annotations
 
 import hashlib
-import json
+import shutil
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,24 +19,31 @@ from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 
 from nearsight.commands.further import write_extra_tables
 from nearsight.commands.measured import Measured
-from nearsight.commands.measuring import Watch, check_what, in_the_table, measure_watched, prepare, until_stopped
+from nearsight.commands.measuring import (
+    Prepared,
+    Watch,
+    check_what,
+    in_the_table,
+    measure_watched,
+    prepare,
+    shards_of,
+    until_stopped,
+)
 from nearsight.commands.options import Request, short_name
 from nearsight.commands.pictures import PreparedImages, find_pictures
 from nearsight.commands.progress import MeasuringProgress
-from nearsight.commands.subjects import images_record
+from nearsight.commands.subjects import images_record, part_of
 from nearsight.configuration import encode
 from nearsight.errors import InputError
-from nearsight.files import WriteError, canonical_hash, output_folder, read_object, reading, write_json
+from nearsight.files import LostError, WriteError, canonical_hash, output_folder, read_object, reading
 from nearsight.lens import HeadTable
 from nearsight.models.lists import ListedModel, ModelList
 from nearsight.models.sourced import one_line
 from nearsight.probe.frozen import weights_hash
 from nearsight.report.atlas import AtlasModel, Kind
-from nearsight.report.atlas_page import AtlasReport
 from nearsight.report.inputs import DESCRIPTION, read_measured, write_measured
-from nearsight.report.tables import records
+from nearsight.study.lock import Locks
 from nearsight.train import Stop, StoppedError, write_heads
-from nearsight.train.integrity import joined
 from nearsight.work import (
     Attempt,
     Driver,
@@ -58,6 +67,10 @@ PREPARATIONS: Mapping[str, tuple[Channels, Channels]] = {
     "not normalised": ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0)),
 }
 """What pixels in [0, 1] are normalised by, in words → mean and standard deviation."""
+PICTURES_PER_SHARD = 256
+"""At most: what a killed process loses."""
+HELD = "another process is at it"
+_SECONDS_BETWEEN_LOOKS = 2.0
 
 
 class Job(NamedTuple):
@@ -71,6 +84,20 @@ class Job(NamedTuple):
 
     def __str__(self) -> str:
         return self.label
+
+
+class Part(NamedTuple):
+    """A shard of the pictures of a model."""
+
+    job: Job
+    shard: int
+    num_shards: int
+
+    def num_pictures(self, of: int) -> int:
+        return (self.shard + 1) * of // self.num_shards - self.shard * of // self.num_shards
+
+    def __str__(self) -> str:
+        return f"{self.job}, shard {self.shard} of {self.num_shards}" if self.num_shards > 1 else str(self.job)
 
 
 def jobs_of(models: ModelList, *, with_random: bool) -> list[Job]:
@@ -108,6 +135,7 @@ class Atlas:
     what: tuple[str, ...]
     pictures: str
     """Their digest."""
+    num_pictures: int
 
     def folder(self, job: Job) -> Path:
         """Of its tables; the end keeps apart what differs in letters that no file name has."""
@@ -157,21 +185,9 @@ class Atlas:
             "note": model.note,
         }
 
-    def try_one(self, job: Job, device: torch.device, watch: Watch | None) -> str | None:
-        """Measure it and keep the table: None, or why that could not be done."""
-        try:
-            self._measure(job, device, watch)
-        except (WriteError, StoppedError, torch.AcceleratorError):  # of which the model is innocent
-            raise
-        except InputError as error:
-            return str(error)
-        except Exception as error:  # a model of somebody else may raise anything, and there are others to measure
-            return f"{type(error).__name__}: {one_line(error)}"
-        return None
-
-    def _measure(self, job: Job, device: torch.device, watch: Watch | None) -> None:
+    def opened(self, job: Job, device: torch.device) -> Prepared:
+        """The model, tried on a picture; its subject says what people should know of it."""
         model, options = job.model, self.options
-        identity = self.identity(job)
         request = Request(
             models=(model.model,),
             images=options.images,
@@ -195,35 +211,100 @@ class Atlas:
             "preparation": dict(images.data_config),
             "images": {"from": images.name, "num": len(images), "digest": self.pictures},
             "notes": list(one.subject.notes),
-            "identity": identity,
+            "identity": self.identity(job),
             **self._about(model),
         }
-        one = replace(
-            one, subject=replace(one.subject, label=job.label, images=images, run=None, epoch=0, config=config)
-        )
-        if watch is None:
-            with MeasuringProgress(job.label, len(images)) as progress:
-                table = measure_watched(one, options.batch_size, self.what, device, progress.counted)
-        else:
-            table = measure_watched(one, options.batch_size, self.what, device, watch)
-        folder = output_folder(self.folder(job))
-        (folder / DESCRIPTION).unlink(missing_ok=True)  # from here on, what was there is of no model
+        subject = replace(one.subject, label=job.label, images=images, run=None, epoch=0, config=config)
+        return replace(one, subject=subject)
+
+    def parts(self, jobs: Sequence[Job]) -> list[Part]:
+        """The pictures of these models in shards, as one list."""
+        num_shards = -(-self.num_pictures // PICTURES_PER_SHARD)
+        return [Part(job, shard, num_shards) for job in jobs for shard in range(num_shards)]
+
+    def try_part(
+        self, part: Part, opened: Callable[[Job], Prepared], device: torch.device, watch: Watch, locks: Locks
+    ) -> str | None:
+        """Measure it and keep what was found: None, or why that could not be done; `HELD` if another process does."""
+        try:
+            return None if self._do(part, opened, device, watch, locks) else HELD
+        except LostError:  # it was silent for so long that another process took over
+            return HELD
+        except (WriteError, StoppedError, torch.AcceleratorError):  # of which the model is innocent
+            raise
+        except InputError as error:
+            return str(error)
+        except Exception as error:  # a model of somebody else may raise anything, and there are others to measure
+            return f"{type(error).__name__}: {one_line(error)}"
+
+    def _do(
+        self, part: Part, opened: Callable[[Job], Prepared], device: torch.device, watch: Watch, locks: Locks
+    ) -> bool:
+        """Measure a shard, and write the tables of its model if it was the last; False: another process is at it.
+
+        Whatever is done is kept at once, and looked for again when a lock was taken: between, another process may have
+        done it.
+        """
+        job, folder = part.job, self.folder(part.job)
+        cell = f"{folder.name}-{part.shard}"
+        if self.measured_or_damaged(job) is not None:
+            return True
+        if not (locks.is_free(cell) and locks.is_free(folder.name)):  # before the model is opened
+            return False
+        one = opened(job)
+        shards = shards_of(one, self.what, part.num_shards, folder)
+        if not shards.is_done(part.shard):
+            if not locks.take(cell):
+                return False
+            if self.measured_or_damaged(job) is None and not shards.is_done(part.shard):
+                some = replace(one, subject=part_of(one.subject, shards.span(part.shard)))
+                table = measure_watched(some, self.options.batch_size, self.what, device, watch)
+                with locks.guarding({cell: shards.path(part.shard).parent}):
+                    shards.keep(part.shard, table)
+            locks.clear(cell)
+        if not all(shards.path(shard).with_suffix(".json").exists() for shard in range(part.num_shards)):
+            return True
+        if not locks.take(folder.name):
+            return False
+        if self.measured_or_damaged(job) is None:
+            with locks.guarding({folder.name: folder}):
+                self._write(one, shards.merged(), folder, device)
+        shutil.rmtree(shards.path(0).parent, ignore_errors=True)
+        locks.clear(folder.name)
+        return True
+
+    def _write(self, one: Prepared, table: HeadTable, folder: Path, device: torch.device) -> None:
+        (output_folder(folder) / DESCRIPTION).unlink(missing_ok=True)  # from here on, what was there is of no model
         seen = Measured.of(one.subject, table, [one.layers[name] for name in table.layer_names], folder, device)
         seen.table.save(folder / "heads.npz")
         write_heads(folder / "heads.csv", seen.heads.heads, 0)
         write_extra_tables(table, seen.layers, self.what, folder)
         write_measured(folder, seen.heads, None)
 
-    def worker(self, place: str) -> Callable[[Attempt[Job], Tell, Stop], Outcome[str]]:
-        """What a worker does with its models, one after the other."""
-        device = torch.device(place)
+    def measured_or_damaged(self, job: Job) -> AtlasModel | None:
+        """As `measured`; files that cannot be read are as good as none, since they are made again."""
+        try:
+            return self.measured(job)
+        except InputError:
+            if not (self.folder(job) / DESCRIPTION).exists():  # it is of the checkpoint
+                raise
+            return None
 
-        def do(attempt: Attempt[Job], tell: Tell, stop: Stop) -> Outcome[str]:
-            try:
-                (job,) = attempt.items
-                return Outcome(result=self.try_one(job, device, until_stopped(stop)))
-            except StoppedError as stopped:
-                return Outcome(stopped_by=stopped.by)
+    def locks(self, **of_attempt: Any) -> Locks:
+        return Locks(self.options.out / "locks", **of_attempt)
+
+    def worker(self, place: str) -> Callable[[Attempt[Part], Tell, Stop], Outcome[str]]:
+        """What a worker does with its parts: it opens a model when one asks for it, and keeps it for the next."""
+        device = torch.device(place)
+        opened = lru_cache(maxsize=1)(partial(self.opened, device=device))
+
+        def do(attempt: Attempt[Part], tell: Tell, stop: Stop) -> Outcome[str]:
+            (part,) = attempt.items
+            with self.locks(token=attempt.token, lost_tokens=attempt.lost_tokens).kept_alive() as locks:
+                try:
+                    return Outcome(result=self.try_part(part, opened, device, until_stopped(stop), locks))
+                except StoppedError as stopped:
+                    return Outcome(stopped_by=stopped.by)
 
         return do
 
@@ -240,7 +321,7 @@ def measure_all(options: AtlasOptions, models: ModelList) -> tuple[list[AtlasMod
         import_ray()
     pictures = find_pictures(options.images, options.num_images, options.data_dir)
     digest = images_record(PreparedImages(pictures, {}))["pictures"]
-    atlas = Atlas(options=options, models=models, what=what, pictures=digest)
+    atlas = Atlas(options=options, models=models, what=what, pictures=digest, num_pictures=len(pictures))
     jobs = jobs_of(models, with_random=not options.no_random)
     found, problems = _measured(atlas, jobs, device)
     if options.preparations:
@@ -252,120 +333,82 @@ def measure_all(options: AtlasOptions, models: ModelList) -> tuple[list[AtlasMod
 
 
 def _measured(atlas: Atlas, jobs: Sequence[Job], device: torch.device) -> tuple[list[AtlasModel], dict[str, str]]:
+    """These models, measured by this process or by others at the same folder; and why some could not be."""
     problems: dict[str, str] = {}
     missing = []
     for job in jobs:
         try:
-            if atlas.measured(job) is None:
+            if atlas.measured_or_damaged(job) is None:
                 missing.append(job)
-        except InputError as error:  # of its checkpoint, say; or of a file that is damaged, which is made again
-            if (atlas.folder(job) / DESCRIPTION).exists():
-                missing.append(job)
-            else:
-                problems[job.label] = str(error)
-    problems |= _do(atlas, missing, device)
-    found = [model for job in jobs if job.label not in problems and (model := atlas.measured(job)) is not None]
-    return found, {job.label: problems[job.label] for job in jobs if job.label in problems}
+        except InputError as error:  # of its checkpoint, say
+            problems[job.label] = str(error)
+    parts, said = atlas.parts(missing), set[Part]()
+    while parts:
+        found, held = _try(atlas, parts, device)
+        problems |= found
+        waiting = [part for part in held if part.job.label not in problems]
+        for part in waiting:
+            if part not in said:
+                _say(str(part), f"{HELD}; waiting")
+        said.update(waiting)
+        if parts := waiting:
+            time.sleep(_SECONDS_BETWEEN_LOOKS)
+    measured = [model for job in jobs if job.label not in problems and (model := atlas.measured(job)) is not None]
+    return measured, {job.label: problems[job.label] for job in jobs if job.label in problems}
 
 
-def _do(atlas: Atlas, jobs: Sequence[Job], device: torch.device) -> dict[str, str]:
-    """Measure these; the reasons of those that failed."""
+def _try(atlas: Atlas, parts: Sequence[Part], device: torch.device) -> tuple[dict[str, str], list[Part]]:
+    """Measure these; the reasons of models that failed, and what another process is at."""
     options = atlas.options
-    if options.engine == "local" or not jobs:
-        problems = {}
-        for job in jobs:
-            if (why := atlas.try_one(job, device, None)) is not None:
-                problems[job.label] = why
-                _say(job, why)
-        return problems
     if options.engine == "ray":
         with ray_pool(atlas.worker, address=options.address, device=options.device) as pool:
-            return _AtlasDriver(pool, Retries(), Stop()).run(jobs)
-    num_threads = 1 if device.type == "cpu" else None
-    with process_pool(atlas.worker, places(device, options.workers), num_threads=num_threads, patience=5.0) as pool:
-        return _AtlasDriver(pool, Retries(), Stop()).run(jobs)
+            return _AtlasDriver(pool, Retries(), Stop()).run(parts)
+    if options.engine == "processes":
+        num_threads = 1 if device.type == "cpu" else None
+        with process_pool(atlas.worker, places(device, options.workers), num_threads=num_threads, patience=5.0) as pool:
+            return _AtlasDriver(pool, Retries(), Stop()).run(parts)
+    problems, held = dict[str, str](), list[Part]()
+    opened = lru_cache(maxsize=1)(partial(atlas.opened, device=device))
+    with atlas.locks().kept_alive() as locks:
+        for part in parts:
+            if part.job.label in problems:
+                continue
+            with MeasuringProgress(str(part), part.num_pictures(atlas.num_pictures)) as progress:
+                why = atlas.try_part(part, opened, device, progress.counted, locks)
+            if why == HELD:
+                held.append(part)
+            elif why is not None:
+                problems[part.job.label] = why
+                _say(part.job.label, why)
+    return problems, held
 
 
-def _say(job: Job, text: str) -> None:
-    print(f"{job}: {text}", file=sys.stderr, flush=True)
+def _say(what: str, text: str) -> None:
+    print(f"{what}: {text}", file=sys.stderr, flush=True)
 
 
-class _AtlasDriver(Driver[Job, str]):
-    """Has models measured by a pool of workers, one at a time."""
+class _AtlasDriver(Driver[Part, str]):
+    """Has models measured by a pool of workers, a shard at a time."""
 
-    def run(self, jobs: Sequence[Job]) -> dict[str, str]:
-        self._problems: dict[str, str] = {}
-        self.drive([job] for job in jobs)
-        return self._problems
+    def run(self, parts: Sequence[Part]) -> tuple[dict[str, str], list[Part]]:
+        self._problems, self._held = dict[str, str](), list[Part]()
+        self.drive([part] for part in parts)
+        return self._problems, self._held
 
-    def ended(self, attempt: Attempt[Job], outcome: Outcome[str]) -> None:
-        (job,) = attempt.items
-        if outcome.result is not None:
-            self._problems[job.label] = outcome.result
-        _say(job, outcome.result or "measured")
+    def ended(self, attempt: Attempt[Part], outcome: Outcome[str]) -> None:
+        (part,) = attempt.items
+        if outcome.result == HELD:
+            self._held.append(part)
+        elif outcome.result is None:
+            _say(str(part), "measured")
+        elif part.job.label not in self._problems:
+            self._problems[part.job.label] = outcome.result
+            _say(part.job.label, outcome.result)
 
-    def lost(self, attempt: Attempt[Job], left: Sequence[Job], problem: str, seconds: float | None) -> None:
-        for job in left:
+    def lost(self, attempt: Attempt[Part], left: Sequence[Part], problem: str, seconds: float | None) -> None:
+        for part in left:
             if seconds is not None:
-                _say(job, f"is measured again, since {problem}")
+                _say(str(part), f"is measured again, since {problem}")
             else:
-                self._problems[job.label] = f"it lost {attempt.losses + 1} processes, the last because {problem}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Written:
-    """What the command reports."""
-
-    rows: list[dict[str, Any]]
-    table: str
-    sentences: list[str]
-    problems: Mapping[str, str]
-    files: list[Path]
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "models": self.rows,
-            "failed": dict(self.problems),
-            "sentences": self.sentences,
-            "files": list(map(str, self.files)),
-        }
-
-    def as_text(self) -> list[str]:
-        failed = [f"Not measured: {label}: {why}" for label, why in self.problems.items()]
-        return [
-            self.table,
-            "",
-            *self.sentences,
-            *failed,
-            "",
-            *(f"{path}" for path in self.files if path.suffix != ".svg"),
-        ]
-
-
-def write_all(
-    out: Path, models: ModelList, found: Sequence[AtlasModel], problems: Mapping[str, str], command: str
-) -> Written:
-    """The tables over models, the figures and the page."""
-    output_folder(out)
-    report = AtlasReport.of(found, problems)
-    files = report.write(out, title=f"Atlas: {models.name}", about=models.about, command=command)
-    files.append(out / "provenance.json")
-    certificates = [model.heads.provenance or {} for model in found]
-    write_json(
-        files[-1],
-        {
-            "command": command,
-            **joined(certificates, ("commit", "versions", "hardware")),
-            **joined([model.record for model in found], ("images",)),
-            "weights": {model.label: model.record["digest"] for model in found},
-        },
-    )
-    numbers = report.overview.numbers
-    rows = records(numbers.astype(object).where(numbers.notna(), None))
-    return Written(
-        rows=json.loads(json.dumps(rows, default=str)),
-        table=report.overview.shown.to_string(index=False),
-        sentences=[report.headline, *report.sentences],
-        problems=problems,
-        files=files,
-    )
+                lost = f"it lost {attempt.losses + 1} processes, the last because {problem}"
+                self._problems.setdefault(part.job.label, lost)

@@ -24,7 +24,6 @@ from nearsight.data.image_folder import TEST_NAMES, class_pictures, listed_image
 from nearsight.data.loading import dataset_spec, find_source
 from nearsight.data.segmentation import SEGMENTATION_SETS, MaskedFolder, load_segmentation, read_numbers
 from nearsight.data.segmentation.folders import IMAGES, MASKS
-from nearsight.data.segmentation.masks import Pairs
 from nearsight.errors import InputError, unknown_name
 from nearsight.files import canonical_hash, reading
 from nearsight.models.sourced import OWN
@@ -198,7 +197,9 @@ def find_pictures(images: str | None, num_images: int, data_dir: Path | None, *,
     return FilePictures(images, files(folder, num_images))
 
 
-def _with_masks(name: str, pairs: Pairs, background: Iterable[int], num_images: int) -> MaskedPictures:
+def _with_masks(
+    name: str, pairs: Sequence[tuple[Path, Path]], background: Iterable[int], num_images: int
+) -> MaskedPictures:
     chosen = [pairs[index] for index in measuring_subset(len(pairs), num_images).tolist()]
     paths, masks = ([pair[part] for pair in chosen] for part in (0, 1))
     return MaskedPictures(name, paths, masks, frozenset(background))

@@ -118,6 +118,11 @@ class AtlasModel:
         }
 
 
+def trained_of(models: Sequence[AtlasModel]) -> list[AtlasModel]:
+    """Those whose weights somebody trained; all where there are none."""
+    return [model for model in models if model.kind == "trained"] or list(models)
+
+
 def _largest(change_R: NDArray[np.float64]) -> np.intp:
     return np.nanargmax(np.abs(change_R))
 

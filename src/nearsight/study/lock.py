@@ -84,8 +84,7 @@ class Locks:
     def take(self, cell: str) -> bool:
         """Whether this runner holds the cell's lock now; False: another does."""
         generation = self._next_generation(cell)
-        holder = _read(self._path(cell, generation - 1)) if generation > 0 else None
-        if holder is not None and not holder.is_stale and not self.is_known_lost(holder):
+        if not self._is_free(cell, generation):
             return False
         self._folder.mkdir(parents=True, exist_ok=True)
         path = self._path(cell, generation)
@@ -99,6 +98,14 @@ class Locks:
             self._held[cell] = path
             self._lost.discard(cell)
         return True
+
+    def is_free(self, cell: str) -> bool:
+        """Whether nobody holds it, or somebody who is lost; the next moment it may be otherwise."""
+        return self._is_free(cell, self._next_generation(cell))
+
+    def _is_free(self, cell: str, generation: int) -> bool:
+        holder = _read(self._path(cell, generation - 1)) if generation > 0 else None
+        return holder is None or holder.is_stale or self.is_known_lost(holder)
 
     def release(self, cell: str) -> None:
         """Let others take the cell, if this runner holds it. Its generations go on from here."""
