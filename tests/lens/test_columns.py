@@ -1,4 +1,5 @@
-"""The kernel of received attention against a dense float64 computation, without a GPU: on cases of the other one."""
+"""The kernels of received attention and of shares against a dense float64 computation, on cases of the other one:
+interpreted, and compiled on a GPU, there larger."""
 
 import math
 
@@ -6,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from guarded_memory import Memory
 from test_extras import images, pyramid, sharpened, vit
 from test_kernels import CASES, Inputs, Size
 from test_token_measures import SINKS, with_sinks
@@ -169,3 +171,96 @@ def test_sinks_by_the_kernel_are_those_of_the_metric(start: int, count: int, dev
     found = sinks_by_kernel(received, patches, 10.0)
     assert torch.equal(found, sink_patches(received[..., patches]))
     assert found.any() == (count > 10)
+
+
+LARGE = Size(batch=2, heads=5, grid=(28, 37), width=64)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", sorted(CASES.keys() - _OTHER))
+def test_compiled_columns_are_those_of_the_maps(name: str) -> None:
+    check_columns(name, LARGE, "cuda")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", [*_UNMASKED, "windows_of_different_places"])
+def test_compiled_shares_are_those_of_the_maps(name: str) -> None:
+    check_shares(name, LARGE, "cuda")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("width", [16, 48, 64, 65, 96, 128, 192, 256])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_heads_of_every_size_fit_the_registers(dtype: str, width: int) -> None:
+    """Programs of wide heads have fewer queries and keys; none may spill into wrong numbers, nor fail to launch."""
+    size = Size(batch=1, heads=2, grid=(9, 15), width=width)
+    check_columns(dtype, size, "cuda")
+    check_shares(dtype, size, "cuda")
+
+
+def tokens(memory: Memory, count: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Cells]:
+    """Queries and keys [2, 1, 3, 1 + count, 24], a class token first, and the cells of a column of patches."""
+    query, key = (memory.normal(2, 1, 3, count + 1, 24, dtype=dtype) for _ in range(2))
+    places = torch.full((1, count + 1, 2), math.nan, device=memory.device)
+    places[0, 1:] = torch.stack([torch.arange(count), torch.zeros(count)], dim=-1)
+    kinds = torch.zeros(3, 1, count + 1, device=memory.device)
+    kinds[0, 0, [1, -1]] = kinds[1, 0, 0] = 1
+    return query, key, Cells(places, places, kinds)
+
+
+@pytest.mark.parametrize("count", [1, 63, 64, 130])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_nothing_is_read_or_written_beside_the_tokens(memory: Memory, count: int, dtype: torch.dtype) -> None:
+    """In memory whose margins are NaN: at the last tile, of keys and of queries, nothing beyond counts."""
+    query, key, cells = tokens(memory, count, dtype)
+    sets = torch.stack([cells.queries_WN2[..., 0].isfinite(), cells.queries_WN2[..., 0].isnan()]).float()
+    shares, log_sums = fused_attention_shares(query, key, scale=0.3, cells=cells)
+    received = fused_attention_columns(query, key, scale=0.3, sets_XWN=sets, log_sums_BWHN=log_sums)
+    share = (query.double() @ key.double().mT * 0.3).softmax(-1)
+    expected = torch.einsum("bwhnm,xwn->xbwhm", share, sets.double())
+    torch.testing.assert_close(received.double(), expected, rtol=2e-5, atol=2e-6)
+    assert shares.isfinite().all()
+    whole = shares[SHARES.index("self") :].double().sum((0, -1)) if count == 1 else None
+    if whole is not None:  # one patch gives all it has to itself and CLS
+        torch.testing.assert_close(whole, torch.ones_like(whole), rtol=2e-5, atol=2e-6)
+    assert sinks_by_kernel(received[0], slice(1, count + 1), 10.0).shape == (2, 1, 3, count)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shift", [0, 1, 2, 8])
+def test_launches_are_remembered_but_neither_their_numbers_nor_their_addresses(shift: int) -> None:
+    """Triton compiles again for addresses that are not multiples of 16 bytes: here each comes after others."""
+    for sharpness in (1, 2):
+        whole = torch.randn(2, 1, 3, 197 * 64 + 8, device="cuda", dtype=torch.bfloat16) * sharpness
+        query = whole[..., shift : shift + 197 * 64].unflatten(-1, (197, 64))
+        key, sets = query.flip(0), torch.ones(1, 1, 197, device="cuda")
+        found = fused_attention_columns(query, key, scale=0.125, sets_XWN=sets)
+        expected = (query.double() @ key.double().mT * 0.125).softmax(-1).sum(-2)
+        torch.testing.assert_close(found[0].double(), expected, rtol=5e-5, atol=1e-5)
+
+
+@pytest.mark.gpu
+def test_columns_and_shares_need_no_map_in_memory() -> None:
+    batch, heads, count = 4, 12, 4096
+    query, key = torch.randn(2, batch, 1, heads, count + 1, 64, device="cuda", dtype=torch.bfloat16)
+    places = torch.full((1, count + 1, 2), math.nan, device="cuda")
+    places[0, 1:] = torch.cartesian_prod(torch.arange(64.0), torch.arange(64.0))
+    cells = Cells(places, places, torch.zeros(3, 1, count + 1, device="cuda"))
+    sets = places[None, ..., 0].isfinite().float()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    _, log_sums = fused_attention_shares(query, key, scale=0.125, cells=cells)
+    received = fused_attention_columns(query, key, scale=0.125, sets_XWN=sets, log_sums_BWHN=log_sums)
+    maps = batch * heads * (count + 1) ** 2 * 4
+    assert torch.cuda.max_memory_allocated() - before < 0.01 * maps
+    torch.testing.assert_close(received.sum(-1), torch.full_like(received[..., 0], count), rtol=1e-4, atol=0)
+
+
+@pytest.mark.gpu
+def test_the_same_bits_each_time() -> None:
+    """Sums have one order: nothing is added by whoever comes first."""
+    query, key = torch.randn(2, 2, 1, 3, 261, 64, device="cuda", dtype=torch.bfloat16)
+    sets = torch.ones(1, 1, 261, device="cuda")
+    first, second = (fused_attention_columns(query, key, scale=0.125, sets_XWN=sets) for _ in range(2))
+    assert torch.equal(first, second)

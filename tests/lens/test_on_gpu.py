@@ -96,19 +96,6 @@ def test_a_launch_is_remembered_but_neither_its_numbers_nor_its_addresses(shift:
             torch.testing.assert_close(one.double(), other, rtol=5e-5, atol=1e-6, equal_nan=True)
 
 
-columns = runpy.run_path(str(Path(__file__).with_name("test_columns.py")))
-
-
-@pytest.mark.parametrize("name", columns["_UNMASKED"])
-def test_shares_and_columns_against_float64(name: str) -> None:
-    columns["check_shares"](name, Size(batch=2, heads=5, grid=(28, 37), width=64), "cuda")
-
-
-@pytest.mark.parametrize("name", sorted(columns["CASES"].keys() - columns["_OTHER"]))
-def test_columns_against_float64(name: str) -> None:
-    columns["check_columns"](name, Size(batch=2, heads=5, grid=(28, 37), width=64), "cuda")
-
-
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_what_kernels_measure_is_what_tiles_do(name: str, dtype: torch.dtype) -> None:
