@@ -31,6 +31,7 @@ from nearsight.papers.protocol.revisited import write_revisited
 from nearsight.papers.structure.learned_positions import write_bridge
 from nearsight.report.ablated import AblatedRuns
 from nearsight.report.ablated_tables import write_ablated_report
+from nearsight.report.atlas_page import AtlasReport
 from nearsight.report.probe_tables import write_probe_report
 from nearsight.report.probes import ProbeResults
 from nearsight.report.simulations import write_simulation_report
@@ -53,9 +54,9 @@ _POINTS = 0.5
 
 
 def reports() -> list[Path]:
-    """The folders under results/ that hold a report of a study, of probes, of changed heads, or the bridge between two
-    studies."""
-    names = ("study.json", "probes.json", ABLATED)
+    """The folders under results/ that hold a report of a study, of probes, of changed heads, of an atlas, or the bridge
+    between two studies."""
+    names = ("study.json", "probes.json", ABLATED, "atlas.csv")
     return [BRIDGE, *sorted(path.parent for name in names for path in RESULTS.rglob(name))]
 
 
@@ -67,6 +68,9 @@ def write(committed: Path, folder: Path) -> tuple[Path, ...]:
         return write_bridge(RESULTS / json.loads((BRIDGE / "provenance.json").read_text())["study"], folder)
     if (committed / "probes.json").exists():
         return write_probe_report(ProbeResults.read(committed), folder)
+    if (committed / "atlas.csv").exists():
+        folder.mkdir()
+        return tuple(AtlasReport.read(committed).write(folder))
     if (committed / ABLATED).exists():
         return write_ablated_report(AblatedRuns.read(committed), folder)
     if is_simulation(committed):
@@ -92,7 +96,8 @@ def compare(committed: Path) -> tuple[int, list[str]]:
 def of_report(committed: Path) -> Iterator[Path]:
     for name in ("tables", "figures"):
         yield from (path for path in (committed / name).rglob("*") if path.is_file())
-    yield from committed.glob("verdict.md")
+    for name in ("verdict.md", "atlas*.*", "models.*", "report.html"):
+        yield from committed.glob(name)
 
 
 PAGES = {"findings.md": write_findings, "s1-revisited.md": write_revisited}
@@ -114,12 +119,18 @@ def is_same(committed: Path, written: Path) -> bool:
         return True
     if committed.suffix == ".csv":
         return has_same_cells(ours.decode(), theirs.decode())
+    if committed.suffix == ".html":  # with the figures in it
+        return is_of_another_matplotlib(committed.parent / "figures" / "atlas-depth.svg")
     drawing = committed.with_suffix(".svg")
-    drawn_by = _VERSION.search(drawing.read_text()) if drawing.exists() else None
-    if drawn_by is None or drawn_by[1] == matplotlib.__version__:
+    if not is_of_another_matplotlib(drawing):
         return False
     # Pixels are those of the SVG beside them, which is compared by itself.
     return committed.suffix == ".png" or has_same_marks(ours.decode(), theirs.decode())
+
+
+def is_of_another_matplotlib(drawing: Path) -> bool:
+    drawn_by = _VERSION.search(drawing.read_text()) if drawing.exists() else None
+    return drawn_by is not None and drawn_by[1] != matplotlib.__version__
 
 
 def has_same_cells(ours: str, theirs: str) -> bool:

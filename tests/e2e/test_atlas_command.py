@@ -18,12 +18,17 @@ from nearsight.cli import main
 from nearsight.commands import atlasing
 from nearsight.commands.atlasing import PREPARATIONS, Atlas, Job
 from nearsight.commands.measuring import Prepared
+from nearsight.errors import InputError
 from nearsight.files import canonical_hash
 from nearsight.lens import HeadTable, Shards
+from nearsight.lens.perimage import PerImage
+from nearsight.metrics import Moments
 from nearsight.models import create_model
 from nearsight.models.lists import find_list, ready_lists
 from nearsight.probe.frozen import weights_hash
 from nearsight.report.atlas import AtlasModel
+from nearsight.report.atlas_page import AtlasReport
+from nearsight.report.inputs import ModelHeads
 from nearsight.study.lock import Locks
 from nearsight.study.statistics import mean_interval
 
@@ -339,6 +344,57 @@ def test_ready_lists_name_weights_that_timm_knows() -> None:
             assert model.citation
             assert model.trained_on
             assert model.untrained() is not None
+
+
+def test_a_small_one_says_the_same_and_is_written_again_from_its_files() -> None:
+    models = write_list(f'model = "{MODERN}"\nlabel = "one"', 'model = "no_such_model"')
+    run(models, code=1)
+    large = pd.read_csv("out/atlas.csv")
+    assert np.isfinite(large.loc[large["kind"] != "failed", "sink_change_low"]).all()
+    shutil.rmtree("out")
+    run(models, "--small", code=1)
+    assert HeadTable.load(folder_of("one") / "heads.npz").per_image is None
+    pd.testing.assert_frame_equal(pd.read_csv("out/atlas.csv"), large)
+    files = AtlasReport.read(Path("out")).write(Path("again"))
+    for path in files:
+        assert path.read_bytes() == (Path("out") / path.relative_to("again")).read_bytes(), path
+    assert {path.name for path in files} >= {*FILES, "provenance.json", "atlas-kinds.svg"}
+    run(models, code=1)  # what is there is enough
+    (folder_of("one") / "pictures.npz").write_bytes(b"damaged")
+    with pytest.raises(InputError, match=r"pictures\.npz is damaged"):
+        AtlasReport.read(Path("out"))
+    run(models, code=1)
+    pd.testing.assert_frame_equal(pd.read_csv("out/atlas.csv"), large)
+
+
+def test_the_head_that_sinks_move_is_measured_on_pictures_that_did_not_choose_it() -> None:
+    """By loops over pictures; one patch of every picture is a sink for all."""
+    draw = np.random.default_rng(0)
+    mad, change = draw.uniform(0.2, 0.4, (40, 2, 3)), draw.normal(0.02, 0.05, (40, 2, 3))
+    change[:, 1, 2] -= 0.06
+    kept = PerImage.of(np.arange(40, dtype=np.uint64), mad, mad, {"mad_without_sinks": mad + change})
+    moments = Moments.of(mad)
+    extra = {"mad_without_sinks": (mad + change).mean(0)}
+    table = HeadTable(("a", "b"), moments, moments, extra=extra, per_image=kept)
+    heads = ModelHeads(label="m", heads=table.to_frame().assign(epoch=0), per_image=kept)
+    model = AtlasModel(heads=heads, table=table, kind="trained")
+    changes = model.sink_changes
+    assert changes is not None
+    halves = [[number for number in range(40) if number % 2 == part] for part in (0, 1)]
+    values = np.zeros(40)
+    for own, other in (halves, halves[::-1]):
+        best = max(range(6), key=lambda head: abs(np.mean([change[n].flat[head] for n in other])))
+        values[own] = [change[n].flat[best] for n in own]
+    most, local = changes
+    place = int(np.abs(change.mean(0)).argmax())
+    assert (most.layer, most.head) == divmod(place, 3)
+    assert most.estimate.value == pytest.approx(change.mean(0).flat[place], rel=1e-9)
+    assert most.estimate.half_width == pytest.approx(mean_interval(values).half_width, rel=1e-5)
+    place = int(mad.mean(0).argmin())
+    assert (local.layer, local.head) == divmod(place, 3)
+    assert local.estimate.half_width == pytest.approx(
+        mean_interval(change[:, place // 3, place % 3]).half_width, rel=1e-5
+    )
 
 
 def test_a_model_without_single_images_has_no_interval() -> None:

@@ -17,6 +17,7 @@ from torch import Tensor
 from nearsight.lens import kinds, measure, shares, sinks, stream
 from nearsight.lens.attention import FusedAttention
 from nearsight.lens.columns import (
+    OF_WHOLE,
     SHARES,
     Cells,
     fused_attention_columns,
@@ -144,6 +145,9 @@ def check_shares(name: str, size: Size, device: str) -> None:
     expected = by_query.unflatten(-1, (tiles, side)).sum(-1)
     for share, one, other in zip(SHARES, found.double(), expected, strict=True):
         np.testing.assert_allclose(one.cpu(), other.cpu(), rtol=2e-5, atol=2e-6, err_msg=share)
+    of_whole, again = fused_attention_shares(query, key, scale=scale, cells=cells, only_of_whole=True)
+    torch.testing.assert_close(of_whole, found[-len(OF_WHOLE) :], rtol=1e-6, atol=1e-7, equal_nan=True)
+    torch.testing.assert_close(again, log_sums, rtol=1e-6, atol=1e-6, equal_nan=True)
     expected = (query.double() @ key.double().mT * scale).logsumexp(-1) / math.log(2)
     torch.testing.assert_close(log_sums.double(), expected, rtol=2e-5, atol=2e-5, equal_nan=True)
     sets = queries[None, ..., 0].isfinite().float()

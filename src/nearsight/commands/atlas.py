@@ -48,6 +48,8 @@ class AtlasOptions(Common):
     """Measure every trained model also with other means and standard deviations than its own: ImageNet's, 0.5, none."""
     what: tuple[str, ...] = tuple(name for name in _LOOKED_AT if name in WHAT)
     """What else to see: names of nearsight measure --what that are per head or per layer."""
+    small: bool = False
+    """Keep of single pictures only what the tables have intervals of: some kB for each model instead of MB."""
     batch_size: str = "auto"
     """Images per forward, or auto: as many as memory takes."""
     seed: int = 0
@@ -83,8 +85,9 @@ def main(arguments: Sequence[str]) -> int:
     if not found:
         reasons = "; ".join(f"{label}: {why}" for label, why in problems.items())
         raise InputError(f"no model of {options.models} could be measured ({reasons})")
-    report = AtlasReport.of(found, problems)
     command = shlex.join(["nearsight", "atlas", *arguments])
-    files = report.write(options.out, title=f"Atlas: {models.name}", about=models.about, command=command)
+    said = {"command": command, "title": f"Atlas: {models.name}", "about": models.about}
+    report = AtlasReport.of(found, problems, said)
+    files = report.write(options.out)
     print(json.dumps(report.as_json(files)) if options.json else "\n".join(report.as_text(files)))
     return 1 if problems else 0

@@ -40,8 +40,8 @@ from nearsight.lens import HeadTable
 from nearsight.models.lists import ListedModel, ModelList
 from nearsight.models.sourced import one_line
 from nearsight.probe.frozen import weights_hash
-from nearsight.report.atlas import AtlasModel, Kind
-from nearsight.report.inputs import DESCRIPTION, read_measured, write_measured
+from nearsight.report.atlas import AtlasModel, Kind, keep_small, read_model
+from nearsight.report.inputs import DESCRIPTION, write_measured
 from nearsight.study.lock import Locks
 from nearsight.train import Stop, StoppedError, write_heads
 from nearsight.work import (
@@ -168,10 +168,9 @@ class Atlas:
         config = read_object(folder / DESCRIPTION, missing=str(folder)).get("config") or {}
         if config.get("identity") != self.identity(job):
             return None
-        heads, table = read_measured(folder).heads, HeadTable.load(folder / "heads.npz")
+        model = read_model(folder, job.kind, job.beside)
         # What people should know of a model may be corrected in the list without measuring it again.
-        config = {**config, **self._about(job.model)}
-        return AtlasModel(heads=replace(heads, config=config), table=table, kind=job.kind, beside=job.beside)
+        return replace(model, heads=replace(model.heads, config={**config, **self._about(job.model)}))
 
     def _about(self, model: ListedModel) -> dict[str, str]:
         licence = model.licence
@@ -279,6 +278,8 @@ class Atlas:
         seen.table.save(folder / "heads.npz")
         write_heads(folder / "heads.csv", seen.heads.heads, 0)
         write_extra_tables(table, seen.layers, self.what, folder)
+        if self.options.small:
+            keep_small(folder)
         write_measured(folder, seen.heads, None)
 
     def measured_or_damaged(self, job: Job) -> AtlasModel | None:

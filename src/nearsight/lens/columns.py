@@ -24,6 +24,8 @@ SHARES = ("own", "near", "row", "column", "edge", "breadth", "self", "neighbours
 """What is known of each query. `own` to `edge` are shares of its attention on patches: on its own cell, on that and the
 8 around it, on its row, on its column, on the edge; `breadth` is as in `nearsight.metrics.KindShares`. Then, of its
 whole attention: on its own cell, on the 8 around it, on CLS and on registers."""
+OF_WHOLE = SHARES[SHARES.index("self") :]
+"""Those of the whole attention, which take half the sums."""
 
 
 class Cells(NamedTuple):
@@ -37,20 +39,22 @@ class Cells(NamedTuple):
 
 
 def fused_attention_shares(
-    query_BWHNd: Tensor, key_BWHMd: Tensor, *, scale: float, cells: Cells
+    query_BWHNd: Tensor, key_BWHMd: Tensor, *, scale: float, cells: Cells, only_of_whole: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """`SHARES`, summed over the queries of a tile that are patches, float32 [S, B, W, H, T], the tiles being `side_of`
-    queries each; and log₂ of the sum of 2^logit over all keys, float32 [B, W, H, N], as `fused_attention_columns` takes
-    it.
+    """`SHARES`, or of these `OF_WHOLE` alone, summed over the queries of a tile that are patches, float32
+    [S, B, W, H, T], the tiles being `side_of` queries each; and log₂ of the sum of 2^logit over all keys, float32
+    [B, W, H, N], as `fused_attention_columns` takes it.
 
     Queries and keys are as for that one. Every window has a patch among its keys.
     """
     query_BWHNd, key_BWHMd = _ready(query_BWHNd), _ready(key_BWHMd)
     log_sums_BWHN = torch.empty(query_BWHNd.shape[:-1], dtype=torch.float32, device=query_BWHNd.device)
     tiles = -(-query_BWHNd.shape[3] // side_of(query_BWHNd))
-    shares_SBWHT = log_sums_BWHN.new_empty(len(SHARES), *log_sums_BWHN.shape[:-1], tiles)
+    num_shares = len(OF_WHOLE if only_of_whole else SHARES)
+    shares_SBWHT = log_sums_BWHN.new_empty(num_shares, *log_sums_BWHN.shape[:-1], tiles)
     given = (query_BWHNd, key_BWHMd, None, log_sums_BWHN, *cells, shares_SBWHT, scale * math.log2(math.e))
-    launch(_rows, given, lambda: _prepared(query_BWHNd, key_BWHMd, None, of_queries=True, CELLS=True))
+    constants = {"CELLS": True, "PLACES": not only_of_whole}
+    launch(_rows, given, lambda: _prepared(query_BWHNd, key_BWHMd, None, of_queries=True, **constants))
     return shares_SBWHT, log_sums_BWHN
 
 
@@ -84,7 +88,9 @@ def fused_attention_columns(
     if log_sums_BWHN is None:
         log_sums_BWHN = torch.empty(query_BWHNd.shape[:-1], dtype=torch.float32, device=query_BWHNd.device)
         given = (query_BWHNd, key_BWHMd, bias, log_sums_BWHN, None, None, None, None, log_scale)
-        launch(_rows, given, lambda: _prepared(query_BWHNd, key_BWHMd, bias, of_queries=True, CELLS=False))
+        launch(
+            _rows, given, lambda: _prepared(query_BWHNd, key_BWHMd, bias, of_queries=True, CELLS=False, PLACES=False)
+        )
     columns_XBWHM = torch.empty(num_sets, *key_BWHMd.shape[:-1], dtype=torch.float32, device=query_BWHNd.device)
     received = (query_BWHNd, key_BWHMd, bias, log_sums_BWHN, sets_XWN, columns_XBWHM, log_scale)
     launch(_columns, received, lambda: _prepared(query_BWHNd, key_BWHMd, bias, of_queries=False, SETS=num_sets))
@@ -152,11 +158,11 @@ def _rows(
     num_tiles, num_windows, num_heads, num_queries, num_keys, num_maps,
     query_b, query_w, query_h, query_n, key_b, key_w, key_h, key_m, bias_b, bias_w, bias_h, bias_n, bias_m,
     WIDTH: tl.constexpr, WIDTH_BLOCK: tl.constexpr, SIDE: tl.constexpr, BIAS: tl.constexpr, PRECISION: tl.constexpr,
-    LOW: tl.constexpr, CELLS: tl.constexpr,
+    LOW: tl.constexpr, CELLS: tl.constexpr, PLACES: tl.constexpr,
 ):  # fmt: skip
     """For some queries of a map, log₂ of the sum of 2^logit over all keys, ∞ where there are none; with CELLS also
-    `SHARES`. Then the sum over patches is kept apart from that over other keys, so that a query which gives almost
-    nothing to patches is still seen exactly."""
+    `OF_WHOLE`, and with PLACES all `SHARES`. Then the sum over patches is kept apart from that over other keys, so that
+    a query which gives almost nothing to patches is still seen exactly."""
     tile, image, window, head, this_map = _place(num_tiles, num_windows, num_heads)
     query += image * query_b + window * query_w + head * query_h
     key += image * key_b + window * key_w + head * key_h
@@ -196,39 +202,41 @@ def _rows(
         new_peak_N, shrink_N, weight_NM, relative_NM = _weights(peak_N, logit_NM, LOW)
         if CELLS:
             num_patches += tl.sum((y_M == y_M).to(tl.int32), 0)
-            edge_M = tl.load(key_kinds + window * num_keys + column_M, mask=used_M, other=0.0)
             # No difference to what is not a patch is 0, or small: it is NaN.
             down_NM = tl.abs(row_y_N[:, None] - y_M[None, :])
             right_NM = tl.abs(row_x_N[:, None] - x_M[None, :])
             in_row_NM = tl.where(down_NM == 0, weight_NM, 0.0)
             own_NM = tl.where(right_NM == 0, in_row_NM, 0.0)
             near_NM = tl.where((down_NM <= 1) & (right_NM <= 1), weight_NM, 0.0)
-            log_N = (log_N + sum_N * (peak_N - new_peak_N)) * shrink_N + tl.sum(weight_NM * relative_NM, 1)
             own_N = own_N * shrink_N + tl.sum(own_NM, 1)
             around_N = around_N * shrink_N + tl.sum(near_NM - own_NM, 1)
-            along_N = along_N * shrink_N + tl.sum(in_row_NM, 1)
-            across_N = across_N * shrink_N + tl.sum(tl.where(right_NM == 0, weight_NM, 0.0), 1)
-            edge_N = edge_N * shrink_N + tl.sum(weight_NM * edge_M[None, :], 1)
+            if PLACES:
+                edge_M = tl.load(key_kinds + window * num_keys + column_M, mask=used_M, other=0.0)
+                log_N = (log_N + sum_N * (peak_N - new_peak_N)) * shrink_N + tl.sum(weight_NM * relative_NM, 1)
+                along_N = along_N * shrink_N + tl.sum(in_row_NM, 1)
+                across_N = across_N * shrink_N + tl.sum(tl.where(right_NM == 0, weight_NM, 0.0), 1)
+                edge_N = edge_N * shrink_N + tl.sum(weight_NM * edge_M[None, :], 1)
         sum_N = sum_N * shrink_N + tl.sum(weight_NM, 1)
         peak_N = new_peak_N
     if CELLS:
-        entropy_N = tl.log(sum_N) - log_N / sum_N * 0.6931471805599453
-        breadth_N = (tl.exp(entropy_N) - 1) / tl.maximum(num_patches - 1, 1)
         top_N = tl.maximum(peak_N, other_peak_N)
         patches_N, others_N = tl.exp2(peak_N - top_N), tl.exp2(other_peak_N - top_N)
         whole_N = sum_N * patches_N + other_N * others_N
         first, step = shares + this_map * num_tiles + tile, num_maps * num_tiles
-        # `own` to `breadth` of what goes to patches, and the rest of all.
-        _store(first, 0, step, own_N / sum_N, row_y_N)
-        _store(first, 1, step, (own_N + around_N) / sum_N, row_y_N)
-        _store(first, 2, step, along_N / sum_N, row_y_N)
-        _store(first, 3, step, across_N / sum_N, row_y_N)
-        _store(first, 4, step, edge_N / sum_N, row_y_N)
-        _store(first, 5, step, breadth_N, row_y_N)
-        _store(first, 6, step, own_N * patches_N / whole_N, row_y_N)
-        _store(first, 7, step, around_N * patches_N / whole_N, row_y_N)
-        _store(first, 8, step, cls_N * others_N / whole_N, row_y_N)
-        _store(first, 9, step, registers_N * others_N / whole_N, row_y_N)
+        if PLACES:  # of what goes to patches; the rest is of all
+            entropy_N = tl.log(sum_N) - log_N / sum_N * 0.6931471805599453
+            breadth_N = (tl.exp(entropy_N) - 1) / tl.maximum(num_patches - 1, 1)
+            _store(first, 0, step, own_N / sum_N, row_y_N)
+            _store(first, 1, step, (own_N + around_N) / sum_N, row_y_N)
+            _store(first, 2, step, along_N / sum_N, row_y_N)
+            _store(first, 3, step, across_N / sum_N, row_y_N)
+            _store(first, 4, step, edge_N / sum_N, row_y_N)
+            _store(first, 5, step, breadth_N, row_y_N)
+        of_whole: tl.constexpr = 6 if PLACES else 0
+        _store(first, of_whole, step, own_N * patches_N / whole_N, row_y_N)
+        _store(first, of_whole + 1, step, around_N * patches_N / whole_N, row_y_N)
+        _store(first, of_whole + 2, step, cls_N * others_N / whole_N, row_y_N)
+        _store(first, of_whole + 3, step, registers_N * others_N / whole_N, row_y_N)
         peak_N, sum_N = top_N, whole_N
     log_sum_N = tl.where(peak_N > LOW / 2, peak_N + tl.log2(sum_N), float("inf"))
     log_sum_N = tl.where(sum_N == sum_N, log_sum_N, float("nan"))

@@ -136,7 +136,7 @@ class Shares(Measurement):
     def add_whole(self, site: Site, attention: Attention, dtype: torch.dtype) -> bool:
         if not has_kernel(attention, dtype) or attention.mask is not None or (cells := self._cells.of(site)) is None:
             return False
-        shares_SBWHT, _ = attention_shares(attention, site, cells)
+        shares_SBWHT, _ = attention_shares(attention, site, cells, only_of_whole=True)
         self._whole.setdefault(shares_SBWHT.shape, []).append((site, shares_SBWHT))
         return True
 
@@ -150,7 +150,7 @@ class Shares(Measurement):
     def results(self) -> dict[str, Tensor]:
         whole, self._whole = self._whole, {}
         for alike in whole.values():
-            shares_LSBWHT = torch.stack([shares_SBWHT[-len(_NAMES) :] for _, shares_SBWHT in alike])
+            shares_LSBWHT = torch.stack([shares_SBWHT for _, shares_SBWHT in alike])
             sums_LBHS = shares_LSBWHT.sum((3, 5), dtype=torch.float64).permute(0, 2, 3, 1)
             for (site, _), sums_BHS in zip(alike, sums_LBHS, strict=True):
                 if site.name not in self._counts:

@@ -185,14 +185,21 @@ def received_attention(
 
 
 def attention_shares(
-    attention: FusedAttention, site: Site, cells: Cells, queries_XWN: Tensor | None = None
+    attention: FusedAttention,
+    site: Site,
+    cells: Cells,
+    queries_XWN: Tensor | None = None,
+    *,
+    only_of_whole: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """By a kernel, for attention that has one and no mask: sums over tiles of queries of `columns.SHARES`,
-    [S, B, W, H, T], whose sum over windows and tiles is left to whoever has all layers; and what each key receives from
-    the queries, if these are given: [X, B, W, H, M]."""
+    """By a kernel, for attention that has one and no mask: sums over tiles of queries of `columns.SHARES`, or of these
+    `columns.OF_WHOLE` alone, [S, B, W, H, T], whose sum over windows and tiles is left to whoever has all layers; and
+    what each key receives from the queries, if these are given: [X, B, W, H, M]."""
     source = _Fused(attention, site, torch.float32, whole=True)
     tokens = source.query_BWHNd, source.key_BWHMd
-    shares_SBWHT, log_sums = fused_attention_shares(*tokens, scale=source.scale, cells=cells)
+    shares_SBWHT, log_sums = fused_attention_shares(
+        *tokens, scale=source.scale, cells=cells, only_of_whole=only_of_whole
+    )
     received = None
     if queries_XWN is not None:
         received = fused_attention_columns(*tokens, scale=source.scale, sets_XWN=queries_XWN, log_sums_BWHN=log_sums)

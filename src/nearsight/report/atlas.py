@@ -9,22 +9,27 @@ Shape suffixes: N images, R heads.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
+from zipfile import BadZipFile
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
 from nearsight.errors import InputError
+from nearsight.files import reading, replacing
 from nearsight.lens import HeadTable
 from nearsight.lens.table import KIND_COLUMNS
 from nearsight.metrics.kinds import KINDS, OTHER
 from nearsight.report.differences import Quantity, by_halves, differ, existing_heads, most_local_head
-from nearsight.report.inputs import ModelHeads
+from nearsight.report.inputs import ModelHeads, read_measured
 from nearsight.report.tables import MISSING, Row, Table, columns_of, difference_in_words, rounded, with_interval
 from nearsight.study.statistics import Estimate, mean_interval
 
 Kind = Literal["trained", "random", "preparation"]
+PICTURES = "pictures.npz"
+"""Of `AtlasModel.pictures`, in the folder of a model."""
 _OF_SIZES = ("grid_size", "cell_size")
 _DIGITS_OF_DIGEST = 12
 
@@ -47,6 +52,8 @@ class AtlasModel:
     beside: str | None = None
     """The label of what it is compared with: of a trained model, its architecture with random weights; of a model under
     another preparation, itself under its own."""
+    kept: Mapping[str, NDArray[Any]] | None = None
+    """`pictures`, where a file has only them of what single pictures gave."""
 
     @property
     def label(self) -> str:
@@ -58,23 +65,42 @@ class AtlasModel:
         return self.heads.config or {}
 
     @cached_property
+    def pictures(self) -> Mapping[str, NDArray[Any]]:
+        """Of single pictures, what has an interval here, by name, [N] each; empty where they are not known.
+
+        `most_local` and `sink_change` are of heads that are chosen on one half of the pictures and measured on the
+        other: the most local one, and that whose distance moves most without sinks.
+        """
+        if self.kept is not None or self.heads.per_image is None:
+            return self.kept or {}
+        rows, digests = existing_heads(self.heads), self.heads.per_image.digests
+        mad_NR, name = self.heads.image_values("mad", rows), "mad_without_sinks"
+        found = {"most_local": by_halves(digests, mad_NR, np.argmin)[0], "all_heads": mad_NR.mean(1)}
+        if name in self.heads.per_image.further:
+            change_NR = self.heads.image_values(name, rows) - mad_NR
+            found["sink_change"] = by_halves(digests, change_NR, _largest)[0]
+            found["sink_change_most_local"] = change_NR[:, int(rows["mad"].argmin())]
+        return {"digests": digests, **{name: values.astype(np.float32) for name, values in found.items()}}
+
+    @cached_property
     def most_local(self) -> Quantity:
-        return most_local_head(self.heads)
+        best, values = most_local_head(replace(self.heads, per_image=None)), self.pictures.get("most_local")
+        if values is None:
+            return best
+        return replace(best, digests=self.pictures["digests"], values=values.astype(np.float64))
 
     def most_local_interval(self) -> Estimate:
         """The mean is that of the head that is named; its interval is as wide as that of the values by halves."""
-        return _around(self.most_local.mean, self.most_local.values, self.table.num_images)
+        return self._around(self.most_local.mean, "most_local")
 
     def all_heads(self) -> Estimate:
         """The mean over all heads, with its interval over pictures."""
-        rows = existing_heads(self.heads)
-        values = None if self.heads.per_image is None else self.heads.image_values("mad", rows).mean(1)
-        return _around(float(rows["mad"].mean()) if values is None else float(values.mean()), values, self.num_images)
+        return self._around(float(existing_heads(self.heads)["mad"].mean()), "all_heads")
 
     @cached_property
     def sink_changes(self) -> tuple[SinkChange, SinkChange] | None:
-        """Of the head whose distance moves most without sinks, chosen on one half of the pictures and measured on the
-        other; and of the most local one. None where that was not measured."""
+        """Of the head whose distance moves most without sinks, and of the most local one; None where that was not
+        measured."""
         rows, name = existing_heads(self.heads), "mad_without_sinks"
         if name not in self.table.extra:
             return None
@@ -83,19 +109,21 @@ class AtlasModel:
         change_R = (self.table.extra[name] - self.table.mad)[at]
         if not np.isfinite(change_R).any():
             return None
-        kept, change_NR = self.heads.per_image, None
-        if kept is not None and name in kept.further:
-            change_NR = self.heads.image_values(name, rows) - self.heads.image_values("mad", rows)
 
-        def change(place: int, values_N: NDArray[np.float64] | None) -> SinkChange:
+        def change(place: int, name: str) -> SinkChange:
             layer, head = (int(rows[column].iloc[place]) for column in ("layer", "head"))
-            return SinkChange(layer, head, _around(float(change_R[place]), values_N, self.num_images))
+            return SinkChange(layer, head, self._around(float(change_R[place]), name))
 
-        most, local = _largest(change_R), int(rows["mad"].argmin())
-        if kept is None or change_NR is None:
-            return change(int(most), None), change(local, None)
-        by_half_N, _ = by_halves(kept.digests, change_NR, _largest)
-        return change(int(most), by_half_N), change(local, change_NR[:, local])
+        local = int(rows["mad"].argmin())
+        return change(int(_largest(change_R)), "sink_change"), change(local, "sink_change_most_local")
+
+    def _around(self, mean: float, name: str) -> Estimate:
+        """A mean over pictures, with the width of the interval of their values, if these are known."""
+        if (values := self.pictures.get(name)) is None:
+            return Estimate(value=mean, n=self.num_images)
+        found = mean_interval(values)
+        shift = mean - found.value
+        return replace(found, value=mean, low=found.low + shift, high=found.high + shift, p=float("nan"))
 
     @property
     def num_images(self) -> int:
@@ -118,6 +146,28 @@ class AtlasModel:
         }
 
 
+def read_model(folder: Path, kind: Kind, beside: str | None) -> AtlasModel:
+    """A model from its folder; an `InputError` if something there is damaged."""
+    heads, table = read_measured(folder).heads, HeadTable.load(folder / "heads.npz")
+    kept = None
+    if table.per_image is None and (folder / PICTURES).exists():
+        with reading(folder / PICTURES):
+            try:
+                with np.load(folder / PICTURES, allow_pickle=False) as archive:
+                    kept = dict(archive)
+            except (ValueError, EOFError, BadZipFile) as error:
+                raise InputError(f"{folder / PICTURES} is damaged ({error}); remove the folder") from error
+    return AtlasModel(heads=heads, table=table, kind=kind, beside=beside, kept=kept)
+
+
+def keep_small(folder: Path) -> None:
+    """Leave of single pictures only what an atlas has intervals of: some kB instead of MB."""
+    model = read_model(folder, "trained", None)
+    with replacing(folder / PICTURES) as temporary, temporary.open("wb") as file:
+        np.savez(file, allow_pickle=False, **model.pictures)
+    replace(model.table, per_image=None).save(folder / "heads.npz")
+
+
 def trained_of(models: Sequence[AtlasModel]) -> list[AtlasModel]:
     """Those whose weights somebody trained; all where there are none."""
     return [model for model in models if model.kind == "trained"] or list(models)
@@ -125,15 +175,6 @@ def trained_of(models: Sequence[AtlasModel]) -> list[AtlasModel]:
 
 def _largest(change_R: NDArray[np.float64]) -> np.intp:
     return np.nanargmax(np.abs(change_R))
-
-
-def _around(mean: float, values_N: NDArray[np.float64] | None, num_images: int) -> Estimate:
-    """A mean over pictures, with the width of the interval of these values, if they are known."""
-    if values_N is None:
-        return Estimate(value=mean, n=num_images)
-    found = mean_interval(values_N)
-    shift = mean - found.value
-    return replace(found, value=mean, low=found.low + shift, high=found.high + shift, p=float("nan"))
 
 
 def _in_unit(table: HeadTable, unit: Literal["patches", "pixels"]) -> np.ndarray:

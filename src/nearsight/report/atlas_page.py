@@ -11,10 +11,20 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
+import pandas as pd
 from matplotlib.figure import Figure
 
-from nearsight.files import output_folder, replacing, write_json, write_text
-from nearsight.report.atlas import AtlasModel, further, head_rows, identities, overview, preparations, trained_of
+from nearsight.files import output_folder, read_object, replacing, write_json, write_text
+from nearsight.report.atlas import (
+    AtlasModel,
+    further,
+    head_rows,
+    identities,
+    overview,
+    preparations,
+    read_model,
+    trained_of,
+)
 from nearsight.report.atlas_words import headline, sentences
 from nearsight.report.figures.kinds import kind_strips
 from nearsight.report.figures.style import (
@@ -28,7 +38,7 @@ from nearsight.report.figures.style import (
     light_grid,
     save_figure,
 )
-from nearsight.report.inputs import shorten
+from nearsight.report.inputs import DESCRIPTION, read_measured, shorten
 from nearsight.report.page.document import (
     PAGE,
     Document,
@@ -42,6 +52,7 @@ from nearsight.report.page.tables import label_html, opened_html, table_html, te
 from nearsight.report.tables import Table, records
 from nearsight.train.integrity import joined
 
+_SAID = ("command", "title", "about")
 _PANELS_PER_ROW = 4
 _COLOUR = "#0072b2"
 _INTERVALS = (
@@ -59,6 +70,8 @@ class AtlasReport:
     models: Sequence[AtlasModel]
     problems: Mapping[str, str]
     """Label → why a model was not measured."""
+    said: Mapping[str, str]
+    """The `command`, the `title` of the page, and what the list is `about`."""
     overview: Table
     identities: Table
     preparations: Table | None
@@ -69,10 +82,11 @@ class AtlasReport:
     """The most important first, without the headline."""
 
     @classmethod
-    def of(cls, models: Sequence[AtlasModel], problems: Mapping[str, str]) -> Self:
+    def of(cls, models: Sequence[AtlasModel], problems: Mapping[str, str], said: Mapping[str, str]) -> Self:
         return cls(
             models=models,
             problems=problems,
+            said=said,
             overview=overview(models, problems),
             identities=identities(models, problems),
             preparations=preparations(models),
@@ -82,7 +96,23 @@ class AtlasReport:
             sentences=sentences(models),
         )
 
-    def write(self, folder: Path, *, title: str, about: str, command: str) -> list[Path]:
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """From what `write` and the measuring of the models have left."""
+        rows = records(pd.read_csv(folder / "atlas.csv", dtype=str, keep_default_na=False))
+        folders = {
+            read_measured(path.parent).heads.label: path.parent for path in folder.glob(f"models/*/{DESCRIPTION}")
+        }
+        models = [
+            read_model(folders[row["label"]], row["kind"], row["beside"] or None)
+            for row in rows
+            if row["kind"] != "failed"
+        ]
+        problems = {row["label"]: row["problem"] for row in rows if row["kind"] == "failed"}
+        provenance = read_object(folder / "provenance.json", missing=str(folder))
+        return cls.of(models, problems, {name: str(provenance.get(name, "")) for name in _SAID})
+
+    def write(self, folder: Path) -> list[Path]:
         """The tables, the figures and the page; the files."""
         tables = (self.overview, self.identities, self.preparations)
         files = [path for table in tables if table is not None for path in table.write(folder)]
@@ -94,15 +124,15 @@ class AtlasReport:
             if figure is not None:
                 files += save_figure(figure, output_folder(folder / "figures"), name)
         files.append(folder / "provenance.json")
-        write_json(files[-1], self._provenance(command))
+        write_json(files[-1], self._provenance())
         files.append(folder / PAGE)
-        write_text(files[-1], self.page(title=title, about=about, command=command).html())
+        write_text(files[-1], self.page().html())
         return files
 
-    def _provenance(self, command: str) -> dict[str, Any]:
+    def _provenance(self) -> dict[str, Any]:
         certificates = [model.heads.provenance or {} for model in self.models]
         return {
-            "command": command,
+            **self.said,
             **joined(certificates, ("commit", "versions", "hardware")),
             **joined([model.record for model in self.models], ("images",)),
             "weights": {model.label: model.record["digest"] for model in self.models},
@@ -123,7 +153,7 @@ class AtlasReport:
         shown = [str(path) for path in files if path.suffix != ".svg"]
         return [self.overview.shown.to_string(index=False), "", self.headline, *self.sentences, *failed, "", *shown]
 
-    def page(self, *, title: str, about: str, command: str) -> Document:
+    def page(self) -> Document:
         extra = further(self.models)
         failed = "".join(f"<li>{label_html(label)}: {escape(why)}</li>" for label, why in self.problems.items())
         by_kind = "The heads of each model by where their attention goes; random weights below."
@@ -134,9 +164,9 @@ class AtlasReport:
         strips = "" if self.strips is None else figure_html("kinds", self.strips, by_kind, by_kind)
         prepared = "" if self.preparations is None else table_html(self.preparations)
         return Document(
-            title=title,
+            title=self.said["title"],
             headline=text_html(self.headline),
-            details=[text_html(text) for text in (about, *self.sentences) if text],
+            details=[text_html(text) for text in (self.said["about"], *self.sentences) if text],
             hero=figure_html("depth", self.depth, f"{caption} {self.headline}", caption),
             sections=[
                 Section(name="models", heading="Models", body=table_html(self.overview)),
@@ -148,7 +178,7 @@ class AtlasReport:
                     name="further", heading="What else was measured", body="" if extra is None else opened_html(extra)
                 ),
                 Section(name="terms", heading="How to read this", body=terms_html(None, _INTERVALS)),
-                Section(name="again", heading="Run it again", body=command_html(command)),
+                Section(name="again", heading="Run it again", body=command_html(self.said["command"])),
                 Section(name="cite", heading="Cite it", body=citing_html()),
             ],
         )
