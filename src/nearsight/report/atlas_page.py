@@ -15,6 +15,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from nearsight.files import output_folder, read_object, replacing, write_json, write_text
+from nearsight.models.lists import RANDOM
 from nearsight.report.atlas import (
     AtlasModel,
     further,
@@ -215,6 +216,7 @@ def depth_figure(models: Sequence[AtlasModel]) -> Figure:
                 panel.plot(depth_L, model.table.uniform, **UNIFORM, gid=f"uniform-{place}")
             panel.set_title(shorten(model.label, FIGURE_LABEL_LIMIT), parse_math=False, color=INK, fontsize=8.5)
             light_grid(panel)
+            panel.tick_params(labelbottom=place + num_columns >= len(shown))  # also above a panel that is not there
         for panel in panels[len(shown) :]:
             panel.remove()
         panels[0].set_ylim(bottom=0.0)
@@ -237,5 +239,10 @@ def _depths(model: AtlasModel) -> np.ndarray:
 
 def strips_figure(models: Sequence[AtlasModel]) -> Figure | None:
     """The kinds of the heads of all models, a strip each; None where they were not measured."""
-    tables = {model.label: model.table for model in models if model.kind != "preparation" and model.has_kinds}
+    tables = {
+        # A long name is cut in its middle, and the end is what these have in common.
+        f"random: {model.label.removesuffix(RANDOM)}" if model.kind == "random" else model.label: model.table
+        for model in models
+        if model.kind != "preparation" and model.has_kinds
+    }
     return kind_strips(tables) if tables else None

@@ -23,6 +23,8 @@ from nearsight.errors import InputError, check_side, unknown_name
 from nearsight.files import check_file
 from nearsight.models.zoo import MODELS
 
+RANDOM = ", random weights"
+"""The end of the label of an architecture without training."""
 _FOLDER = Path(__file__).parent
 _MOST_BYTES = 2**20
 _MOST_MODELS = 1000
@@ -97,7 +99,7 @@ class ListedModel:
         return replace(
             self,
             model=architecture,
-            label=f"{architecture.partition('.')[0]}{size}, random weights",
+            label=f"{architecture.partition('.')[0]}{size}{RANDOM}",
             pretrained=False,
             checkpoint=None,
             citation="",
