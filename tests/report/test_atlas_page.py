@@ -49,23 +49,23 @@ SAID = {"command": "nearsight atlas mine.toml", "title": "Atlas: mine", "about":
 
 def test_the_headline_is_short_and_the_sentences_say_the_rest() -> None:
     report = AtlasReport.of(MODELS, {"three": "it is not there"}, SAID)
-    assert report.headline == "The most local heads of 2 models: 0.050 to 0.100; with random weights 0.050 to 0.290."
+    assert report.headline == (
+        "Mean attention distance of the most local heads: 0.050 to 0.100 in 2 models, 0.050 to 0.290 with random "
+        "weights."
+    )
     local, own, depth, sinks = report.sentences
     assert local.startswith("The lowest is that of “two”, the highest that of “one”.")
     assert "In 1 of 2 models it is lower than with random weights" in local
     assert "in 1 of 2 models, “two” (layer 0, head 0: 90 %)." in own
     assert own.endswith("The most that a head pays to it in the others: “one” 10 %.")
     assert depth.endswith("in 2 of 2 models.")
-    assert re.search(r"of one head changes in “one” by −0\.\d{3} ± 0\.00\d \(layer 1, head 2\)", sinks)
-    assert "of its most local head by 0.000 ± 0.000 (layer 0, head 0) (up to 2 % of its patches" in sinks
-    assert sinks.endswith("; in the others it changes by 0.000 at most.")
+    assert re.search(r": in “one” the distance of layer 1, head 2 changes by −0\.\d{3} ± 0\.00\d, that of the", sinks)
+    assert "most local head by 0.000 ± 0.000, and up to 2 % of the patches are outliers by the norm" in sinks
+    assert sinks.endswith("token. In the others no head changes by more than 0.000.")
     alone = AtlasReport.of([MODELS[0]], {}, SAID)
-    assert alone.headline == "The most local head of “one”: 0.100."
+    assert alone.headline == "Mean attention distance of the most local head of “one”: 0.100."
     quiet = AtlasReport.of([MODELS[1]], {}, SAID).sentences[-1]
-    assert quiet == (
-        "Without sinks, single patches that receive more than ten times the mean, the distance of no head changes by "
-        "more than 0.000."
-    )
+    assert quiet.endswith("ten times the mean: no head changes by more than 0.000.")
 
 
 def test_figures_and_sentences_are_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from nearsight.report.atlas import AtlasModel, SinkChange, trained_of
+from nearsight.report.atlas import AtlasModel, trained_of
 from nearsight.report.differences import SMALLEST, differ, quoted
 from nearsight.report.tables import difference_in_words, rounded, share
 
@@ -18,10 +18,14 @@ def headline(models: Sequence[AtlasModel]) -> str:
     """Where the most local heads are, beside those of random weights."""
     trained, random = trained_of(models), [model for model in models if model.kind == "random"]
     found = _span(sorted(model.most_local.mean for model in trained))
-    one = f"The most local head of {quoted(trained[0].label)}: {found}"
-    text = one if len(trained) == 1 else f"The most local heads of {len(trained)} models: {found}"
+    whose = (
+        f"head of {quoted(trained[0].label)}: {found}"
+        if len(trained) == 1
+        else f"heads: {found} in {len(trained)} models"
+    )
+    text = f"Mean attention distance of the most local {whose}"
     if random and trained != random:
-        text += f"; with random weights {_span(sorted(model.most_local.mean for model in random))}"
+        text += f", {_span(sorted(model.most_local.mean for model in random))} with random weights"
     return text + "."
 
 
@@ -99,30 +103,30 @@ def _of_registers(trained: Sequence[AtlasModel]) -> str:
 
 def _of_sinks(trained: Sequence[AtlasModel]) -> str:
     """Whether single patches that receive much, or have large norms, are what the distances come from."""
-    found = {model: model.sink_changes for model in trained}
     moved, least = [], []
-    for model, changes in found.items():
-        if changes is None:
+    for model in trained:
+        if (changes := model.sink_changes) is None:
             continue
-        if abs(changes[0].estimate.value) < SMALLEST:
-            least.append(abs(changes[0].estimate.value))
+        most, local = changes
+        if abs(most.estimate.value) < SMALLEST:
+            least.append(abs(most.estimate.value))
             continue
-        text = f"{quoted(model.label)} by {_said(changes[0])}, of its most local head by {_said(changes[1])}"
+        by, of_local = (difference_in_words(change.estimate) for change in (most, local))
+        text = (
+            f"in {quoted(model.label)} the distance of layer {most.layer}, head {most.head} changes by {by}, that of the "
+            f"most local head by {of_local}"
+        )
         if "outlier_share" in model.table.extra:
-            most = float(np.nanmax(model.table.extra["outlier_share"]))
-            text += f" (up to {share(most)} of its patches are outliers by the norm of their token)"
+            outliers = float(np.nanmax(model.table.extra["outlier_share"]))
+            text += f", and up to {share(outliers)} of the patches are outliers by the norm of their token"
         moved.append(text)
     if not moved and not least:
         return ""
-    start = "Without sinks, single patches that receive more than ten times the mean, the distance "
+    start = "Without sinks, single patches that receive more than ten times the mean: "
+    no_head = f"no head changes by more than {rounded(max(least))}" if least else ""
     if not moved:
-        return f"{start}of no head changes by more than {rounded(max(least))}."
-    others = f"; in the others it changes by {rounded(max(least))} at most" if least else ""
-    return f"{start}of one head changes in {'; in '.join(moved)}{others}."
-
-
-def _said(change: SinkChange) -> str:
-    return f"{difference_in_words(change.estimate)} (layer {change.layer}, head {change.head})"
+        return f"{start}{no_head}."
+    return f"{start}{'; '.join(moved)}{f'. In the others {no_head}' if least else ''}."
 
 
 def _of_preparations(models: Sequence[AtlasModel]) -> list[str]:
