@@ -113,8 +113,8 @@ def _of_sinks(trained: Sequence[AtlasModel]) -> str:
             continue
         by, of_local = (difference_in_words(change.estimate) for change in (most, local))
         text = (
-            f"in {quoted(model.label)} the distance of layer {most.layer}, head {most.head} changes by {by}, that of the "
-            f"most local head by {of_local}"
+            f"in {quoted(model.label)} the distance of layer {most.layer}, head {most.head} changes by {by}, that of "
+            f"the most local head by {of_local}"
         )
         if "outlier_share" in model.table.extra:
             outliers = float(np.nanmax(model.table.extra["outlier_share"]))
