@@ -352,11 +352,14 @@ def test_a_small_one_says_the_same_and_is_written_again_from_its_files() -> None
     large = pd.read_csv("large/atlas.csv")
     assert np.isfinite(large.loc[large["kind"] != "failed", "sink_change_low"]).all()
     run(models, "--no-random", "--small", code=1)
+    models = write_list(f'model = "{MODERN}"\nlabel = "one"\nnote = "corrected"', 'model = "no_such_model"')
+    run(models, "--no-random", "--small", code=1)
     assert HeadTable.load(folder_of("one") / "heads.npz").per_image is None
-    pd.testing.assert_frame_equal(pd.read_csv("out/atlas.csv"), large)
+    pd.testing.assert_frame_equal(pd.read_csv("out/atlas.csv").drop(columns="note"), large.drop(columns="note"))
     files = AtlasReport.read(Path("out")).write(Path("again"))
     for path in files:
         assert path.read_bytes() == (Path("out") / path.relative_to("again")).read_bytes(), path
+    assert "corrected" in Path("again/models.md").read_text(encoding="utf-8")
     assert {path.name for path in files} >= {*FILES, "provenance.json", "atlas-kinds.svg"}
     (folder_of("one") / "pictures.npz").write_bytes(b"damaged")
     with pytest.raises(InputError, match=r"pictures\.npz is damaged"):

@@ -40,7 +40,7 @@ from nearsight.lens import HeadTable
 from nearsight.models.lists import ListedModel, ModelList
 from nearsight.models.sourced import one_line
 from nearsight.probe.frozen import weights_hash
-from nearsight.report.atlas import AtlasModel, Kind, keep_small, read_model
+from nearsight.report.atlas import AtlasModel, Kind, keep_small, read_model, with_texts
 from nearsight.report.inputs import DESCRIPTION, write_measured
 from nearsight.study.lock import Locks
 from nearsight.train import Stop, StoppedError, write_heads
@@ -168,9 +168,7 @@ class Atlas:
         config = read_object(folder / DESCRIPTION, missing=str(folder)).get("config") or {}
         if config.get("identity") != self.identity(job):
             return None
-        model = read_model(folder, job.kind, job.beside)
-        # What people should know of a model may be corrected in the list without measuring it again.
-        return replace(model, heads=replace(model.heads, config={**config, **self._about(job.model)}))
+        return with_texts(read_model(folder, job.kind, job.beside), self._about(job.model))
 
     def _about(self, model: ListedModel) -> dict[str, str]:
         licence = model.licence

@@ -28,6 +28,8 @@ from nearsight.report.tables import MISSING, Row, Table, columns_of, difference_
 from nearsight.study.statistics import Estimate, mean_interval
 
 Kind = Literal["trained", "random", "preparation"]
+TEXTS = ("trained_on", "citation", "licence", "note")
+"""What a list says of a model; it may be corrected without measuring again."""
 PICTURES = "pictures.npz"
 """Of `AtlasModel.pictures`, in the folder of a model."""
 _OF_SIZES = ("grid_size", "cell_size")
@@ -160,6 +162,11 @@ def read_model(folder: Path, kind: Kind, beside: str | None) -> AtlasModel:
     return AtlasModel(heads=heads, table=table, kind=kind, beside=beside, kept=kept)
 
 
+def with_texts(model: AtlasModel, texts: Mapping[str, str]) -> AtlasModel:
+    """With other `TEXTS` than when it was measured."""
+    return replace(model, heads=replace(model.heads, config={**model.record, **texts}))
+
+
 def keep_small(folder: Path) -> None:
     """Leave of single pictures only what an atlas has intervals of: some kB instead of MB."""
     model = read_model(folder, "trained", None)
@@ -274,18 +281,11 @@ def identities(models: Sequence[AtlasModel], problems: Mapping[str, str]) -> Tab
     for model in models:
         record = model.record
         preparation = record.get("preparation") or {}
-        texts = {
-            name: str(record.get(name) or MISSING) for name in ("model", "trained_on", "citation", "licence", "note")
-        }
+        texts = {name: str(record.get(name) or MISSING) for name in ("model", *TEXTS)}
         digest = str(record.get("digest") or MISSING)
         row = Row().both("label", model.label, "model").both("name", texts["model"], "loaded as")
-        for name, title in (
-            ("trained_on", "trained on"),
-            ("citation", "citation"),
-            ("licence", "licence"),
-            ("note", "note"),
-        ):
-            row.both(name, texts[name], title)
+        for name in TEXTS:
+            row.both(name, texts[name], name.replace("_", " "))
         row.both("digest", digest, "weights (sha256)", digest[:_DIGITS_OF_DIGEST])
         size, crop = preparation.get("input_size"), preparation.get("crop_pct")
         said = (

@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 from nearsight.files import output_folder, read_object, replacing, write_json, write_text
 from nearsight.models.lists import RANDOM
 from nearsight.report.atlas import (
+    TEXTS,
     AtlasModel,
     further,
     head_rows,
@@ -25,6 +26,7 @@ from nearsight.report.atlas import (
     preparations,
     read_model,
     trained_of,
+    with_texts,
 )
 from nearsight.report.atlas_words import headline, sentences
 from nearsight.report.figures.kinds import kind_strips
@@ -50,7 +52,7 @@ from nearsight.report.page.document import (
     terms_html,
 )
 from nearsight.report.page.tables import label_html, opened_html, table_html, text_html
-from nearsight.report.tables import Table, records
+from nearsight.report.tables import MISSING, Table, records
 from nearsight.train.integrity import joined
 
 _SAID = ("command", "title", "about")
@@ -104,8 +106,12 @@ class AtlasReport:
         folders = {
             read_measured(path.parent).heads.label: path.parent for path in folder.glob(f"models/*/{DESCRIPTION}")
         }
+        texts = {
+            row["label"]: {name: "" if row[name] == MISSING else row[name] for name in TEXTS}
+            for row in records(pd.read_csv(folder / "models.csv", dtype=str, keep_default_na=False))
+        }
         models = [
-            read_model(folders[row["label"]], row["kind"], row["beside"] or None)
+            with_texts(read_model(folders[row["label"]], row["kind"], row["beside"] or None), texts[row["label"]])
             for row in rows
             if row["kind"] != "failed"
         ]
