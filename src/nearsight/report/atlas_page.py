@@ -111,7 +111,7 @@ class AtlasReport:
             for row in records(pd.read_csv(folder / "models.csv", dtype=str, keep_default_na=False))
         }
         models = [
-            with_texts(read_model(folders[row["label"]], row["kind"], row["beside"] or None), texts[row["label"]])
+            with_texts(read_model(folders[row["label"]], row["kind"], row.get("beside") or None), texts[row["label"]])
             for row in rows
             if row["kind"] != "failed"
         ]
