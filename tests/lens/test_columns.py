@@ -1,6 +1,7 @@
 """The kernels of received attention and of shares against a dense float64 computation, on cases of the other one:
 interpreted, and compiled on a GPU, there larger."""
 
+import inspect
 import math
 
 import numpy as np
@@ -14,7 +15,7 @@ from test_token_measures import SINKS, with_sinks
 from timm.models.swin_transformer import SwinTransformer
 from torch import Tensor
 
-from nearsight.lens import kinds, measure, shares, sinks, stream
+from nearsight.lens import columns, kinds, measure, shares, sinks, stream
 from nearsight.lens.attention import FusedAttention
 from nearsight.lens.columns import (
     OF_WHOLE,
@@ -268,3 +269,34 @@ def test_the_same_bits_each_time() -> None:
     sets = torch.ones(1, 1, 261, device="cuda")
     first, second = (fused_attention_columns(query, key, scale=0.125, sets_XWN=sets) for _ in range(2))
     assert torch.equal(first, second)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(INTERPRETED, reason="needs Triton's compiler")
+def test_rows_go_through_the_compiler_and_shares_alone_do_less() -> None:
+    """For a Hopper GPU, which need not be there: the interpreter takes more than the compiler does."""
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource, compile
+
+    pointers = dict.fromkeys(("log_sums", "query_cells", "key_cells", "key_kinds", "shares"), "*fp32")
+    pointers |= {"query": "*bf16", "key": "*bf16", "scale": "fp32"}
+    sizes = {
+        "WIDTH": 64,
+        "WIDTH_BLOCK": 64,
+        "SIDE": 64,
+        "BIAS": "none",
+        "PRECISION": "ieee",
+        "LOW": -1e30,
+        "bias": None,
+    }
+    num_sums = []
+    for has_cells, has_places in ((False, False), (True, False), (True, True)):
+        constants = sizes | {"CELLS": has_cells, "PLACES": has_places}
+        if not has_cells:
+            constants |= dict.fromkeys(("query_cells", "key_cells", "key_kinds", "shares"))
+        names = inspect.signature(columns._rows.fn).parameters
+        types = {name: "constexpr" if name in constants else pointers.get(name, "i32") for name in names}
+        source = ASTSource(fn=columns._rows, signature=types, constexprs=constants)
+        code = compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4}).asm["ptx"]
+        num_sums.append(code.count("shfl.sync"))
+    assert num_sums == sorted(set(num_sums))

@@ -279,7 +279,7 @@ def test_many_distances_fall_into_bins_of_equal_width(monkeypatch: pytest.Monkey
 
 def test_batches_and_merged_tables_give_what_all_images_give() -> None:
     model, batch = vit(reg_tokens=1), images(7)
-    everything = [name for name in WHAT if name not in ("cka", "rollout", "positions", "gaussians")]
+    everything = [name for name in WHAT if name not in ("cka", "rollout", "positions", "gaussians", "background")]
     whole = measure(model, batch, what=everything)
     parts = HeadTable.merge([measure(model, part, what=everything) for part in (batch[:2], batch[2:])])
     for other in (
