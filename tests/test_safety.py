@@ -339,7 +339,7 @@ def test_a_config_names_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         ModelConfig(name="trap:model")
     config = {"schema": 1, "config": {"model": {"name": "trap:model"}}}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(InputError, match="'trap:model' is not a model timm knows"):
+    with pytest.raises(InputError, match="'trap:model' is code of your own, which is imported only where you name it"):
         RunFolder(tmp_path).read_config()
     assert not (tmp_path / "it ran").exists()
 

@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,9 +15,12 @@ from nearsight.cli import main
 from nearsight.commands.train import config_of
 from nearsight.data.loading import dataset_spec
 from nearsight.errors import InputError
+from nearsight.lens import measure
+from nearsight.lens.running import remembering_surveys
 from nearsight.locat import add_locat
 from nearsight.models import ModelConfig, create_model, load_model
 from nearsight.models.factory import timms_settings
+from nearsight.models.sources import OWN_MODELS
 from nearsight.tensorfile import load_tensors, save_tensors
 from nearsight.train import DataConfig, Protocol, RunConfig, RunFolder, load_data, train_runs
 from nearsight.train.dropping import PathDropping
@@ -319,3 +324,80 @@ def test_any_model_by_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert main([*arguments, "--init", str(tmp_path / "nothing"), "--out", str(tmp_path / "other")]) == 2
     assert "nothing" in capsys.readouterr().err
     assert not (tmp_path / "other").exists()
+
+
+OWN_MODEL = """
+from torch import nn
+
+class Tiny(nn.Module):
+    def __init__(self, num_classes, width=16):
+        super().__init__()
+        self.patches = nn.Conv2d(3, width, 8, 8)
+        self.block = nn.TransformerEncoderLayer(width, 2, 32, dropout=0.0, batch_first=True)
+        self.classifier = nn.Linear(width, num_classes)
+
+    def forward(self, images):
+        return self.classifier(self.block(self.patches(images).flatten(2).transpose(1, 2)).mean(1))
+
+a_number = 1
+
+def without_classes():
+    return Tiny(10)
+
+def no_model(num_classes):
+    return a_number
+"""
+
+
+@pytest.fixture
+def own_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(OWN_MODELS, "")
+    Path("own_models.py").write_text(OWN_MODEL)
+    yield
+    sys.modules.pop("own_models", None)
+
+
+@pytest.mark.usefixtures("own_models")
+def test_a_model_of_the_users_own_code(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is trained and measured where its name was typed; a run's config alone imports nothing."""
+    small = ("--data.num-train", "80", "--data.num-test", "20", "--protocol.max-epochs", "1", "--num-measured", "6")
+    asked = ("--model.name", "own_models:Tiny", "--model.settings", "width=24", "--model.locality", "gaug")
+    arguments = ["train", "vit-shapes", *asked, *small, "--protocol.batch-size", "16", "--device", "cpu"]
+    assert main([*arguments, "--out", "run"]) == 0
+    assert "most local head" in capsys.readouterr().out
+    weights = load_tensors(Path("run/model.safetensors"))[0]
+    assert weights["patches.weight"].shape[0] == 24
+    assert any("gaug" in name for name in weights)
+    config = RunFolder(Path("run")).read_config()
+    assert command_of(config) is not None
+    monkeypatch.setenv(OWN_MODELS, "")
+    del sys.modules["own_models"]
+    assert main(["measure", "run", "--out", "measured"]) == 2
+    assert f"write {OWN_MODELS}=own_models:Tiny in front of the command" in capsys.readouterr().err
+    assert "own_models" not in sys.modules
+    monkeypatch.setenv(OWN_MODELS, "own_models:Tiny")
+    with remembering_surveys():  # as commands do; making it local is not to leave its survey behind
+        assert measure(load_model(Path("run/model.safetensors")), torch.randn(2, 3, 32, 32)).mad.shape == (1, 2)
+    train_runs([config, dataclasses.replace(config, seed=1)], [RunFolder(Path(name)) for name in ("a", "b")])
+    for name, weight in load_tensors(Path("a/model.safetensors"))[0].items():  # beside another
+        if not name.endswith("in_proj_bias"):  # that of keys has no gradient, of whose rounding Adam makes steps
+            torch.testing.assert_close(weight, weights[name], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("own_models:none", "has no 'none'"),
+        ("own_models:a_number", "is an object of type int"),
+        ("own_models:without_classes", "your code cannot build own_models:without_classes for images of"),
+        ("own_models:no_model", "returned an object of type int"),
+        ("no_such_models:vit", "there is no module no_such_models"),
+        ("hf:org/name", "nor module:function"),
+    ],
+)
+@pytest.mark.usefixtures("own_models")
+def test_own_code_that_gives_no_model(name: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "vit-shapes", "--model.name", name, "--device", "cpu", "--out", "run"]) == 2
+    assert said in capsys.readouterr().err
+    assert not Path("run").exists()

@@ -65,8 +65,12 @@ def main(arguments: Sequence[str]) -> int:
 
 def _parsed(name: str, arguments: Sequence[str]) -> Any:
     recipe = RUNS[name]
+    if (model := _read_ahead(arguments, "--model.name")) is not None and ":" in model:
+        from nearsight.models.sources import allow_own
+
+        allow_own(model)  # which was typed here
     protocol = _read_ahead(arguments, "--protocol") or next(iter(PROTOCOLS))
-    start = _with_network(recipe(protocol), _read_ahead(arguments, "--model.name"))
+    start = _with_network(recipe(protocol), model)
     return parse(
         _options(start, protocol),
         arguments,

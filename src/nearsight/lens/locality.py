@@ -33,7 +33,7 @@ from nearsight.lens.induced import (
     query_for,
 )
 from nearsight.lens.inputs import Batch
-from nearsight.lens.running import check_model, running, surveyed
+from nearsight.lens.running import check_model, running, surveyed_anew
 from nearsight.lens.survey import Site, Survey
 from nearsight.lens.table import layer_positions
 from nearsight.locat.attend import is_transformed
@@ -235,7 +235,7 @@ class _Watch:
             )
         with unseen(), as_they_were(), running(model) as run:
             batch = batch.to(run.device, run.dtype)
-            found = surveyed(run.model, batch, self._declared)
+            found = surveyed_anew(run.model, batch, self._declared)
             if found.is_alone:
                 raise InputError(
                     f"{type(model).__name__} makes one sequence of all images, which has no local attention"

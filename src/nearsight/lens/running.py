@@ -236,14 +236,15 @@ def surveyed(model: nn.Module, image: Tensor | Batch, declared: Declared | None 
     """The survey of a model that has spatial attention and takes images like this one."""
     batch = as_batch(image)
     if not _remembered:
-        return _surveyed(model, batch, declared)
+        return surveyed_anew(model, batch, declared)
     key = (id(model), batch.key, declared, batch.images.device, batch.images.dtype)
     if key not in _remembered[-1]:
-        _remembered[-1][key] = model, _surveyed(model, batch, declared)
+        _remembered[-1][key] = model, surveyed_anew(model, batch, declared)
     return _remembered[-1][key][1]
 
 
-def _surveyed(model: nn.Module, batch: Batch, declared: Declared | None) -> Survey:
+def surveyed_anew(model: nn.Module, batch: Batch, declared: Declared | None) -> Survey:
+    """For whoever changes the model afterwards: it is not remembered."""
     if any(tensor.is_meta for tensor in model.parameters()):
         raise InputError(f"weights of {type(model).__name__} are on the meta device, which holds none; load them first")
     name, (_, height, width) = type(model).__name__, batch.size

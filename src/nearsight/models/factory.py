@@ -50,14 +50,23 @@ _OF_TIMMS = ("settings", "gaug", "prr", "locality")
 
 
 def create_model(name: str, **kwargs: Any) -> nn.Module:
-    """`timm.create_model`, which knows this package's models too, with an error that names the closest model or tag."""
+    """`timm.create_model`, which knows this package's models too, with an error that names the closest model or tag;
+    or a model of the user's own code (module:function), where that may be imported."""
     check_model_name(name)
+    if ":" in name:
+        from nearsight.models.sources import build_own
+
+        return build_own(name, **kwargs)
     model: nn.Module = timm.create_model(name, **kwargs)
     return model
 
 
 def check_model_name(name: str) -> None:
-    """Refuse a model that timm does not know, or an unknown tag of one that it knows."""
+    """Refuse a model that timm does not know, an unknown tag of one that it knows, or own code that nobody named."""
+    if ":" in name:
+        from nearsight.models.sources import check_own
+
+        return check_own(name)
     architecture, _, tag = name.partition(".")
     if not timm.is_model(architecture):
         near = difflib.get_close_matches(name, timm.list_models(), n=1)
@@ -83,7 +92,8 @@ class ModelConfig:
     """
 
     name: str = "compact_vit"
-    """Registered model name: compact_vit and its kin, compact_resnet18, or any model that timm knows."""
+    """Registered model name: compact_vit and its kin, compact_resnet18, any model that timm knows, or module:function
+    for one of your own."""
     patch_size: int = 4
     """Side of a patch in pixels; must divide the image."""
     depth: int = 8
@@ -159,6 +169,8 @@ class ModelConfig:
                 if self.kind == "timm":
                     way_out = "what timm calls its arguments goes into settings, as in --model.settings patch_size=8"
                 raise InputError(f"{option} is {value!r}, but {self.name} has no such setting; {way_out}")
+        if (self.gaug or self.prr) and ":" in self.name:
+            raise InputError(f"gaug and prr are for S2's backbones; {self.name} takes --model.locality gaug")
         for size in ("patch_size", "depth", "width", "num_heads", "mlp_width", "channels", "shuffled_tiles"):
             check_at_least(size, getattr(self, size), 1)
         check_at_least("permutation_seed", self.permutation_seed, 0)
@@ -324,8 +336,9 @@ def build_timms(name: str, image_size: tuple[int, int], num_classes: int, **sett
     except Exception as error:
         given = ", ".join(f"{key}={value}" for key, value in settings.items())
         problem = " ".join(str(error).split())
+        builder = "your code" if ":" in name else "timm"
         raise InputError(
-            f"timm cannot build {name} for images of {image_size} pixels with {given}: {problem}"
+            f"{builder} cannot build {name} for images of {image_size} pixels with {given}: {problem}"
         ) from error
 
 

@@ -263,6 +263,41 @@ def _who_says(model: nn.Module) -> str:
     return OWN if _own_config(model).keys() >= {"mean", "std"} else ASSUMED
 
 
+OWN_MODELS = "NEARSIGHT_MODELS"
+"""Environment variable: models of the user's own code that may be imported, as in "mine:my_vit other:vit"."""
+
+
+def allow_own(text: str) -> None:
+    """Let a name that was typed be imported, here and by the processes that this one starts. One that stands in a file
+    is not: to read a run must not be to run code."""
+    if _is_factory(text):
+        os.environ[OWN_MODELS] = " ".join({*_allowed(), text})
+
+
+def _allowed() -> list[str]:
+    return os.environ.get(OWN_MODELS, "").split()
+
+
+def check_own(text: str) -> None:
+    """Refuse a function of the user's own code that nobody typed, or that is not there."""
+    if not _is_factory(text):
+        raise InputError(f"{text!r} is not a model timm knows, nor module:function for one of your own")
+    if text not in _allowed():
+        raise InputError(
+            f"{text!r} is code of your own, which is imported only where you name it; if you trust it, write "
+            f"{OWN_MODELS}={text} in front of the command"
+        )
+    with _current_folder_importable():
+        if not callable(found := _find(text)):
+            raise InputError(f"{text} is {_a(found)}, but a function that returns a model is needed")
+
+
+def build_own(text: str, **settings: Any) -> nn.Module:
+    """What such a function returns; `check_own` has let it pass."""
+    with _current_folder_importable():
+        return _checked(text, _find(text)(**settings))
+
+
 def _find(text: str) -> Any:
     """The function that is named, after importing its module."""
     module_name, _, path = text.partition(":")
@@ -298,6 +333,10 @@ def _call(text: str, factory: Any) -> nn.Module:
         model = factory()
     except (Exception, SystemExit) as error:
         raise InputError(f"{text}() failed: {_named(error)}; it is called without arguments") from error
+    return _checked(text, model)
+
+
+def _checked(text: str, model: Any) -> nn.Module:
     if not isinstance(model, nn.Module):
         raise InputError(f"{text}() returned {_a(model)}, but a torch.nn.Module is needed")
     return model

@@ -124,6 +124,11 @@ def run_of(model: str, data: str, config: FinetuneConfig) -> RunConfig:
         network, weights = held.model, model
         side = side or held.data.image_size or dataset_spec(held.data.name).image_size
     else:
+        if ":" in model:
+            raise InputError(
+                f"{model} has no published weights to begin with; nearsight train vit-folder --model.name {model} "
+                "--init FILE --model.locality gaug trains one of your own further"
+            )
         check_model_name(model)
         name, _, tag = model.partition(".")
         local = name.startswith("locat_")
