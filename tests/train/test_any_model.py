@@ -249,6 +249,22 @@ def test_images_normalised_otherwise_are_seen_as_before(tmp_path: Path) -> None:
         torch.testing.assert_close(start(normalised(dataset.mean, dataset.std)), expected, rtol=1e-4, atol=1e-5)
 
 
+def test_weights_of_a_file_that_knew_images_as_the_models_name_has_them(tmp_path: Path) -> None:
+    config = run()
+    source = config.model.build((32, 32), 10).eval()
+    save_tensors(tmp_path / "weights.safetensors", source.state_dict(), {})
+    dataset = load_data(config.data)
+    known = dataclasses.replace(config, weights=str(tmp_path / "weights.safetensors"), weights_normalized="model")
+    assert known.identity != dataclasses.replace(known, weights_normalized="data").identity
+    grey = torch.rand(5, 3, 32, 32)
+    mean, std = (torch.tensor(each).view(3, 1, 1) for each in (dataset.mean, dataset.std))
+    with torch.no_grad():  # timm's mean and deviation for this name are 0.5
+        seen = initial_model(known, dataset).eval()((grey - mean) / std)
+        torch.testing.assert_close(seen, source((grey - 0.5) / 0.5), rtol=1e-4, atol=1e-5)
+    with pytest.raises(InputError, match="weights of a file for a model of timm"):
+        dataclasses.replace(config, weights_normalized="model")
+
+
 @pytest.mark.parametrize(
     ("model", "said"),
     [

@@ -102,7 +102,8 @@ def finetune(
     trained = train_run(run, Path(out), device=where, data_dir=folder, listener=listener, stop=stop)
     dataset = load_data(run.data, folder)
     before = untrained_model(run, dataset.image_size, dataset.num_classes).eval()
-    fresh = untrained_model(replace(run, weights=None), dataset.image_size, dataset.num_classes)
+    fresh_run = replace(run, weights=None, weights_normalized="data")
+    fresh = untrained_model(fresh_run, dataset.image_size, dataset.num_classes)
     return Finetuned(
         config=run,
         run=trained,
@@ -166,6 +167,7 @@ def run_of(model: str, data: str, config: FinetuneConfig) -> RunConfig:
         ),
         seed=config.seed,
         weights=weights,
+        weights_normalized="data" if config.checkpoint is None or network.kind != "timm" else "model",
         precision=config.precision,
         num_measured=config.num_images,
     )

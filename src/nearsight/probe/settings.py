@@ -126,7 +126,7 @@ class FinetuneConfig:
     precision: Literal["fp32", "bf16"] = "fp32"
     """Of training; bf16 is faster on a GPU."""
     checkpoint: Path | None = None
-    """File with weights of the model, instead of published ones."""
+    """File with weights of the model, instead of published ones, trained on images normalised as for those."""
     settings: tuple[str, ...] = ()
     """Arguments of a model of timm, such as patch_size=8."""
     image_size: int | None = None

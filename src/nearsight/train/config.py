@@ -268,6 +268,9 @@ class RunConfig:
     weights: str | None = field(default=None, metadata=ADDED)
     """Weights to start from: pretrained (those that timm has for the model), a file, a run folder, or the name of a
     model that has some. A classifier for other classes starts anew, positions are resampled; None: all start anew."""
+    weights_normalized: Literal["data", "model"] = field(default="data", metadata=ADDED)
+    """How images were normalised when the weights of a file were trained: as for this data set, or as timm says for the
+    model's name. Of runs and published weights it is known."""
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     """Arithmetic of the forward and backward; weights and optimiser are float32 in all. fp16 scales its losses."""
     num_measured: int = 5000
@@ -283,6 +286,8 @@ class RunConfig:
         check_at_least("seed", self.seed, 0)
         if self.weights == "":
             raise InputError("weights is empty: name a file, a run folder or a model, or leave it out to start anew")
+        if self.weights_normalized == "model" and (self.weights is None or self.model.kind != "timm"):
+            raise InputError("weights_normalized is model, but that is about weights of a file for a model of timm")
         check_at_least("num_measured", self.num_measured, 1)
         check_at_least("measure_every", self.measure_every, 0)
         check_at_least("num_measured_during", self.num_measured_during, 1)

@@ -2,17 +2,19 @@
 (`RunConfig.weights`).
 
 Models from elsewhere were trained on images that were normalised in their own way. Of a run and of a model with
-published weights that is known, and the patch embedding takes it over: w · (s·x + t) + b = (w·s) · x + (b + Σ w·t), so
-that a model first computes of a picture what it always did.
+published weights that is known, of a file its user may say so, and the patch embedding takes it over:
+w · (s·x + t) + b = (w·s) · x + (b + Σ w·t), so that a model first computes of a picture what it always did.
 """
 
 from pathlib import Path
 from typing import NamedTuple
 
+import timm
 import torch
 from torch import Tensor, nn
 
 from nearsight.data.loading import dataset_spec
+from nearsight.errors import InputError
 from nearsight.models import load_source
 from nearsight.models.checkpoints import load_weights, read_weights
 from nearsight.randomness import seeded
@@ -36,14 +38,14 @@ def untrained_model(config: RunConfig | DinoConfig, image_size: tuple[int, int],
     with seeded(config.seed):
         model = config.model.build(image_size, num_classes)
     if isinstance(config, RunConfig) and config.weights is not None:
-        seen = _load(model, config.weights, config.model.name)
+        seen = _load(model, config.weights, config)
         spec = dataset_spec(config.data.name)
         if seen is not None and seen != (now := _Seen(spec.mean, spec.std)):
             _take_over(model, seen, now)
     return model
 
 
-def _load(model: nn.Module, source: str, name: str) -> _Seen | None:
+def _load(model: nn.Module, source: str, config: RunConfig) -> _Seen | None:
     """Load weights as far as they are those of the model; how their images were normalised, if that is known.
 
     All in front of the classifier must be there; a classifier for other classes keeps its fresh weights, as do parts of
@@ -58,10 +60,17 @@ def _load(model: nn.Module, source: str, name: str) -> _Seen | None:
         return _Seen(spec.mean, spec.std)
     if path.is_file():
         load_weights(model, read_weights(path), path)
-        return None
-    published = load_source(name if source == PRETRAINED else source, pretrained=True)
+        return _as_published(config.model.name) if config.weights_normalized == "model" else None
+    published = load_source(config.model.name if source == PRETRAINED else source, pretrained=True)
     load_weights(model, published.model.state_dict(), source)
     return _Seen(tuple(published.data_config["mean"]), tuple(published.data_config["std"]))
+
+
+def _as_published(name: str) -> _Seen:
+    said = None if ":" in name else timm.get_pretrained_cfg(name)
+    if said is None:
+        raise InputError(f"timm does not say how images of {name} are normalised; leave out --init-normalized model")
+    return _Seen(tuple(said.mean), tuple(said.std))
 
 
 @torch.no_grad()

@@ -27,7 +27,7 @@ _TINY = ModelConfig(patch_size=16, depth=12, width=192, num_heads=3, mlp_width=7
 --model.prr`."""
 
 
-OPTIONS = {"weights": "init"}
+OPTIONS = {"weights": "init", "weights_normalized": "init-normalized"}
 """Field of a run → its option, where that has another name: `init` in a study's factors is that of the model."""
 
 
