@@ -50,6 +50,15 @@ def judged(study: str, claim: str) -> "pd.Series[Any]":
     return row
 
 
+def test_the_cost_of_loading_pictures_is_what_was_measured() -> None:
+    text = (ROOT / "docs/train.md").read_text(encoding="utf-8")
+    told = re.findall(r"^\| .+ \| (\d+) \| (\d\.\d\d) \| (\d\.\d\d) \|$", text, flags=re.MULTILINE)
+    rows = {row["what"]: row for row in json.loads((ROOT / "results/bench-input/cpu-2.json").read_text())["rows"]}
+    order = ("timm", "torchvision", "nearsight", "nearsight, jitter", "nearsight, bytes", "nearsight, Pillow, bytes")
+    expected = [[rows[name][key] for key in ("images_per_second", "ratio", "ratio_torchvision")] for name in order]
+    assert told == [(f"{rate:.0f}", f"{ratio:.2f}", f"{other:.2f}") for rate, ratio, other in expected]
+
+
 def test_the_protocol_study_is_what_its_results_say() -> None:
     """The numbers of the table are those of the runs, and those in the words below it are those of the verdicts."""
     study = "ablation-fitted-cifar100"
