@@ -35,6 +35,9 @@ def test_a_model_of_the_zoo_before_and_after(capsys: pytest.CaptureFixture[str])
     assert 'id="finetuned"' in page
     assert all(title in page for title in ("linear classifier, %", "k-NN (k = 20), %", "most local head: MAD"))
     assert all(Path(f"out/{side}/heads.csv").exists() for side in ("before", "after"))
+    assert main(("report", "out")) == 0
+    capsys.readouterr()
+    assert Path("out/report.html").read_text(encoding="utf-8") == page
     record = json.loads(Path("out/finetune.json").read_text(encoding="utf-8"))
     published = create_model("compact_vit.modern_cifar100", pretrained=True).state_dict()
     trained = load_tensors(Path("out/run/model.safetensors"))[0]
@@ -55,9 +58,9 @@ def test_a_run_and_an_abrupt_start(capsys: pytest.CaptureFixture[str]) -> None:
     train = ("train", "vit-shapes", *model, *small, "--protocol.batch-size", "16", "--device", "cpu", "--out", "first")
     assert main(train) == 0
     for start in ("gentle", "abrupt"):
-        call = ("finetune", "first", *SMALL, "--batch-size", "16", "--start", start, "--out", start, "--json")
+        call = ("finetune", "first", *SMALL, "--batch-size", "16", "--start", start, "--out", f"all/{start}", "--json")
         assert main(call) == 0
-    record = json.loads(Path("abrupt/finetune.json").read_text(encoding="utf-8"))
+    record = json.loads(Path("all/abrupt/finetune.json").read_text(encoding="utf-8"))
     capsys.readouterr()
     assert main(call) == 0  # the run is there already
     again = json.loads(capsys.readouterr().out)
@@ -66,14 +69,17 @@ def test_a_run_and_an_abrupt_start(capsys: pytest.CaptureFixture[str]) -> None:
     }
     assert record["before"]["alpha"] > 0.5
     first = load_tensors(Path("first/model.safetensors"))[0]
-    begun = json.loads(Path("gentle/finetune.json").read_text(encoding="utf-8"))
+    begun = json.loads(Path("all/gentle/finetune.json").read_text(encoding="utf-8"))
     assert begun["before"]["own"]["value"] >= 0  # it has the run's classifier
     alphas = {}
     for start in ("gentle", "abrupt"):
-        trained = load_tensors(Path(start) / "run" / "model.safetensors")[0]
+        trained = load_tensors(Path("all") / start / "run" / "model.safetensors")[0]
         alphas[start] = torch.nn.functional.softplus(trained["blocks.1.attn.gaug.log_alpha.bias"])
         assert (trained["norm.weight"] - first["norm.weight"]).abs().max() < 0.05
     assert float(alphas["gentle"]) < 0.01 < 0.5 < float(alphas["abrupt"])
+    assert main(("report", "all")) == 0
+    page = Path("all/report.html").read_text(encoding="utf-8")
+    assert all(words in page for words in ("first: what was added", "gaug, abrupt", "gaug, gentle", "within seeds"))
 
 
 @pytest.mark.parametrize(

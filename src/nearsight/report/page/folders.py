@@ -10,8 +10,16 @@ from nearsight.errors import InputError
 from nearsight.files import ABLATED, MEASURED, PROBES, RUN, STUDY, mark_of, read_object, write_text
 from nearsight.lens import patch_grid
 from nearsight.models import load_model
+from nearsight.report.finetuned import (
+    FINETUNED,
+    SIDES,
+    finetuned_below,
+    finetuned_section,
+    read_finetuned,
+    seeds_section,
+)
 from nearsight.report.inputs import ModelHeads, model_heads, read_measured
-from nearsight.report.page.document import PAGE, BodyPart
+from nearsight.report.page.document import PAGE, BodyPart, Section
 from nearsight.study import SimulationResults, StudyResults, is_simulation
 from nearsight.train import RunFolder
 from nearsight.train.recipes import command_of
@@ -39,6 +47,8 @@ class Contents:
     probes: "ProbeResults | None" = None
     ablated: "AblatedRuns | None" = None
     models: tuple[ModelHeads, ...] = ()
+    further: tuple[Section, ...] = ()
+    """Sections on these models, beside those on their heads."""
     runs: Mapping[str, Path] = field(default_factory=dict)
     """Label → folder of the models that are runs."""
     provenance: Mapping[str, Any] | None = None
@@ -55,6 +65,7 @@ class Contents:
                 grid_size=common_grid(self.models),
                 command=self.command,
                 explorer=explorer,
+                further=self.further,
             )
         from nearsight.report.page import results
 
@@ -93,6 +104,12 @@ def read_folder(folder: Path) -> Contents:
 
         ablated = AblatedRuns.read(folder)
         return Contents(kind=kind, title=changed(ablated.name), ablated=ablated, provenance=_provenance(folder))
+    if kind == "several" and (folder / FINETUNED).exists():
+        both = read_folders([folder / side for side in SIDES])
+        return replace(both, command=_model(folder / SIDES[0])[1], further=(finetuned_section(read_finetuned(folder)),))
+    if kind == "several" and (several := finetuned_below(folder)):
+        compared = read_folders([several[0] / SIDES[0], *(each / SIDES[1] for each in several)])
+        return replace(compared, further=(seeds_section([read_finetuned(each) for each in several]),))
     return read_folders(_members(folder) if kind == "several" else [folder])
 
 
@@ -124,7 +141,7 @@ def kind_of(folder: Path) -> Kind:
         return "simulation" if is_simulation(folder) else "study"
     if mark is not None:
         return _KINDS[mark]
-    if _members(folder):
+    if _members(folder) or finetuned_below(folder):
         return "several"
     raise InputError(f"{folder} holds nothing to report on; name {_KNOWN}")
 
