@@ -33,7 +33,8 @@ def test_differences_are_taken_within_seeds() -> None:
         {"locat, gentle": -0.015, "locat, abrupt": -0.09}
     )
     assert found["mean_mad_difference_mean"]["locat, abrupt"] == pytest.approx(-0.045)
-    assert "35.00 [25.00 to 45.00]" in table.notes[2]
+    assert found["knn_before_mean"].to_dict() == pytest.approx(dict.fromkeys(found.index, 0.35))
+    assert found["alpha"].isna().all()
 
 
 def test_what_is_no_record_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 Both are made from `finetune.json` alone, which the command writes and `nearsight report` reads.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -80,37 +81,38 @@ def seeds_table(found: Sequence[Record]) -> Table:
     """What was added, over seeds: the models after, and how they differ from those without anything added."""
     runs = pd.DataFrame(
         [
-            {
-                "condition": _condition(record),
-                "seed": record["seed"],
-                **{name: record["after"][name]["value"] for name in _SCORES},
-                **{name: record["after"][name] for name in (*_LOCALITY, "alpha")},
-            }
+            {"condition": _condition(record), "seed": record["seed"], **_numbers(record["after"])}
+            | {f"{name}_before": value for name, value in _numbers(record["before"]).items()}
             for record in found
         ]
-    )
+    ).astype(dict.fromkeys(["alpha", "alpha_before", "own_before"], float))
     rows = []
     for condition, of_condition in runs.groupby("condition", sort=False):
         row = Row(added=condition, seeds=len(of_condition))
         for name, title in {**_SCORES, **_LOCALITY}.items():
-            scale = {"scale": 100.0, "digits": 1} if name in _SCORES else {}
-            row.interval(name, mean_interval(of_condition[name]), title, **scale)
-            change = paired_difference(runs, str(condition), _NOTHING, name)
+            scale, digits = (100.0, 1) if name in _SCORES else (1.0, 3)
+            if of_condition[f"{name}_before"].notna().all():
+                before = mean_interval(of_condition[f"{name}_before"])
+                row.interval(f"{name}_before", before, f"before: {title}", scale=scale, digits=digits)
+            row.interval(name, mean_interval(of_condition[name]), title, scale=scale, digits=digits)
+            change, heading = paired_difference(runs, str(condition), _NOTHING, name), f"{title}: difference"
             if condition != _NOTHING and change.n:
-                row.interval(f"{name}_difference", change, f"{title}: difference", signed=True, **scale)
+                row.interval(f"{name}_difference", change, heading, scale=scale, digits=digits, signed=True)
             else:
-                row.show(f"{title}: difference", MISSING)
-        alpha = of_condition["alpha"].dropna()
-        rows.append(row.show("GAug's α", rounded(float(alpha.mean()), 4) if len(alpha) else MISSING))
-    before = found[0]["before"]
-    said = [f"{title} {_in_words(before[name])}" for name, title in _SCORES.items() if before[name] is not None]
-    said += [f"{title} {rounded(before[name])}" for name, title in _LOCALITY.items()]
+                row.show(heading, MISSING)
+        alpha = float(of_condition["alpha"].mean())
+        rows.append(row.both("alpha", alpha, "GAug's α", MISSING if math.isnan(alpha) else rounded(alpha, 4)))
     notes = (
-        "After training: means over seeds ± half of the 95 % interval; of two seeds, both are in brackets.",
-        f"Differences: to {_NOTHING} added, within seeds.",
-        f"Before: {', '.join(said)}.",
+        "Means over seeds ± half of the 95 % interval; of two seeds, both are in brackets.",
+        "Before: with what was added, at its start.",
+        f"Differences: to {_NOTHING} added, after training, within seeds.",
     )
     return Table.of("finetuned", f"{found[0]['model']}: what was added", rows, notes=notes)
+
+
+def _numbers(side: Record) -> dict[str, float | None]:
+    scores = {name: None if side[name] is None else side[name]["value"] for name in _SCORES}
+    return {**scores, **{name: side[name] for name in (*_LOCALITY, "alpha")}}
 
 
 def _condition(record: Record) -> str:
