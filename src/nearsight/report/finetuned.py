@@ -83,7 +83,7 @@ def seeds_table(found: Sequence[Record]) -> Table:
         [
             {"condition": _condition(record), "seed": record["seed"], **_numbers(record["after"])}
             | {f"{name}_before": value for name, value in _numbers(record["before"]).items()}
-            for record in found
+            for record in sorted(found, key=lambda record: record["added"] != _NOTHING)
         ]
     ).astype(dict.fromkeys(["alpha", "alpha_before", "own_before"], float))
     rows = []
