@@ -27,11 +27,16 @@ from nearsight.report.writing import study_verdicts
 from nearsight.study.plan import AFTERWARDS, MARKS, NOT_KNOWN, PLANNED, Plan, entry_problem, hash_of, write_plan
 from plans_from_history import Committed, History, _fillings, _same_rows, _strings, plan_of
 
+WITHOUT_CLAIMS = [folder for folder in golden.reports() if (folder / "atlas.csv").exists()]
 ABLATIONS = [folder for folder in golden.reports() if (folder / ABLATED).exists()]
 PLANNED_ALONE = [
     path.parent for path in sorted(golden.RESULTS.glob("*/plan.json")) if len(list(path.parent.iterdir())) == 1
 ]
-FOLDERS = {str(folder.relative_to(golden.RESULTS)): folder for folder in golden.reports() if folder not in ABLATIONS}
+FOLDERS = {
+    str(folder.relative_to(golden.RESULTS)): folder
+    for folder in golden.reports()
+    if folder not in ABLATIONS + WITHOUT_CLAIMS
+}
 
 
 def plan_with(*claims: Claim, finished: int = 0) -> Plan:
