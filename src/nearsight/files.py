@@ -41,6 +41,7 @@ _REMAINS = re.compile(r"\..*\.(?P<mark>[0-9a-f]{8}-\d+-\d+)-[0-9a-f]{8}\.tmp.*")
 
 RUN, STUDY, PROBES, MEASURED = "config.json", "study.json", "probes.csv", "heads.csv"
 ABLATED = "ablated.json"
+FINETUNED = "finetune.json"
 _WORDS = {
     STUDY: "a study",
     PROBES: "what nearsight probe all left",

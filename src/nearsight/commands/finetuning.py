@@ -9,9 +9,9 @@ from nearsight.commands.finetune import FinetuneOptions
 from nearsight.commands.measured import Measured, explore, write_all
 from nearsight.commands.pictures import RunImages
 from nearsight.commands.subjects import Subject
-from nearsight.files import write_json
+from nearsight.files import FINETUNED, write_json
 from nearsight.probe.finetuning import Finetuned, Side
-from nearsight.report.finetuned import FINETUNED, finetuned_section, finetuned_table
+from nearsight.report.finetuned import finetuned_section, finetuned_table
 from nearsight.report.page.document import PAGE
 
 

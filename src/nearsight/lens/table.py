@@ -398,11 +398,8 @@ class HeadTable:
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        check_file(Path(path))
         try:
-            with np.load(path, allow_pickle=False) as archive:
-                _check_sizes(archive.zip)
-                stored = dict(archive)
+            stored = read_arrays(Path(path))
             if int(stored["format"]) > _FORMAT:
                 raise InputError(f"{path} was written by a newer nearsight (format {int(stored['format'])}); update it")
             count = int(stored["num_images"])
@@ -426,12 +423,23 @@ class HeadTable:
                 tuple(stored["layer_numbers"].tolist()) if "layer_numbers" in stored else None,
                 str(stored["label"]) if "label" in stored else None,
             )
-        except FileNotFoundError as error:
-            raise InputError(f"{path} does not exist") from error
         except InputError:
             raise
-        except Exception as error:  # numpy and zipfile raise many kinds for a damaged archive
+        except Exception as error:  # whatever an array that is missing or another leads to
             raise InputError(f"{path} is damaged or is not a table of heads ({error})") from error
+
+
+def read_arrays(path: Path) -> dict[str, Array]:
+    """The arrays of an npz by name, none larger than a table of heads may be; an `InputError` if it is damaged."""
+    check_file(path)
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            _check_sizes(archive.zip)
+            return dict(archive)
+    except FileNotFoundError as error:
+        raise InputError(f"{path} does not exist") from error
+    except Exception as error:  # numpy and zipfile raise many kinds for a damaged archive
+        raise InputError(f"{path} is damaged or is not a table of heads ({error})") from error
 
 
 @cache

@@ -11,16 +11,15 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
-from zipfile import BadZipFile
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
 from nearsight.errors import InputError
-from nearsight.files import reading, replacing
+from nearsight.files import replacing
 from nearsight.lens import HeadTable
-from nearsight.lens.table import KIND_COLUMNS
+from nearsight.lens.table import KIND_COLUMNS, read_arrays
 from nearsight.metrics.kinds import KINDS, OTHER
 from nearsight.report.differences import Quantity, by_halves, differ, existing_heads, most_local_head
 from nearsight.report.inputs import ModelHeads, read_measured
@@ -153,12 +152,7 @@ def read_model(folder: Path, kind: Kind, beside: str | None) -> AtlasModel:
     heads, table = read_measured(folder).heads, HeadTable.load(folder / "heads.npz")
     kept = None
     if table.per_image is None and (folder / PICTURES).exists():
-        with reading(folder / PICTURES):
-            try:
-                with np.load(folder / PICTURES, allow_pickle=False) as archive:
-                    kept = dict(archive)
-            except (ValueError, EOFError, BadZipFile) as error:
-                raise InputError(f"{folder / PICTURES} is damaged ({error}); remove the folder") from error
+        kept = read_arrays(folder / PICTURES)
     return AtlasModel(heads=heads, table=table, kind=kind, beside=beside, kept=kept)
 
 

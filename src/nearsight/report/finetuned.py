@@ -11,14 +11,13 @@ from typing import Any
 import pandas as pd
 
 from nearsight.errors import InputError
-from nearsight.files import read_object
+from nearsight.files import FINETUNED, read_object
 from nearsight.probe.settings import ABLATION_K
 from nearsight.report.page.document import Section
 from nearsight.report.page.tables import table_html
 from nearsight.report.tables import MISSING, Row, Table, percent, rounded, span
 from nearsight.study.statistics import mean_interval, paired_difference
 
-FINETUNED = "finetune.json"
 SIDES = ("before", "after")
 _SCORES = {
     "own": "its own classifier, %",
@@ -40,11 +39,6 @@ def read_finetuned(folder: Path) -> Record:
     if not known or not found.keys() >= _SETTINGS:
         raise InputError(f"{folder / FINETUNED} is not what nearsight finetune writes")
     return found
-
-
-def finetuned_below(folder: Path) -> list[Path]:
-    """The folders of `nearsight finetune` in a folder of several."""
-    return [path.parent for path in sorted(folder.glob(f"*/{FINETUNED}"))]
 
 
 def finetuned_table(record: Record) -> Table:

@@ -7,17 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from nearsight.errors import InputError
-from nearsight.files import ABLATED, MEASURED, PROBES, RUN, STUDY, mark_of, read_object, write_text
+from nearsight.files import ABLATED, FINETUNED, MEASURED, PROBES, RUN, STUDY, mark_of, read_object, write_text
 from nearsight.lens import patch_grid
 from nearsight.models import load_model
-from nearsight.report.finetuned import (
-    FINETUNED,
-    SIDES,
-    finetuned_below,
-    finetuned_section,
-    read_finetuned,
-    seeds_section,
-)
 from nearsight.report.inputs import ModelHeads, model_heads, read_measured
 from nearsight.report.page.document import PAGE, BodyPart, Section
 from nearsight.study import SimulationResults, StudyResults, is_simulation
@@ -104,12 +96,14 @@ def read_folder(folder: Path) -> Contents:
 
         ablated = AblatedRuns.read(folder)
         return Contents(kind=kind, title=changed(ablated.name), ablated=ablated, provenance=_provenance(folder))
-    if kind == "several" and (folder / FINETUNED).exists():
-        both = read_folders([folder / side for side in SIDES])
-        return replace(both, command=_model(folder / SIDES[0])[1], further=(finetuned_section(read_finetuned(folder)),))
-    if kind == "several" and (several := finetuned_below(folder)):
-        compared = read_folders([several[0] / SIDES[0], *(each / SIDES[1] for each in several)])
-        return replace(compared, further=(seeds_section([read_finetuned(each) for each in several]),))
+    if kind == "several" and (finetuned := _finetuned(folder)):
+        from nearsight.report.finetuned import finetuned_section, read_finetuned, seeds_section
+
+        before, after = finetuned[0] / "before", [each / "after" for each in finetuned]
+        records, models = [read_finetuned(each) for each in finetuned], read_folders([before, *after])
+        if finetuned == [folder]:
+            return replace(models, command=_model(before)[1], further=(finetuned_section(records[0]),))
+        return replace(models, further=(seeds_section(records),))
     return read_folders(_members(folder) if kind == "several" else [folder])
 
 
@@ -141,9 +135,16 @@ def kind_of(folder: Path) -> Kind:
         return "simulation" if is_simulation(folder) else "study"
     if mark is not None:
         return _KINDS[mark]
-    if _members(folder) or finetuned_below(folder):
+    if _members(folder) or _finetuned(folder):
         return "several"
     raise InputError(f"{folder} holds nothing to report on; name {_KNOWN}")
+
+
+def _finetuned(folder: Path) -> list[Path]:
+    """This folder, if `nearsight finetune` wrote it, or else those in it that it did."""
+    if (folder / FINETUNED).exists():
+        return [folder]
+    return [path.parent for path in sorted(folder.glob(f"*/{FINETUNED}"))]
 
 
 def _is_run(folder: Path) -> bool:
