@@ -207,6 +207,7 @@ def train_process(out: Path) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.faults
 def test_killed_at_three_random_moments_it_ends_as_if_nothing_had_happened(tmp_path: Path) -> None:
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     process = train_process(whole)

@@ -116,7 +116,9 @@ def test_all_heads_of_all_layers(name: str) -> None:
     assert_same(under(model, Identity(), images), expected)
 
 
-@pytest.mark.parametrize("plan", ["zero", "uniform", "reach", "drop-sinks"])
+@pytest.mark.parametrize(
+    "plan", ["reach", *(pytest.param(plan, marks=pytest.mark.slow) for plan in ("zero", "uniform", "drop-sinks"))]
+)
 @pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if "drop-sinks" not in family.without])
 def test_plans_for_images_of_a_batch_are_each_alone(name: str, plan: str) -> None:
     """Those of other heads go on from one another and are changed as one; the next to last one does not."""
