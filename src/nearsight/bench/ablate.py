@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from nearsight.bench.costs import wait_for
 from nearsight.errors import InputError, check_at_least
 from nearsight.lens import Identity, Survey
 from nearsight.models import create_model
@@ -178,8 +179,7 @@ def _to_own_patch(head: int) -> Callable[[nn.Module, Any, Tensor], Tensor]:
 def _timed(work: Callable[[], Any], device: str) -> tuple[float, Any]:
     start = time.perf_counter()
     found = work()
-    if torch.device(device).type == "cuda":
-        torch.cuda.synchronize()
+    wait_for(device)
     return time.perf_counter() - start, found
 
 

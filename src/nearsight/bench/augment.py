@@ -26,7 +26,7 @@ from torch import Tensor
 
 from nearsight.augment import Augmentation, AutoAugment, CutMix, HorizontalFlip, Pipeline, RandomCrop
 from nearsight.augment.pipeline import threads_for
-from nearsight.bench.costs import PeakMemory, check_counts
+from nearsight.bench.costs import PeakMemory, check_counts, wait_for
 from nearsight.bench.ordinary import (
     CIFAR100_MEAN,
     CIFAR100_STD,
@@ -190,7 +190,7 @@ def _speed(steps: Generator[None], images_per_step: int, seconds: float, device:
     """Images per second after warming up for three steps (compiling, starting workers, filling their queues)."""
     for _ in range(3):
         next(steps)
-    _wait(device)
+    wait_for(device)
     start = time.perf_counter()
     num_steps = 0
     while num_steps == 0 or time.perf_counter() - start < seconds:
@@ -198,16 +198,11 @@ def _speed(steps: Generator[None], images_per_step: int, seconds: float, device:
         num_steps += 1
         # Launches run ahead of the device: without a wait now and then, a queue of them would overrun the time.
         if num_steps % 20 == 0:
-            _wait(device)
-    _wait(device)
+            wait_for(device)
+    wait_for(device)
     speed = num_steps * images_per_step / (time.perf_counter() - start)
     steps.close()
     return speed
-
-
-def _wait(device: str) -> None:
-    if torch.device(device).type == "cuda":
-        torch.cuda.synchronize()
 
 
 def table(rows: Sequence[AugmentRow]) -> str:

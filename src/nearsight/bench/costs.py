@@ -20,6 +20,12 @@ _NUM_TURNS = 5
 Step = Callable[[], object]
 
 
+def wait_for(device: torch.device | str) -> None:
+    """Until a GPU has done what it was given; a CPU has."""
+    if torch.device(device).type == "cuda":
+        torch.cuda.synchronize(device)
+
+
 class StepClock:
     """When the steps of an epoch end, as an `on_step` callback.
 
@@ -205,15 +211,12 @@ def _peak(step: Step, device: str) -> int | None:
 
 def _timed(step: Step, num_steps: int, device: str) -> float:
     """Milliseconds per step."""
-    on_gpu = torch.device(device).type == "cuda"
     step()
-    if on_gpu:
-        torch.cuda.synchronize()
+    wait_for(device)
     start = time.perf_counter()
     for _ in range(num_steps):
         step()
-    if on_gpu:
-        torch.cuda.synchronize()
+    wait_for(device)
     return (time.perf_counter() - start) * 1e3 / num_steps
 
 

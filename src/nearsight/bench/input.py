@@ -40,6 +40,7 @@ from torchvision.io import decode_jpeg
 from torchvision.transforms import v2
 
 from nearsight.augment import Augmentation, ColorJitter, HorizontalFlip, Pipeline, ResizedCrop
+from nearsight.bench.costs import wait_for
 from nearsight.data import cropping, epoch_batches
 from nearsight.data.cropping import Crop, cropped, reduction
 from nearsight.data.image_folder import open_tree
@@ -213,8 +214,7 @@ def _torchvision(folder: Path, batch_size: int, device: torch.device) -> Epoch:
 
 def _seen(batches: Any, device: torch.device) -> int:
     num = sum(len(labels) for _, labels in batches)
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    wait_for(device)
     return num
 
 

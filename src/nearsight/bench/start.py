@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from nearsight.bench.costs import check_counts
+from nearsight.bench.costs import check_counts, wait_for
 from nearsight.bench.train import cifar_like
 from nearsight.errors import InputError
 from nearsight.files import write_text
@@ -98,17 +98,12 @@ def _until_the_first_step(asked: str) -> None:
 
     def reached(name: str) -> None:
         if name not in times:
-            _wait_for(where)
+            wait_for(where)
             times[name] = time.time()
 
     reached("ready")
     stack.run_epoch(lambda step: reached("first_step"))
     write_text(Path(path), json.dumps(times))
-
-
-def _wait_for(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def table(rows: Sequence[StartRow]) -> str:

@@ -441,12 +441,12 @@ def _attend_on_grid(
     query: Tensor, keys: Tensor, values: Tensor, scale: float, place: Place, key: Key, owns: Sequence[Own]
 ) -> Tensor | None:
     """[B, W, H, N, d] by fused kernels; None: there are none for what these inducers add, or here."""
-    grid, tokens = place.grid, [each.flatten(0, 1) for each in (query, keys, values)]
-    if grid is None or not has_kernels(tokens[0], grid) or is_transformed():
+    grid = place.grid
+    if grid is None or not has_kernels(query[:, 0], grid) or is_transformed():  # all windows are alike
         return None
     if query.shape != values.shape or scale <= 0:
         return None
-    radial = Radial()
+    tokens, radial = [each.flatten(0, 1) for each in (query, keys, values)], Radial()
     with in_full_precision(query.device):
         for own in owns:
             options = {"query_BWHTd": query, "key_BWHMd": keys, "scale": scale}
